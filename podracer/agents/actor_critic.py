@@ -1,0 +1,97 @@
+"""What actor-critics share: a network with a policy and a value head, and how it acts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer.networks import Head, Network, NetworkBuilder
+from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+)
+
+
+def build(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Network:
+    """Heads `policy` (small initial weights: a nearly uniform policy) and `value`."""
+    assert spec is not None, "make the agent for an environment first"
+    heads = {"policy": Head(num_outputs(spec.action), 0.01), "value": Head(1)}
+    return network.build(spec.observation, heads)
+
+
+def act(
+    network: Network,
+    spec: EnvironmentSpec,
+    params: Params,
+    carry: Carry,
+    timestep: TimeStep,
+    keys: jax.Array,
+    explore: bool,
+) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
+    """One action for each environment `[B]`; extras are the network's outputs and the sample.
+
+    The sample is the action before it is brought to the environment's bounds: what log-probabilities
+    are of. No gradient flows through it.
+    """
+    observation = jax.tree.map(lambda x: x[None], timestep.observation)
+    outputs, carry = network.apply(params, carry, observation, timestep.first[None])
+    distribution = policy(spec.action, outputs["policy"][0])
+    sample = distribution.sample(keys) if explore else distribution.mode()
+    sample = jax.lax.stop_gradient(sample)
+    extras = {
+        "policy": outputs["policy"][0],
+        "value": outputs["value"][0, :, 0],
+        "sample": sample,
+    }
+    return to_bounds(spec.action, sample), extras, carry
+
+
+def final_value(network: Network, params: Params, trajectory: Trajectory) -> jax.Array:
+    """The value of the final timestep, `[B]`."""
+    final = trajectory.final
+    observation = jax.tree.map(lambda x: x[None], final.observation)
+    outputs, _ = network.apply(params, trajectory.final_carry, observation, final.first[None])
+    return outputs["value"][0, :, 0]
+
+
+def unroll(
+    network: Network, spec: EnvironmentSpec, params: Params, trajectory: Trajectory
+) -> tuple[Policy, jax.Array]:
+    """A second forward pass: the policy `[T, B]` and the values `[T+1, B]`."""
+    timesteps = trajectory.timesteps()
+    outputs, _ = network.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
+    return policy(spec.action, outputs["policy"][:-1]), outputs["value"][..., 0]
+
+
+def reuse(
+    network: Network, spec: EnvironmentSpec, params: Params, trajectory: Trajectory
+) -> tuple[Policy, jax.Array]:
+    """The same from acting's own outputs, and a forward pass of the final timestep alone."""
+    extras = trajectory.steps.extras
+    last = final_value(network, params, trajectory)
+    return policy(spec.action, extras["policy"]), jnp.concatenate([extras["value"], last[None]])
+
+
+def init(network: Network, optimiser: optax.GradientTransformation, key: jax.Array) -> PyTree:
+    """Parameters and their optimiser's state."""
+    params = network.init(key)
+    return {"params": params, "optimiser": optimiser.init(params)}
+
+
+def apply_gradients(
+    optimiser: optax.GradientTransformation, state: LearnerState, grads: Params
+) -> tuple[LearnerState, Metrics]:
+    """One optimiser step on `shared`."""
+    shared = state.shared
+    updates, optimiser_state = optimiser.update(grads, shared["optimiser"], shared["params"])
+    params = optax.apply_updates(shared["params"], updates)
+    new = {**shared, "params": params, "optimiser": optimiser_state}
+    return LearnerState(new, state.local), {"gradient_norm": optax.global_norm(grads)}

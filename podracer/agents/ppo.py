@@ -1,0 +1,237 @@
+"""PPO: several epochs of clipped policy updates on each rollout.
+
+Minibatches are shuffled within the shard: single transitions for feed-forward networks, whole
+sequences from their stored memory for recurrent ones. Sources: Schulman et al. 2017 (arXiv
+1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalisations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer.agents import actor_critic
+from podracer.mesh import global_grad, global_mean
+from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.ops.distributions import policy
+from podracer.ops.minibatches import shuffled_minibatches
+from podracer.ops.moments import init_moments, normalise, update_moments
+from podracer.ops.returns import discounted_sums, generalised_advantages
+from podracer.types import (
+    Carry,
+    ConfigError,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+    static,
+    struct,
+)
+
+
+@struct
+class Batch:
+    """Items to learn from: `[1, N, ...]` transitions, or `[T, N, ...]` sequences."""
+
+    observation: PyTree
+    first: jax.Array
+    sample: jax.Array
+    log_prob: jax.Array
+    value: jax.Array  # as acting saw it
+    target: jax.Array
+    advantage: jax.Array  # standardised over all shards
+    valid: jax.Array  # f32, 0 where an episode was cut
+    carry: Carry  # memory at the start of each item, [1, N, ...]; () without memory
+
+
+@struct
+class PPO:
+    """Proximal policy optimisation, discrete or continuous actions."""
+
+    learning_rate: float = 2.5e-4
+    discount: float = 0.99
+    lambda_: float = 0.95
+    clip: float = 0.2
+    value_cost: float = 0.5
+    entropy_cost: float = 0.01
+    max_gradient_norm: float = 0.5
+    epochs: int = static(4)
+    minibatches: int = static(4)
+    normalise_observations: bool = static(False)
+    normalise_rewards: bool = static(False)
+    decay_updates: int = static(0)
+    network: TorsoNetwork = static(TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
+    spec: EnvironmentSpec | None = static(None)
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        assert self.spec is not None
+        shared = actor_critic.init(self._network, self._optimiser, key)
+        shared["observations"] = shared["returns"] = ()
+        if self.normalise_observations:
+            shared["observations"] = init_moments(self.spec.observation)
+        if self.normalise_rewards:
+            shared["returns"] = init_moments(jnp.zeros(()))
+        # Discounted sums of past rewards, whose deviation scales the rewards.
+        return LearnerState(shared, jnp.zeros(num_envs) if self.normalise_rewards else ())
+
+    def carry(self, num_envs: int) -> Carry:
+        return self._network.carry(num_envs)
+
+    def actor_params(self, state: LearnerState) -> Params:
+        return {name: state.shared[name] for name in ("params", "observations")}
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        timestep = self._normalised(params["observations"], timestep)
+        action, extras, carry = actor_critic.act(
+            self._network, self.spec, params["params"], carry, timestep, keys, explore
+        )
+        behaviour = policy(self.spec.action, extras.pop("policy"))
+        return action, {**extras, "log_prob": behaviour.log_prob(extras["sample"])}, carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        raw = trajectory.steps.timestep.observation
+        trajectory, scale, sums = self._normalised_trajectory(state, trajectory, axis)
+        batch = self._batch(state.shared["params"], trajectory, axis)
+        self._check_minibatches(batch.valid.shape[1])
+
+        def epoch(learner: LearnerState, key: jax.Array) -> tuple[LearnerState, Metrics]:
+            minibatches = shuffled_minibatches(key, batch, self.minibatches)
+            return jax.lax.scan(partial(self._minibatch_update, axis), learner, minibatches)
+
+        keys = jax.random.split(key, self.epochs)
+        learner, metrics = jax.lax.scan(epoch, LearnerState(state.shared), keys)
+        shared = {**learner.shared, "returns": scale}
+        if self.normalise_observations:
+            # Only now: acting and learning must see the same observations.
+            shared["observations"] = update_moments(shared["observations"], raw, axis)
+        return LearnerState(shared, sums), jax.tree.map(jnp.mean, metrics)
+
+    def _normalised_trajectory(
+        self, state: LearnerState, trajectory: Trajectory, axis: str | None
+    ) -> tuple[Trajectory, PyTree, PyTree]:
+        """Observations as acting saw them, rewards scaled; and the new moments of the returns."""
+        see = partial(self._normalised, state.shared["observations"])
+        steps = dataclasses.replace(trajectory.steps, timestep=see(trajectory.steps.timestep))
+        trajectory = dataclasses.replace(trajectory, steps=steps, final=see(trajectory.final))
+        if not self.normalise_rewards:
+            return trajectory, (), ()
+        after = trajectory.after()
+        ended = after.last | (after.discount == 0)
+        decay = jnp.full_like(after.reward, 1.0) * self.discount
+        returns, sums = discounted_sums(state.local, after.reward, decay, ended)
+        scale = update_moments(state.shared["returns"], returns, axis)
+        deviation = jax.lax.rsqrt(scale.variance + 1e-8)
+
+        def scaled(timestep: TimeStep) -> TimeStep:
+            return dataclasses.replace(timestep, reward=timestep.reward * deviation)
+
+        steps = dataclasses.replace(trajectory.steps, timestep=scaled(trajectory.steps.timestep))
+        return (
+            dataclasses.replace(trajectory, steps=steps, final=scaled(trajectory.final)),
+            scale,
+            sums,
+        )
+
+    def _batch(self, params: Params, trajectory: Trajectory, axis: str | None) -> Batch:
+        steps, extras, after = trajectory.steps, trajectory.steps.extras, trajectory.after()
+        last = actor_critic.final_value(self._network, params, trajectory)
+        values = jnp.concatenate([extras["value"], last[None]])
+        valid = trajectory.valid()
+        advantage = generalised_advantages(
+            values[:-1],
+            values[1:],
+            after.reward,
+            self.discount * after.discount,
+            valid,
+            self.lambda_,
+        )
+        batch = Batch(
+            observation=steps.timestep.observation,
+            first=steps.timestep.first,
+            sample=extras["sample"],
+            log_prob=extras["log_prob"],
+            value=extras["value"],
+            target=extras["value"] + advantage,
+            advantage=_standardised(advantage, axis),
+            valid=valid.astype(jnp.float32),
+            carry=jax.tree.map(lambda x: x[None], trajectory.carry),
+        )
+        if not jax.tree.leaves(trajectory.carry):
+            batch = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+        return batch
+
+    def _minibatch_update(
+        self, axis: str | None, learner: LearnerState, batch: Batch
+    ) -> tuple[LearnerState, Metrics]:
+        grads, metrics = global_grad(self._loss, learner.shared["params"], batch, axis=axis)
+        learner, more = actor_critic.apply_gradients(self._optimiser, learner, grads)
+        return learner, {**metrics, **more}
+
+    def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+        carry = jax.tree.map(lambda x: x[0], batch.carry)
+        outputs, _ = self._network.apply(params, carry, batch.observation, batch.first)
+        now = policy(self.spec.action, outputs["policy"])
+        value = outputs["value"][..., 0]
+        log_ratio = now.log_prob(batch.sample) - batch.log_prob
+        ratio = jnp.exp(log_ratio)
+        clipped = jnp.clip(ratio, 1.0 - self.clip, 1.0 + self.clip)
+        gain = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+        near = batch.value + jnp.clip(value - batch.value, -self.clip, self.clip)
+        error = jnp.maximum((value - batch.target) ** 2, (near - batch.target) ** 2)
+        policy_loss = -jnp.mean(batch.valid * gain)
+        value_loss = 0.5 * jnp.mean(batch.valid * error)
+        entropy = jnp.mean(batch.valid * now.entropy())
+        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approximate_kl": jnp.mean(ratio - 1.0 - log_ratio),
+            "clip_share": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
+        }
+
+    def _normalised(self, moments: PyTree, timestep: TimeStep) -> TimeStep:
+        if not self.normalise_observations:
+            return timestep
+        seen = normalise(moments, timestep.observation)
+        return dataclasses.replace(timestep, observation=seen)
+
+    def _check_minibatches(self, items: int) -> None:
+        if items % self.minibatches:
+            raise ConfigError(
+                f"PPO cannot split the {items} items of a device's rollout into "
+                f"{self.minibatches} equal minibatches."
+            )
+
+    @property
+    def _network(self) -> Network:
+        return actor_critic.build(self.network, self.spec)
+
+    @property
+    def _optimiser(self) -> optax.GradientTransformation:
+        rate = self.learning_rate
+        if self.decay_updates:
+            steps = self.decay_updates * self.epochs * self.minibatches
+            rate = optax.linear_schedule(rate, 0.0, steps)
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(rate, eps=1e-5)
+        )
+
+
+def _standardised(advantage: jax.Array, axis: str | None) -> jax.Array:
+    """Zero mean and unit deviation over the whole batch of all shards: one batch, any mesh."""
+    mean = global_mean(jnp.mean(advantage), axis)
+    variance = global_mean(jnp.mean((advantage - mean) ** 2), axis)
+    return (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)

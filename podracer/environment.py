@@ -1,0 +1,274 @@
+"""What an environment is, the helpers that make one short, and the check that a user can call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.types import (
+    Array,
+    ConfigError,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    EnvState,
+    PyTree,
+    TimeStep,
+    struct,
+)
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Pure functions over one instance; drivers `vmap` them. Holds no key.
+
+    An environment restarts by itself. A true terminal (`discount` 0) restarts in the same step:
+    the timestep carries the last reward and the first observation of the next episode, with
+    `first` set. A time-out is shown with `last` set and `discount` 1, and the step after it
+    ignores its action and restarts. `auto_reset` gives both to an environment that does neither.
+    """
+
+    @property
+    def spec(self) -> EnvironmentSpec: ...
+
+    def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]: ...
+
+    def step(
+        self, key: jax.Array, state: EnvState, action: jax.Array
+    ) -> tuple[EnvState, TimeStep]: ...
+
+
+def restart(observation: PyTree) -> TimeStep:
+    """The first timestep of an episode."""
+    return TimeStep(
+        observation=observation,
+        reward=jnp.float32(0),
+        discount=jnp.float32(1),
+        first=jnp.bool_(True),
+        last=jnp.bool_(False),
+    )
+
+
+def transition(
+    observation: PyTree,
+    reward: jax.Array,
+    *,
+    terminal: jax.Array | bool = False,
+    timeout: jax.Array | bool = False,
+) -> TimeStep:
+    """A timestep within an episode; `terminal` wins where both ends fall together."""
+    terminal = jnp.asarray(terminal, bool)
+    return TimeStep(
+        observation=observation,
+        reward=jnp.asarray(reward, jnp.float32),
+        discount=1.0 - terminal.astype(jnp.float32),
+        first=jnp.bool_(False),
+        last=jnp.asarray(timeout, bool) | terminal,
+    )
+
+
+@struct
+class AutoResetState:
+    """The inner environment's state, and whether it must restart before its next step."""
+
+    inner: EnvState
+    ended: jax.Array  # bool: the timestep shown last was a time-out
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoReset:
+    """An environment that only marks its ends (`last`, `discount`), made to restart by itself."""
+
+    inner: Any
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self.inner.spec
+
+    @property
+    def render(self) -> Callable[[AutoResetState], np.ndarray]:
+        """The inner environment's; without one there is none here either (`hasattr`)."""
+        render = self.inner.render
+        return lambda state: render(state.inner)
+
+    def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
+        state, timestep = self.inner.reset(key)
+        return AutoResetState(state, jnp.bool_(False)), timestep
+
+    def step(
+        self, key: jax.Array, state: AutoResetState, action: jax.Array
+    ) -> tuple[AutoResetState, TimeStep]:
+        inner, timestep = self.inner.step(key, state.inner, action)
+        fresh, opening = self.inner.reset(_sibling(key))
+        restarts = state.ended | (timestep.last & (timestep.discount == 0))
+
+        def choose(new: PyTree, old: PyTree) -> PyTree:
+            return jax.tree.map(lambda n, o: jnp.where(restarts, n, o), new, old)
+
+        shown = TimeStep(
+            observation=choose(opening.observation, timestep.observation),
+            reward=jnp.where(state.ended, 0.0, timestep.reward),
+            discount=jnp.where(state.ended, 1.0, timestep.discount),
+            first=restarts,
+            last=timestep.last & ~restarts,
+        )
+        return AutoResetState(choose(fresh, inner), shown.last), shown
+
+
+def _sibling(key: jax.Array) -> jax.Array:
+    """Another key, as seed 1 is to seed 0. It costs nothing; a split is dearer than CartPole."""
+    data = jax.random.key_data(key) ^ np.uint32(0x9E3779B9)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+
+
+def auto_reset(environment: Any) -> AutoReset:
+    """Give an environment that only marks its ends the restarts that drivers expect."""
+    return AutoReset(environment)
+
+
+# --- the check -----------------------------------------------------------------------------------
+
+
+def check_environment(environment: Any) -> EnvironmentSpec:
+    """Reject a broken environment before anything is compiled; return its specification.
+
+    Shapes and dtypes are found by abstract evaluation of `reset` and `step`, so nothing runs.
+    Raises `ConfigError` naming the leaf, what was expected and what came.
+    """
+    spec = _checked_spec(environment)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state, opening = _evaluate(spec.name, "reset", environment.reset, key)
+    _check_timestep(spec, "reset", opening)
+    _check_no_keys(spec.name, state)
+    action = action_struct(spec)
+    new_state, timestep = _evaluate(spec.name, "step", environment.step, key, state, action)
+    _check_timestep(spec, "step", timestep)
+    _check_same(spec.name, "state", state, new_state)
+    return spec
+
+
+def action_struct(spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one action."""
+    if isinstance(spec.action, Discrete):
+        return jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.ShapeDtypeStruct((spec.action.size,), jnp.float32)
+
+
+def _checked_spec(environment: Any) -> EnvironmentSpec:
+    if isinstance(environment, type):
+        raise ConfigError(f"{environment.__name__} is a class: pass an environment made from it.")
+    spec = getattr(environment, "spec", None)
+    kind = type(environment).__name__
+    if not isinstance(spec, EnvironmentSpec):
+        raise ConfigError(
+            f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}."
+        )
+    for name in ("reset", "step"):
+        if not callable(getattr(environment, name, None)):
+            raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
+    leaves = jax.tree.leaves(spec.observation)
+    if not leaves or not all(isinstance(leaf, Array) for leaf in leaves):
+        raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.Array.")
+    if isinstance(spec.action, Discrete):
+        number = spec.action.num_actions
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"{spec.name}: Discrete needs a number of actions, not {number!r}.")
+    elif isinstance(spec.action, Continuous):
+        _check_bounds(spec.name, spec.action)
+    else:
+        raise ConfigError(
+            f"{spec.name}: spec.action must be Discrete or Continuous, "
+            f"but it is {type(spec.action).__name__}."
+        )
+    return spec
+
+
+def _check_bounds(name: str, space: Continuous) -> None:
+    for side, bounds in (("low", space.low), ("high", space.high)):
+        if not isinstance(bounds, tuple) or not all(isinstance(x, float | int) for x in bounds):
+            raise ConfigError(
+                f"{name}: Continuous.{side} must be a tuple of floats, not {bounds!r}."
+            )
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+    if low.shape != high.shape or not low.size:
+        raise ConfigError(f"{name}: Continuous needs as many lower as upper bounds, at least one.")
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ConfigError(
+            f"{name}: Continuous needs finite bounds with low < high, "
+            f"but they are {space.low} and {space.high}."
+        )
+
+
+def _evaluate(name: str, method: str, function: Any, *args: Any) -> tuple[Any, Any]:
+    try:
+        result = jax.eval_shape(function, *args)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"{name}: `{method}` cannot be traced: {type(error).__name__}: {reason}"
+        ) from error
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise ConfigError(f"{name}: `{method}` must return the pair (state, TimeStep).")
+    if not isinstance(result[1], TimeStep):
+        raise ConfigError(
+            f"{name}: `{method}` must return (state, TimeStep), "
+            f"but the second part is {type(result[1]).__name__}."
+        )
+    return result
+
+
+def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> None:
+    expected = TimeStep(
+        observation=jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), spec.observation
+        ),
+        reward=jax.ShapeDtypeStruct((), jnp.float32),
+        discount=jax.ShapeDtypeStruct((), jnp.float32),
+        first=jax.ShapeDtypeStruct((), jnp.bool_),
+        last=jax.ShapeDtypeStruct((), jnp.bool_),
+    )
+    _check_same(spec.name, f"{method}().timestep", expected, timestep)
+
+
+def _check_no_keys(name: str, state: EnvState) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ConfigError(
+                f"{name}: state{jax.tree_util.keystr(path)} is a random key; "
+                "an environment holds none and uses those that `reset` and `step` are given."
+            )
+
+
+def _check_same(name: str, where: str, expected: PyTree, got: PyTree) -> None:
+    want = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(expected)}
+    have = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(got)}
+    for path, leaf in want.items():
+        if path not in have:
+            raise ConfigError(f"{name}: {where}{path} is missing; expected {_show(leaf)}.")
+    for path, other in have.items():
+        if path not in want:
+            raise ConfigError(f"{name}: {where}{path} was not expected; got {_show(other)}.")
+        leaf = want[path]
+        if leaf.shape != other.shape or leaf.dtype != other.dtype:
+            raise ConfigError(
+                f"{name}: {where}{path} must be {_show(leaf)}, but it is {_show(other)}."
+            )
+        if getattr(other, "weak_type", False) != getattr(leaf, "weak_type", False):
+            raise ConfigError(
+                f"{name}: {where}{path} is weakly typed, a Python number somewhere: "
+                f"write jnp.asarray(x, jnp.{leaf.dtype}) to make it {_show(leaf)}."
+            )
+    if jax.tree.structure(expected) != jax.tree.structure(got):
+        raise ConfigError(
+            f"{name}: {where} must have the structure {jax.tree.structure(expected)}, "
+            f"but it is {jax.tree.structure(got)}."
+        )
+
+
+def _show(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

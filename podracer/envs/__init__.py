@@ -1,0 +1,101 @@
+"""The environments that have a name, for the command line and for recipes.
+
+An environment of your own needs none: pass the object wherever an environment is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from podracer.environment import Environment, auto_reset
+from podracer.envs.cartpole import CartPole
+from podracer.envs.catch import Catch
+from podracer.envs.pendulum import Pendulum
+from podracer.envs.probes import PROBES
+from podracer.types import ConfigError
+
+
+class Entry(NamedTuple):
+    """An environment of the library itself."""
+
+    make: Callable[..., Environment]
+    about: str
+
+
+class Adapter(NamedTuple):
+    """A prefix that leads to the environments of another package."""
+
+    make: Callable[..., Environment]  # the first argument is what follows the prefix
+    about: str
+    packages: tuple[str, ...]
+    install: str
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that refuses `name`: what could have been meant."""
+    known = list(known)
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(by_lower[match] for match in close)
+    return "choose one of " + ", ".join(known)
+
+
+def _gymnax(name: str, **params: Any) -> Environment:
+    from podracer.envs.gymnax import gymnax
+
+    return gymnax(name, **params)
+
+
+ENVIRONMENTS = {
+    "catch": Entry(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
+    "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
+    "pendulum": Entry(partial(auto_reset, Pendulum()), "swing up and hold, continuous torque"),
+} | {
+    f"probe:{name}": Entry(partial(auto_reset, probe), probe.about)
+    for name, probe in PROBES.items()
+}
+
+ADAPTERS = {
+    "gymnax": Adapter(
+        _gymnax,
+        "any environment of gymnax, such as gymnax:Breakout-MinAtar",
+        ("gymnax", "six"),
+        'pip install "podracer[gymnax]"',
+    ),
+}
+
+
+def make(name: str, **options: Any) -> Environment:
+    """The environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
+
+    Raises `ConfigError` for an unknown name or option and where its package is not installed.
+    """
+    prefix, _, rest = name.partition(":")
+    try:
+        if name in ENVIRONMENTS:
+            return ENVIRONMENTS[name].make(**options)
+        if prefix in ADAPTERS and rest:
+            return ADAPTERS[prefix].make(rest, **options)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}.") from error
+    known = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
+    raise ConfigError(f"There is no environment {name!r}: {nearest(name, known)}.")
+
+
+def names() -> list[tuple[str, str, str]]:
+    """(name, description, "installed" or the command that installs it) of each environment."""
+    own = [(name, entry.about, "installed") for name, entry in ENVIRONMENTS.items()]
+    adapted = [
+        (f"{prefix}:NAME", adapter.about, "installed" if _found(adapter) else adapter.install)
+        for prefix, adapter in ADAPTERS.items()
+    ]
+    return own + adapted
+
+
+def _found(adapter: Adapter) -> bool:
+    return all(importlib.util.find_spec(package) for package in adapter.packages)

@@ -1,0 +1,78 @@
+"""Catch: a ball falls down a board, and the paddle in the last row must be under it.
+
+The environment of bsuite (Osband et al. 2020, "Behaviour Suite for Reinforcement Learning") and of
+the notebook published with Podracer (Hessel et al. 2021). Every episode has 9 steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.environment import restart
+from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
+
+ROWS, COLUMNS = 10, 5
+
+
+@struct
+class CatchState:
+    """Where the ball and the paddle are."""
+
+    row: jax.Array  # int32, of the ball
+    column: jax.Array  # int32, of the ball
+    paddle: jax.Array  # int32, its column
+
+
+@dataclasses.dataclass(frozen=True)
+class Catch:
+    """Observation: f32 `[10, 5]`, 1 at the ball and at the paddle. Actions: left, stay, right.
+    Reward 1 or -1 when the ball lands, which is a true terminal; it never times out."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return EnvironmentSpec("catch", Array((ROWS, COLUMNS)), Discrete(3))
+
+    def reset(self, key: jax.Array) -> tuple[CatchState, TimeStep]:
+        state = _start(key)
+        return state, restart(_observe(state))
+
+    def step(
+        self, key: jax.Array, state: CatchState, action: jax.Array
+    ) -> tuple[CatchState, TimeStep]:
+        paddle = jnp.clip(state.paddle + action - 1, 0, COLUMNS - 1)
+        moved = CatchState(state.row + 1, state.column, paddle)
+        landed = moved.row == ROWS - 1
+        caught = jnp.where(paddle == state.column, 1.0, -1.0).astype(jnp.float32)
+        # Choosing the state before it is drawn draws one board a step where AutoReset draws two.
+        state = jax.tree.map(functools.partial(jnp.where, landed), _start(key), moved)
+        return state, TimeStep(
+            observation=_observe(state),
+            reward=jnp.where(landed, caught, 0.0),
+            discount=1.0 - landed.astype(jnp.float32),
+            first=landed,
+            last=jnp.bool_(False),
+        )
+
+    def render(self, state: CatchState, scale: int = 24) -> np.ndarray:
+        """An image, uint8 `[10 * scale, 5 * scale, 3]`."""
+        board = np.zeros((ROWS, COLUMNS, 3), np.uint8)
+        board[ROWS - 1, state.paddle] = (90, 160, 250)
+        board[state.row, state.column] = (250, 200, 60)
+        return board.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+def _start(key: jax.Array) -> CatchState:
+    column = (jax.random.bits(key) % COLUMNS).astype(jnp.int32)
+    return CatchState(row=jnp.int32(0), column=column, paddle=jnp.int32(COLUMNS // 2))
+
+
+def _observe(state: CatchState) -> jax.Array:
+    cells = jnp.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS)
+    ball = cells == COLUMNS * state.row + state.column
+    paddle = cells == COLUMNS * (ROWS - 1) + state.paddle
+    return (ball | paddle).astype(jnp.float32)

@@ -1,0 +1,128 @@
+"""Any environment of gymnax (Lange 2022), in its releases before 1 and since.
+
+`Gymnax` uses `step_env`, which does not restart, so that `auto_reset` can show time-outs as they
+are. Since gymnax 1 `step_env` reports true terminals and `is_truncated` the clock. Before, `done`
+merged the two; with the limit set to infinity it is the true terminal alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.environment import AutoReset, auto_reset, restart, transition
+from podracer.envs import nearest
+from podracer.types import (
+    Array,
+    ConfigError,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    PyTree,
+    TimeStep,
+)
+
+
+def gymnax(name: str, **params: Any) -> AutoReset:
+    """The gymnax environment `name`, restarting by itself.
+
+    `params` replace fields of its `default_params`, such as `max_steps_in_episode`. Raises
+    `ConfigError` where gymnax or `six` is not installed and for an unknown name or parameter.
+    """
+    return auto_reset(Gymnax(name, tuple(sorted(params.items()))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gymnax:
+    """One environment of gymnax, whose ends are marked only. Observations come as they are."""
+
+    name: str
+    params: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        _load(self.name, self.params)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return _load(self.name, self.params)[2]
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, params, _ = _load(self.name, self.params)
+        observation, state = _strong(env.reset_env(key, params))
+        return state, restart(observation)
+
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, params, spec = _load(self.name, self.params)
+        action = action.reshape(env.action_space(params).shape)
+        observation, new, reward, terminal, _ = env.step_env(key, state, action, params)
+        if hasattr(env, "is_truncated"):
+            timeout = env.is_truncated(new, params)
+        else:
+            endless = params.replace(max_steps_in_episode=float("inf"))
+            _, new, reward, terminal, _ = env.step_env(key, state, action, endless)
+            timeout = new.time >= params.max_steps_in_episode
+        observation = _cast(observation, spec.observation)
+        return _cast(new, state), transition(
+            observation, reward, terminal=terminal, timeout=timeout
+        )
+
+
+@functools.cache
+def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, EnvironmentSpec]:
+    """The environment, its parameters and its specification: made once, outside any trace."""
+    try:
+        import gymnax as library
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'gymnax:{name} needs the package {error.name}: pip install "podracer[gymnax]".'
+        ) from error
+    if name not in library.registered_envs:
+        raise ConfigError(
+            f"gymnax has no environment {name!r}: {nearest(name, library.registered_envs)}."
+        )
+    with jax.ensure_compile_time_eval():
+        try:
+            env, defaults = library.make(name)
+        except OSError as error:  # some of them download their data
+            raise ConfigError(f"gymnax cannot make {name!r}: {error}.") from error
+        fields = [field.name for field in dataclasses.fields(defaults)]
+        for key, _ in params:
+            if key not in fields:
+                raise ConfigError(
+                    f"gymnax:{name} has no parameter {key!r}: {nearest(key, fields)}."
+                )
+        chosen = defaults.replace(**dict(params))
+        return env, chosen, _spec(name, env, chosen)
+
+
+def _spec(name: str, env: Any, params: Any) -> EnvironmentSpec:
+    # The observation space of some environments names another dtype than they observe.
+    observation, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
+    space = env.action_space(params)
+    action: Discrete | Continuous
+    if hasattr(space, "n"):
+        action = Discrete(int(space.n))
+    elif hasattr(space, "low"):
+        low, high = (
+            np.broadcast_to(x, space.shape).ravel().tolist() for x in (space.low, space.high)
+        )
+        action = Continuous(tuple(low), tuple(high))
+    else:
+        raise ConfigError(f"gymnax:{name} has actions of the kind {type(space).__name__}.")
+    return EnvironmentSpec(
+        f"gymnax:{name}", jax.tree.map(lambda x: Array(x.shape, x.dtype), observation), action
+    )
+
+
+def _strong(tree: PyTree) -> PyTree:
+    """Python numbers as arrays of their own dtype, not weakly typed."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def _cast(tree: PyTree, like: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, like)

@@ -1,0 +1,156 @@
+"""Probe environments: tiny, with known values, and each of them fails for one kind of bug.
+
+After A. Jones 2021, "Debugging Reinforcement Learning Systems". An agent that learns the simpler
+ones and not the next has its bug in what the next one adds. Values are those of the best policy
+with the discount `GAMMA`. `auto_reset(PROBES[name])`, or `make("probe:name")`, runs one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from podracer.environment import restart, transition
+from podracer.types import Array, Continuous, Discrete, EnvironmentSpec, TimeStep, struct
+
+GAMMA = 0.9
+_TWO = Discrete(2)
+
+
+@struct
+class ProbeState:
+    """What an episode is about, and how far it is."""
+
+    cue: jax.Array  # f32, 1 or -1 with even odds, drawn at the reset
+    time: jax.Array  # int32, steps since the reset
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """An episode of `length` steps, of which what is known is kept in `values` and `best`."""
+
+    name: str
+    about: str
+    observe: Callable[[ProbeState], jax.Array]  # f32 [n]
+    reward: Callable[[ProbeState, jax.Array], jax.Array | float]  # of the state acted on
+    values: tuple[tuple[tuple[float, ...], float], ...]  # (observation, value), the first ones
+    best_return: float  # mean, undiscounted
+    best: tuple[int | float, ...] = ()  # the action for each of `values`; () where any will do
+    length: int = 1
+    timeout: bool = False  # ends by the clock, not by a terminal
+    action: Discrete | Continuous = _TWO
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return EnvironmentSpec(f"probe:{self.name}", Array((len(self.values[0][0]),)), self.action)
+
+    def reset(self, key: jax.Array) -> tuple[ProbeState, TimeStep]:
+        state = ProbeState(jnp.where(jax.random.bernoulli(key), 1.0, -1.0), jnp.int32(0))
+        return state, restart(self.observe(state))
+
+    def step(
+        self, key: jax.Array, state: ProbeState, action: jax.Array
+    ) -> tuple[ProbeState, TimeStep]:
+        reward = self.reward(state, action)
+        state = ProbeState(state.cue, state.time + 1)
+        over = state.time >= self.length
+        terminal = False if self.timeout else over
+        return state, transition(self.observe(state), reward, terminal=terminal, timeout=over)
+
+
+def _nothing(state: ProbeState) -> jax.Array:
+    return jnp.ones(1)
+
+
+def _cue(state: ProbeState) -> jax.Array:
+    return state.cue[None]
+
+
+def _matches(state: ProbeState, action: jax.Array) -> jax.Array:
+    return jnp.where((action == 1) == (state.cue > 0), 1.0, -1.0)
+
+
+RECALL = 4  # steps of an episode of the memory probe
+
+PROBES = {
+    probe.name: probe
+    for probe in (
+        Probe(
+            "constant",
+            "one step, reward 1: the value loss",
+            observe=_nothing,
+            reward=lambda state, action: 1.0,
+            values=(((1.0,), 1.0),),
+            best_return=1.0,
+        ),
+        Probe(
+            "observation",
+            "one step, the reward is the observation, 1 or -1: the value network",
+            observe=_cue,
+            reward=lambda state, action: state.cue,
+            values=(((1.0,), 1.0), ((-1.0,), -1.0)),
+            best_return=0.0,
+        ),
+        Probe(
+            "discount",
+            "two steps, reward 1 at the second: discounting and bootstrapping",
+            observe=lambda state: jnp.float32(state.time)[None],
+            reward=lambda state, action: state.time,
+            values=(((0.0,), GAMMA), ((1.0,), 1.0)),
+            best_return=1.0,
+            length=2,
+        ),
+        Probe(
+            "action",
+            "one step, reward 1 for action 1 and -1 for action 0: the policy loss",
+            observe=_nothing,
+            reward=lambda state, action: 2 * action - 1,
+            values=(((1.0,), 1.0),),
+            best=(1,),
+            best_return=1.0,
+        ),
+        Probe(
+            "policy",
+            "one step, the better action depends on the observation: policy and value together",
+            observe=_cue,
+            reward=_matches,
+            values=(((1.0,), 1.0), ((-1.0,), 1.0)),
+            best=(1, 0),
+            best_return=1.0,
+        ),
+        Probe(
+            "timeout",
+            "reward 1 for ever, cut by a time-out every 5 steps: bootstrapping through time-outs",
+            observe=_nothing,
+            reward=lambda state, action: 1.0,
+            values=(((1.0,), 1 / (1 - GAMMA)),),
+            best_return=5.0,
+            length=5,
+            timeout=True,
+        ),
+        Probe(
+            "continuous",
+            "one step, reward -(action - cue / 2)^2: policies over real actions",
+            observe=_cue,
+            reward=lambda state, action: -jnp.square(action[0] - state.cue / 2),
+            values=(((1.0,), 0.0), ((-1.0,), 0.0)),
+            best=(0.5, -0.5),
+            best_return=0.0,
+            action=Continuous((-1.0,), (1.0,)),
+        ),
+        Probe(
+            "memory",
+            "the last action must match a cue shown at the first step: 0 on average without memory",
+            observe=lambda state: jnp.stack(
+                [jnp.where(state.time == 0, state.cue, 0.0), jnp.float32(state.time == RECALL - 1)]
+            ),
+            reward=lambda state, action: (state.time == RECALL - 1) * _matches(state, action),
+            values=(((1.0, 0.0), GAMMA ** (RECALL - 1)), ((-1.0, 0.0), GAMMA ** (RECALL - 1))),
+            best_return=1.0,
+            length=RECALL,
+        ),
+    )
+}

@@ -1,0 +1,402 @@
+"""Checkpoints that are whole and unchanged, or refused: Orbax's arrays under a SHA-256 seal.
+
+`checkpoints/<step>/` holds `state/` (Orbax), `meta.json` (schema and metadata) and, written last,
+`manifest.json` with size and SHA-256 of every file and of itself. Only a step whose manifest agrees
+with every byte is restored: Orbax alone restores flipped bits silently, and casts dtypes.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils  # no stable home yet
+
+from podracer.io.rundir import MANIFEST, encode_json, read_limited, seal, verify_seal, write_bytes
+from podracer.types import CheckpointError, PodracerError, PyTree
+
+Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or None]
+Report = Callable[[str], None]
+
+_FORMAT = 1
+_STEP = re.compile(r"[0-9]{12}")
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
+
+
+def _to_stderr(message: str) -> None:
+    print(f"podracer: {message}", file=sys.stderr)
+
+
+class StorageError(PodracerError, OSError):
+    """A checkpoint could not be written; those before it are untouched."""
+
+    exit_code = 73
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint, back on its devices."""
+
+    step: int
+    state: PyTree  # structure, shapes, dtypes and shardings of `like`
+    metadata: dict[str, Any]
+
+
+class Checkpointer:
+    """Writes and restores the checkpoints of one run; a context manager.
+
+    Only the holder of the run's lock may have one: at the start it removes what killed saves left
+    in `directory`. Readers of a run that may be alive take `load`.
+
+    With several processes (`jax.distributed`) all share `directory` and must call `save` and
+    `restore` alike; process 0 decides, seals and deletes, so `wait` promises the seal there only.
+
+    Args:
+        directory: usually `RUN/checkpoints`.
+        keep: sealed steps to keep; an older one goes once a newer one was read back whole.
+        report: told, in a sentence, of each step that was found damaged.
+    """
+
+    def __init__(self, directory: Path, *, keep: int = 3, report: Report = _to_stderr) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
+        self.directory = Path(directory).absolute()
+        self._keep = keep
+        self._report = report
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: concurrent.futures.Future[None] | None = None
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for path in _step_directories(self.directory):
+                if not _is_sealed(path) and path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+
+    def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
+        """Start to save `state` under `step`; a sealed step is left as it is.
+
+        Waits for the save before, then returns once `state` is copied to the host: its buffers may
+        be donated or overwritten at once. `metadata` must be JSON-able.
+        Raises `StorageError` for this save or the one before.
+        """
+        self.wait()
+        target = self.directory / _name(step)
+        if _from_first_process(lambda: _is_sealed(target)):
+            return
+        meta = encode_json({"format": _FORMAT, "schema": schema(state), "metadata": metadata})
+        leaves = {path: leaf for path, leaf in _leaves(state).items() if leaf.size}  # Orbax's limit
+        try:
+            if jax.process_index() == 0:
+                shutil.rmtree(target, ignore_errors=True)  # what a failed save could not remove
+                target.mkdir()
+            arrays = {_orbax_name(path): _data(leaf) for path, leaf in leaves.items()}
+            self._orbax.save(target / "state", args=ocp.args.PyTreeSave(arrays))
+        except OSError as error:
+            raise _storage_error(step, error) from error
+        self._pending = self._worker.submit(self._finish, target, meta)
+
+    def check(self) -> None:
+        """Raise the `StorageError` of a save that has failed meanwhile; never blocks."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the last save is sealed. Raises `StorageError` if it failed."""
+        if self._pending is not None:
+            concurrent.futures.wait([self._pending])
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def restore(self, like: PyTree, step: int | None = None) -> Restored:
+        """The newest valid checkpoint, or exactly `step`, in the structure of `like`.
+
+        Each leaf of `like` is an array or a `ShapeDtypeStruct`, and its sharding says where the
+        restored leaf goes (host for numpy arrays, default device if there is none). A damaged step
+        is reported and moved to `quarantine/`, and the one before is taken, unless `step` is given.
+        Raises `CheckpointError` if there is nothing valid, or if shapes, dtypes, keys or paths
+        differ from `like`: nothing is ever cast, padded or left out.
+        """
+        self.wait()
+        aside = self.directory / "quarantine"
+        chosen = _from_first_process(lambda: _valid_step(self.directory, step, self._report, aside))
+        return _read(self.directory / _name(chosen), like)
+
+    def steps(self) -> list[int]:
+        """Sealed steps, oldest first; whether their bytes still agree is not checked."""
+        return [int(path.name) for path in _step_directories(self.directory) if _is_sealed(path)]
+
+    def close(self) -> None:
+        """Seal the last save and release the threads. Raises `StorageError` if it failed."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+            self._orbax.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except StorageError as late:
+            if error is None:
+                raise
+            self._report(str(late))  # the first error is the one to see
+
+    def _finish(self, target: Path, meta: bytes) -> None:
+        step, first = int(target.name), jax.process_index() == 0
+        try:
+            self._orbax.wait_until_finished()  # on process 0: until all processes have written
+            if first:
+                write_bytes(target / "meta.json", meta)
+                seal(target)
+                self._retire(step)
+        except Exception as error:
+            if first and not _is_sealed(target):
+                shutil.rmtree(target, ignore_errors=True)
+            raise _storage_error(step, error) from error
+
+    def _retire(self, step: int) -> None:
+        old = [s for s in self.steps() if s <= step][: -self._keep]
+        if old:
+            verify_seal(self.directory / _name(step))
+        for path in (self.directory / _name(s) for s in old):
+            # Unsealed first: a kill half way leaves debris to sweep, not a damaged step.
+            (path / MANIFEST).unlink()
+            shutil.rmtree(path)
+
+
+def load(
+    directory: Path, like: PyTree, step: int | None = None, *, report: Report = _to_stderr
+) -> Restored:
+    """`Checkpointer.restore` for a reader: moves nothing, so the run may be alive."""
+    directory = Path(directory).absolute()
+    return _read(directory / _name(_valid_step(directory, step, report)), like)
+
+
+def fingerprint(state: PyTree) -> str:
+    """SHA-256 over path, dtype, shape, key implementation and bytes of all leaves, by path.
+
+    Every leaf must be addressable in this process.
+    """
+    leaves = _leaves(state)
+    return _digest(schema(state), lambda path: np.asarray(_data(leaves[path])))
+
+
+def stored_fingerprint(directory: Path, *, report: Report = _to_stderr) -> tuple[int, str]:
+    """Step of the newest valid checkpoint, and the `fingerprint` of what `restore` would give.
+
+    Read by the checkpoint's own schema; moves nothing. Raises `CheckpointError` if there is none,
+    or if it declares more than this machine's memory.
+    """
+    directory = Path(directory).absolute()
+    step = _valid_step(directory, None, report)
+    path = directory / _name(step)
+    stored = _meta(path)["schema"]
+    return step, _digest(stored, _read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
+
+
+def schema(state: PyTree) -> Schema:
+    """JSON-able: path -> [shape, dtype, key implementation or None], typed keys by their data.
+
+    Leaves are arrays or `ShapeDtypeStruct`. Raises `CheckpointError` naming a leaf that is neither.
+    """
+    return {path: _describe(path, leaf) for path, leaf in _leaves(state).items()}
+
+
+def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(entries):
+        digest.update(encode_json([path, *entries[path]]))
+        digest.update(np.ascontiguousarray(array(path)).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def _valid_step(
+    directory: Path, step: int | None, report: Report, quarantine: Path | None = None
+) -> int:
+    if step is not None:
+        verify_seal(directory / _name(step))
+        return step
+    for path in reversed(_step_directories(directory)):
+        if _is_sealed(path):
+            try:
+                verify_seal(path)
+                return int(path.name)
+            except CheckpointError as fault:
+                moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""
+                report(f"damaged checkpoint passed over: {fault}{moved}")
+    raise CheckpointError(f"{directory} has no valid checkpoint")
+
+
+def _move(path: Path, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    names = itertools.chain([path.name], (f"{path.name}.{n}" for n in itertools.count(1)))
+    return path.rename(next(folder / n for n in names if not os.path.lexists(folder / n)))
+
+
+def _read(path: Path, like: PyTree) -> Restored:
+    meta, leaves, wanted = _meta(path), _leaves(like), schema(like)
+    if meta["schema"] != wanted:
+        raise CheckpointError(f"{path} does not fit: {_difference(meta['schema'], wanted)}")
+    arrays = _read_arrays(path, wanted, {name: _sharding(leaf) for name, leaf in leaves.items()})
+    placed = [_place(leaf, arrays[name], wanted[name][2]) for name, leaf in leaves.items()]
+    state = jax.tree.unflatten(jax.tree.structure(like), placed)
+    if schema(state) != wanted:
+        raise CheckpointError(f"{path} cannot be held: {_difference(wanted, schema(state))}")
+    return Restored(int(path.name), state, meta["metadata"])
+
+
+def _read_arrays(
+    path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
+) -> dict[str, Any]:
+    """Arrays by path: on their devices, or on the host where there is no sharding."""
+    stored = {name: _orbax_name(name) for name, (shape, _, _) in entries.items() if 0 not in shape}
+    host = ocp.RestoreArgs(restore_type=np.ndarray)
+    targets = {
+        orbax: ocp.ArrayRestoreArgs(sharding=place) if (place := shardings[name]) else host
+        for name, orbax in stored.items()
+    }
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        try:
+            found = reader.metadata(path / "state").item_metadata.tree
+            declared = {name: [list(a.shape), np.dtype(a.dtype).name] for name, a in found.items()}
+            if declared != {orbax: entries[name][:2] for name, orbax in stored.items()}:
+                raise CheckpointError(f"{path}: the arrays are not those of meta.json")
+            size = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in found.values())
+            if not any(shardings.values()) and size > _MEMORY:
+                raise CheckpointError(f"{path} holds {size:,} bytes, more than this machine's RAM")
+            item = ocp.args.PyTreeRestore(dict.fromkeys(targets, 0), restore_args=targets)
+            arrays = reader.restore(path / "state", args=item)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
+    return {
+        name: arrays[stored[name]] if name in stored else np.zeros(shape, dtype)
+        for name, (shape, dtype, _) in entries.items()
+    }
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """`meta.json` of a verified step. Its author is unknown all the same, so trust no type."""
+    try:
+        meta = json.loads(read_limited(path / "meta.json"))
+        if meta["format"] != _FORMAT:
+            raise CheckpointError(f"{path} has format {meta['format']!r}, not {_FORMAT}")
+        schema = {path: [list(s), str(d), i] for path, (s, d, i) in meta["schema"].items()}
+        return {"schema": schema, "metadata": dict(meta["metadata"])}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: meta.json is not usable: {error}") from error
+
+
+def _difference(stored: Schema, wanted: Schema) -> str:
+    lines = [
+        f"{path} is {_spell(stored.get(path))} in the checkpoint, {_spell(wanted.get(path))} wanted"
+        for path in sorted(stored.keys() | wanted.keys())
+        if stored.get(path) != wanted.get(path)
+    ]
+    return "; ".join(lines[:10]) + (f"; and {len(lines) - 10} more" if len(lines) > 10 else "")
+
+
+def _spell(entry: list[Any] | None) -> str:
+    if entry is None:
+        return "absent"
+    shape, dtype, impl = entry
+    return f"{dtype}{shape}" + (f" of {impl} keys" if impl else "")
+
+
+def _name(step: int) -> str:
+    if not 0 <= step < 10**12:
+        raise ValueError(f"step {step} is not within 0 and 10**12")
+    return f"{step:012d}"
+
+
+def _step_directories(directory: Path) -> list[Path]:
+    names = sorted(os.listdir(directory)) if directory.is_dir() else []
+    return [directory / name for name in names if _STEP.fullmatch(name)]
+
+
+def _is_sealed(path: Path) -> bool:
+    return os.path.lexists(path / MANIFEST)
+
+
+def _leaves(tree: PyTree) -> dict[str, Any]:
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
+    if len(leaves) != len(pairs):
+        raise CheckpointError("two leaves of the state have the same path")
+    return leaves
+
+
+def _describe(path: str, leaf: Any) -> list[Any]:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise CheckpointError(f"{path} is of type {type(leaf).__name__}, not an array")
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return [list(leaf.shape), np.dtype(leaf.dtype).name, None]
+    key = jnp.empty((), leaf.dtype)  # a `ShapeDtypeStruct` cannot be asked for its implementation
+    words = jax.random.key_data(key)
+    return [[*leaf.shape, *words.shape], words.dtype.name, str(jax.random.key_impl(key))]
+
+
+def _data(leaf: Any) -> Any:
+    """What is stored of a leaf; host arrays are copied, for their owner may write to them."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+
+
+def _orbax_name(path: str) -> str:
+    return quote(path, safe="[]'.")  # a slash would be a directory to Orbax
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    uncommitted = isinstance(leaf, jax.Array) and not leaf.committed
+    return None if uncommitted else getattr(leaf, "sharding", None)
+
+
+def _place(leaf: Any, value: Any, impl: str | None) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic):
+        return value
+    if not isinstance(value, jax.Array):
+        sharding = _sharding(leaf)
+        value = jnp.array(value) if sharding is None else jax.device_put(value, sharding)
+    return jax.random.wrap_key_data(value, impl=impl) if impl else value
+
+
+def _from_first_process(decide: Callable[[], int]) -> int:
+    """Process 0 decides for all. Raises `CheckpointError` on all if it cannot."""
+    if jax.process_count() == 1:
+        return decide()
+    answer, failure = -1, CheckpointError("process 0 has no valid checkpoint")
+    if jax.process_index() == 0:
+        try:
+            answer = decide()
+        except CheckpointError as error:
+            failure = error
+    # Two halves, for without x64 JAX would cut a 64-bit step.
+    halves = multihost_utils.broadcast_one_to_all(np.array([answer], np.int64).view(np.int32))
+    answer = int(np.array(halves).view(np.int64)[0])
+    if answer < 0:
+        raise failure
+    return answer
+
+
+def _storage_error(step: int, error: Exception) -> StorageError:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return StorageError(f"the checkpoint of step {step} could not be written: {reason}")

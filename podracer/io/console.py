@@ -1,0 +1,275 @@
+"""The terminal: a live panel where there is one, short aligned lines where there is not.
+
+Also the few closing lines of a run, and how numbers are written for people.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console as Terminal
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from podracer.io.sinks import Record, group, read_metrics
+
+_BARS = "▁▂▃▄▅▆▇█"
+_FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
+_MAX_WIDTH = 92
+
+
+def compact(value: float | None) -> str:
+    """A count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if abs(value) < 999.5:
+        return str(value) if isinstance(value, int) else f"{value:.3g}"
+    power = min(int(math.log10(abs(value) / 0.9995)) // 3, 4)
+    return f"{value / 1000**power:#.3g}".rstrip(".") + " kMBT"[power]
+
+
+def number(value: float | None) -> str:
+    """A measure with three significant digits: 0.930, 21.0, 4,210, 1.50e-05."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if abs(value) >= 1e6:
+        return compact(value)
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if value else "0"
+
+
+def clock(seconds: float | None) -> str:
+    """A duration: 0:42, 12:03, 3:04:05, 2d 03:04."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}:{minute:02}"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def sparkline(values: list[float]) -> str:
+    """One bar for each value, from the lowest to the highest among them."""
+    if not values:
+        return ""
+    low, span = min(values), max(values) - min(values)
+    return "".join(_BARS[int((v - low) / span * 7.999) if span else 3] for v in values)
+
+
+class Console:
+    """Shows a run's progress on `file`; restores the terminal when closed, also at exit.
+
+    Without a terminal it prints a line every `interval` seconds, and always those with an
+    evaluation and the last one. The panel appears at once and lives until `close`.
+    """
+
+    def __init__(
+        self,
+        total_updates: int,
+        title: str,
+        *,
+        recipe: str = "",
+        devices: str = "",
+        file: TextIO | None = None,
+        interval: float = 5.0,
+    ) -> None:
+        self._total = max(total_updates, 1)
+        self._title = title
+        self._about = [part for part in (recipe, devices) if part]
+        self._file = sys.stdout if file is None else file
+        self._terminal = Terminal(file=self._file)
+        self._spinner = Spinner("dots", style="cyan")
+        self._interval = interval
+        self._printed_at = -math.inf
+        self._unprinted: Record | None = None
+        self._started = time.monotonic()
+        self._latest: dict[str, Any] = {}
+        self._best: float | None = None
+        self._returns: deque[float] = deque(maxlen=32)
+        self._pace: deque[tuple[int, float]] = deque(maxlen=64)
+        self._lock = threading.Lock()  # the panel is drawn by a thread of rich
+        self._live = self._start()
+
+    def write(self, record: Record) -> None:
+        with self._lock:
+            self._remember(record)
+        if self._live is None:
+            self._unprinted = record
+            due = time.monotonic() - self._printed_at >= self._interval
+            if due or record.get("evaluation_return") is not None:
+                self._print()
+
+    def close(self) -> None:
+        """Leave the terminal as it was found, the last state on it; again does nothing."""
+        atexit.unregister(self.close)
+        if self._live is not None:
+            self._live.stop()
+        elif self._unprinted is not None:
+            self._print()
+
+    def _start(self) -> Live | None:
+        terminal = self._terminal
+        unicode = (terminal.encoding or "").lower().startswith("utf")
+        if not terminal.is_terminal or terminal.is_dumb_terminal or not unicode:
+            about = " ".join(f"[{part}]" for part in self._about)
+            with contextlib.suppress(OSError):  # a broken pipe must not end the run
+                print(self._title, about, f"{self._total} updates", file=self._file, flush=True)
+            return None
+        live = Live(get_renderable=self._panel, console=terminal, refresh_per_second=4)
+        atexit.register(self.close)
+        live.start()
+        return live
+
+    def _remember(self, record: Record) -> None:
+        self._latest |= {key: value for key, value in record.items() if value is not None}
+        value, evaluation = record.get("episode_return"), record.get("evaluation_return")
+        if value is not None and math.isfinite(value):
+            self._returns.append(value)
+        if evaluation is not None and math.isfinite(evaluation):
+            self._best = evaluation if self._best is None else max(self._best, evaluation)
+        if "seconds" in self._latest:
+            self._pace.append((self._latest["updates"], self._latest["seconds"]))
+
+    def _print(self) -> None:
+        record, self._unprinted = self._unprinted or {}, None
+        self._printed_at = time.monotonic()
+        print(line(record, self._total), file=self._file, flush=True)
+
+    def _remaining(self) -> float | None:
+        (first, since), (last, until) = self._pace[0], self._pace[-1]
+        if last <= first:
+            return None
+        return max(0, self._total - last) * (until - since) / (last - first)
+
+    def _panel(self) -> RenderableType:
+        with self._lock:
+            body = self._body() if self._pace else self._waiting()
+        return Panel(
+            body,
+            title=Text.assemble(" ", (self._title, "bold"), " "),
+            title_align="left",
+            subtitle=Text(f" {'  ·  '.join(self._about)} ", "dim") if self._about else None,
+            subtitle_align="right",
+            box=box.ROUNDED,
+            border_style="cyan",
+            padding=(1, 2),
+            width=min(_MAX_WIDTH, self._terminal.width),
+        )
+
+    def _waiting(self) -> RenderableType:
+        passed = clock(time.monotonic() - self._started)
+        self._spinner.update(text=Text(f"compiling, then the first updates  {passed}"))
+        return self._spinner
+
+    def _body(self) -> RenderableType:
+        parts = [self._progress(), Text(), self._figures()]
+        metrics = [key for key in self._latest if group(key) == "learn"]
+        metrics.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
+        if metrics:
+            room = (min(_MAX_WIDTH, self._terminal.width) - 6) // 17
+            parts += [Text(), _metrics_row(self._latest, metrics[: max(room, 1)])]
+        return Group(*parts)
+
+    def _progress(self) -> Table:
+        done = min(self._latest["updates"], self._total)
+        left = "done" if done == self._total else f"{clock(self._remaining())} left"
+        row = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        row.add_column(ratio=1)
+        row.add_column(justify="right")
+        row.add_column(justify="right", style="dim", min_width=9)
+        bar = ProgressBar(
+            total=self._total, completed=done, complete_style="cyan", finished_style="green"
+        )
+        row.add_row(bar, Text(f"{math.floor(100 * done / self._total)} %", "bold"), left)
+        return row
+
+    def _figures(self) -> Table:
+        latest = self._latest
+        updates = f"{latest['updates']:,} / {self._total:,}"
+        best = Text(f"best {number(self._best)}" if self._best is not None else "", "dim")
+        trend = Text(sparkline(list(self._returns)), "green")
+        rows = [
+            ("episode return", number(latest.get("episode_return")), trend,
+             "frames", compact(latest.get("frames"))),
+            ("evaluation", number(latest.get("evaluation_return")), best,
+             "frames/second", compact(latest.get("frames_per_second"))),
+            ("episode length", number(latest.get("episode_length")), Text(), "updates", updates),
+            ("episodes", compact(latest.get("episodes")), Text(),
+             "time", clock(latest.get("seconds"))),
+        ]  # fmt: skip
+        table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(style="bold", justify="right", no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="crop")
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(style="bold", justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+
+def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
+    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    for _ in keys:
+        table.add_column(ratio=1, no_wrap=True)
+    table.add_row(*[Text(key.replace("_", " "), "dim") for key in keys])
+    table.add_row(*[number(latest[key]) for key in keys])
+    return table
+
+
+def line(record: Record, total_updates: int) -> str:
+    """A record in one line of plain text; the columns of successive lines stand in line."""
+    width = len(str(total_updates))
+    parts = [
+        f"update {record.get('updates', 0):>{width}}/{total_updates}",
+        f"frames {compact(record.get('frames')):>5}",
+        f"fps {compact(record.get('frames_per_second')):>5}",
+        f"return {number(record.get('episode_return')):>6}",
+        f"length {number(record.get('episode_length')):>5}",
+    ]
+    if record.get("evaluation_return") is not None:
+        parts.append(f"eval {number(record['evaluation_return']):>6}")
+    return "  ".join(parts).rstrip()
+
+
+def summarise(run: Path, outcome: str = "Finished", *, file: TextIO | None = None) -> None:
+    """Print how a run ended, from what it recorded, where it is, and what to do next."""
+    path = run / "metrics.jsonl"
+    records = read_metrics(path) if path.exists() else []
+    last = {key: v for record in records for key, v in record.items() if v is not None}
+    evaluations = [
+        r["evaluation_return"] for r in records if r.get("evaluation_return") is not None
+    ]
+    parts = [f"{compact(last.get('frames'))} frames in {clock(last.get('seconds'))}"]
+    if "episode_return" in last:
+        parts.append(f"episode return {number(last['episode_return'])}")
+    if evaluations:
+        parts.append(f"evaluation {number(evaluations[-1])} (best {number(max(evaluations))})")
+    where = shlex.quote(str(run))
+    rows = [
+        (outcome, ", ".join(parts) if records else "nothing was recorded"),
+        ("Run", str(run)),
+        ("Next", f"podracer report {where}"),
+        ("", f"podracer play {where}"),
+    ]
+    terminal = Terminal(file=sys.stdout if file is None else file)
+    width = max(len(label) for label, _ in rows) + 2
+    for label, text in rows:
+        terminal.print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)

@@ -1,0 +1,300 @@
+"""The run directory: its name and lock, files that appear whole or not at all, sealed directories
+whose every byte is vouched for, and crash.json."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import socket
+import stat
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podracer.types import CheckpointError, ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
+
+_SECRET = r"(?:token|secret|passw(?:or)?d|api_?key|private_?key|credential|authorization|cookie)"
+_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
+_SECRET_TEXT = re.compile(
+    # What stands after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
+    rf"(?P<kept>[\w-]*{_SECRET}[\w-]*['\"]?\s*[=:]\s*(?:bearer\s+|basic\s+)?"
+    r"|\bbearer\s+|://[^/\s:@]*:(?=[^/\s@]+@))"
+    r"(?:\"[^\"]*\"|'[^']*'|[^\s,;&'\"@]+)",
+    re.IGNORECASE,
+)
+_REDACTED = "[redacted]"
+
+MANIFEST = "manifest.json"
+_JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
+_PACKAGES = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
+
+
+def run_directory(root: Path, name: str) -> Path:
+    """The directory of the run `name` directly under `root`; nothing is created.
+
+    Raises `ConfigError` for a name that is not 1 to 80 of `A-Z a-z 0-9 . _ -`, that starts with
+    a dot or names a device on some system, and for a path that is a symbolic link or a file.
+    """
+    if not _NAME.fullmatch(name) or name.startswith("."):
+        raise ConfigError(
+            f"run name {name[:80]!r} is not usable: take 1 to 80 letters, digits, '.', '_' or '-', "
+            "not starting with '.'"
+        )
+    if _DEVICE.fullmatch(name):
+        raise ConfigError(f"run name {name!r} is reserved by some systems; choose another")
+    root = Path(root).resolve()
+    path = root / name
+    if path.is_symlink() or path.resolve().parent != root:
+        raise ConfigError(f"{path} is a symbolic link; a run directory must be a real directory")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; choose another run name")
+    return path
+
+
+class RunLock:
+    """Holds `directory` for one run; the directory is created if need be.
+
+    The kernel drops the lock with the process, however that ends, so nothing is ever stale.
+    Raises `ConfigError` naming the holder if another run has it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = Path(directory) / "lock"
+        self._descriptor = -1
+
+    def __enter__(self) -> RunLock:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o644)
+        try:
+            # flock, not lockf: it also keeps out a second run in this very process.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 1000, 0)
+            os.close(descriptor)
+            raise ConfigError(
+                f"{self._path.parent} is in use by {_holder(holder)}; "
+                "wait for it to end or choose another run name"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        record = {"pid": os.getpid(), "host": socket.gethostname()}
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The file stays: removing it would let two runs lock two different files of one name.
+        os.close(self._descriptor)
+
+
+def _holder(record: bytes) -> str:
+    try:
+        fields = json.loads(record)
+        return f"process {int(fields['pid'])} on {str(fields['host'])[:100]!r}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write `obj` as JSON so that a reader, also after a power cut, sees the old or the new file.
+
+    Raises `OSError` if the disk refuses; the old file then stays.
+    """
+    write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode())
+
+
+def encode_json(obj: Any) -> bytes:
+    """The one spelling of `obj`, so that equal content means equal bytes."""
+    return json.dumps(obj, sort_keys=True, indent=1).encode()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """As `write_json`, for bytes."""
+    path = Path(path)
+    # One name per thread: a watchdog may write crash.json while the main thread does.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(draft, flags, 0o644), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable; syncing a file does not."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- sealed directories ---------------------------------------------------------------------------
+
+
+def seal(directory: Path) -> None:
+    """Make `directory` durable and then valid: the manifest, with SHA-256 of all, comes last."""
+    files = {
+        name: {"size": size, "sha256": _sha256(directory / name, sync=True)}
+        for name, size in _files(directory).items()
+    }
+    for folder, _, _ in os.walk(directory):
+        fsync_directory(Path(folder))
+    write_bytes(directory / MANIFEST, _manifest({"name": directory.name, "files": files}))
+    fsync_directory(directory.parent)
+
+
+def verify_seal(directory: Path) -> None:
+    """Every file in `directory` is what was sealed under this name, and there is no other.
+
+    Raises `CheckpointError` naming the first file that differs. Opens only what lies in the
+    directory itself, never what a link or the manifest points to.
+    """
+    try:
+        found = _files(directory)
+        raw = read_limited(directory / MANIFEST)
+        manifest = json.loads(raw)
+        del manifest["sha256"]
+        if _manifest(manifest) != raw or manifest["name"] != directory.name:
+            raise CheckpointError(f"{directory}: {MANIFEST} is not what was sealed")
+        listed = manifest["files"]
+        for name in sorted(found.keys() | listed.keys()):
+            if name not in found:
+                raise CheckpointError(f"{directory}: {name!r} is missing")
+            if name not in listed:
+                raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
+            same_size = listed[name]["size"] == found[name]
+            if not same_size or listed[name]["sha256"] != _sha256(directory / name):
+                raise CheckpointError(f"{directory}: {name!r} is not what was sealed")
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{directory} cannot be verified: {error}") from error
+
+
+def read_limited(path: Path) -> bytes:
+    """The bytes of a JSON file; `CheckpointError` if they are too many to be one of ours."""
+    if path.stat().st_size > _JSON_LIMIT:
+        raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
+    return path.read_bytes()
+
+
+def _manifest(body: dict[str, Any]) -> bytes:
+    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+
+
+def _files(directory: Path) -> dict[str, int]:
+    """Sizes of all files in `directory` but the manifest, by relative path."""
+    sizes = {}
+    for folder, folders, names in os.walk(directory):
+        for entry in (Path(folder, name) for name in folders + names):
+            status = entry.lstat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[entry.relative_to(directory).as_posix()] = status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise CheckpointError(f"{entry} is neither a file nor a directory")
+    sizes.pop(MANIFEST, None)
+    return sizes
+
+
+def _sha256(path: Path, *, sync: bool = False) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
+
+
+# --- crash.json -----------------------------------------------------------------------------------
+
+
+def write_crash(
+    directory: Path,
+    error: BaseException,
+    *,
+    code: int | None = None,
+    component: str = "main",
+    last_update: int | None = None,
+    last_checkpoint: int | None = None,
+    **facts: Any,
+) -> None:
+    """Leave `crash.json`: what failed, where, how far the run had come, what every thread did.
+
+    `code` is the exit code, by default that of the error. A disk that refuses is only reported on
+    stderr, for it must not hide the error at hand. Redacted are the values of environment variables
+    with telling names wherever they appear, and whatever stands beside such a name.
+    """
+    crash = {
+        "code": getattr(error, "exit_code", 70) if code is None else code,
+        "component": component,
+        "exception": type(error).__qualname__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "last_update": last_update,
+        "last_checkpoint": last_checkpoint,
+        "threads": _thread_stacks(),
+        "versions": _versions(),
+        **facts,
+    }
+    try:
+        write_json(Path(directory) / "crash.json", _redact(crash, _secrets()))
+    except OSError as failure:
+        print(f"podracer: crash.json could not be written: {failure}", file=sys.stderr)
+
+
+def _thread_stacks() -> dict[str, str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _secrets() -> list[str]:
+    """Longest first, so that no secret survives in part inside a longer one."""
+    values = (v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 6)
+    return sorted(values, key=len, reverse=True)
+
+
+def _redact(value: Any, secrets: list[str]) -> Any:
+    """A JSON-able copy of `value` without what looks secret."""
+    if isinstance(value, Mapping):
+        return {
+            _redact(str(k), secrets): _REDACTED
+            if _SECRET_NAME.search(str(k))
+            else _redact(v, secrets)
+            for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_redact(item, secrets) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    for secret in secrets:
+        text = text.replace(secret, _REDACTED)
+    return _SECRET_TEXT.sub(rf"\g<kept>{_REDACTED}", text)

@@ -1,0 +1,93 @@
+"""Signals and time: how a run is told to stop, and what notices that it stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+PREEMPTED = 75
+STOPPED = 130
+
+
+class StopSignals:
+    """Notes SIGTERM (preemption) and Ctrl-C; a second Ctrl-C leaves the process at once.
+
+    Signals are read from a wakeup socket by a thread, so they count also while the main thread
+    is inside a compiled program and could not run a Python handler.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[StopSignals]:
+        """Take the signals over for a while. Off the main thread nothing can be taken over."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        previous = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
+        old_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        watcher = threading.Thread(
+            target=self._watch, args=(receiver,), name="podracer-signals", daemon=True
+        )
+        watcher.start()
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(old_fd)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            sender.close()  # ends the watcher
+            watcher.join(timeout=5)
+            receiver.close()
+
+    def _watch(self, receiver: socket.socket) -> None:
+        while numbers := receiver.recv(64):
+            for number in numbers:
+                if number == signal.SIGINT and self.exit_code == STOPPED:
+                    print("podracer: left at once, without saving.", file=sys.stderr, flush=True)
+                    os._exit(STOPPED)
+                if number == signal.SIGTERM:
+                    self.exit_code = self.exit_code or PREEMPTED
+                elif number == signal.SIGINT:
+                    self.exit_code = STOPPED
+
+
+class Watchdog:
+    """Ends the process with code 76, all stacks printed, when `alive()` was not called for long."""
+
+    def __init__(self, seconds: float, on_expiry: Callable[[str], None]) -> None:
+        self._seconds, self._on_expiry = seconds, on_expiry
+        self._latest = time.monotonic()
+        self._done = threading.Event()
+
+    def alive(self) -> None:
+        self._latest = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self.alive()
+        threading.Thread(target=self._watch, name="podracer-watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def _watch(self) -> None:
+        while not self._done.wait(min(1.0, self._seconds / 4)):
+            silent = time.monotonic() - self._latest
+            if silent > self._seconds:
+                message = f"no progress for {silent:.0f} s"
+                print(f"podracer: {message}; all stacks follow.", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(all_threads=True)
+                with contextlib.suppress(Exception):
+                    self._on_expiry(message)
+                os._exit(76)

@@ -1,0 +1,287 @@
+"""Where the records of a run go: `metrics.jsonl`, TensorBoard, the terminal.
+
+A record is a flat dictionary, one for each logged chunk, with a strictly increasing `updates`.
+The JSON lines are the run's memory and are written at once. Every other sink works behind a
+bounded queue on its own thread: one that raises or blocks costs its output, never the run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Record = Mapping[str, float | int | None]
+
+_LOG = logging.getLogger("podracer")
+_RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})
+
+
+class Sink(Protocol):
+    """Takes records, one at a time and from one thread, until it is closed."""
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def group(key: str) -> str:
+    """What a key of a record tells of: run, episode, evaluation, time, or learn (the agent's)."""
+    if key in _RUN_KEYS:
+        return "run"
+    prefix = key.partition("_")[0]
+    return prefix if prefix in ("episode", "evaluation", "time") else "learn"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records of a `metrics.jsonl`, oldest first; a torn last line is left out.
+
+    Raises `PodracerError` for any other line that is not a record.
+    """
+    records = []
+    for number, (line, record) in enumerate(_lines(path), 1):
+        if record is not None:
+            records.append(record)
+        elif line.endswith(b"\n"):
+            from podracer.types import PodracerError
+
+            raise PodracerError(f"{path}: line {number} is damaged; it should be a JSON object.")
+    return records
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    with Path(path).open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            yield line, record if isinstance(record, dict) else None
+
+
+class JsonlSink:
+    """One JSON object a line, flushed line by line; what is not finite becomes null.
+
+    A new run's file must not exist (`FileExistsError`). With `resume_updates` an existing one is
+    continued: only its complete records up to that update stay.
+    """
+
+    def __init__(self, path: Path, *, resume_updates: int | None = None) -> None:
+        self._updates: float = -math.inf
+        if resume_updates is not None and Path(path).exists():
+            self._updates = _truncate(Path(path), resume_updates)
+        mode = "x" if resume_updates is None else "a"
+        self._file = open(path, mode, encoding="utf-8")  # noqa: SIM115
+
+    def write(self, record: Record) -> None:
+        """Append a record. Raises `ValueError` if its `updates` is not above the last one."""
+        updates = record["updates"]
+        if updates is None or updates <= self._updates:
+            raise ValueError(f"a record of update {updates} came after that of {self._updates}")
+        line = json.dumps({key: _plain(value) for key, value in record.items()})
+        self._file.write(line + "\n")
+        self._file.flush()
+        self._updates = updates
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _truncate(path: Path, updates: int) -> float:
+    """Keep the increasing records up to an update, atomically; return the last one kept."""
+    last = -math.inf
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        for line, record in _lines(path):
+            count = None if record is None else record.get("updates")
+            if isinstance(count, int) and last < count <= updates:
+                file.write(line.rstrip(b"\n") + b"\n")
+                last = count
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return last
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value  # numpy scalars
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class TensorBoardSink:
+    """Scalars over updates in a TensorBoard event file, named `group/metric`.
+
+    After a resume TensorBoard forgets what an earlier file holds beyond `resume_updates`. The file
+    is opened by the first record, so that a slow or full disk is met on the sink's own thread.
+    """
+
+    def __init__(self, directory: Path, *, resume_updates: int | None = None) -> None:
+        self._directory = Path(directory)
+        self._resume_updates = resume_updates
+        self._file: Any = None
+
+    def write(self, record: Record) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._file = self._file or self._open()
+        values = [
+            Summary.Value(tag=f"{group(key)}/{_short(key)}", simple_value=value)
+            for key, value in record.items()
+            if isinstance(value, int | float) and key != "updates"
+        ]
+        step = int(record["updates"] or 0)
+        self._file.write_event(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        )
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> Any:
+        # tensorboardX's own SummaryWriter hides faults of the disk in a thread of its own.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        resumed = self._resume_updates
+        # File names count in seconds: a resume within one must not overwrite its predecessor.
+        suffix = "" if resumed is None else f".{resumed}"
+        file = EventsWriter(str(self._directory / "events"), suffix)
+        if resumed is not None:
+            start = SessionLog(status=SessionLog.START)
+            file.write_event(Event(wall_time=time.time(), step=resumed + 1, session_log=start))
+        return file
+
+
+def _short(key: str) -> str:
+    return key if group(key) in ("run", "learn") else key.partition("_")[2]
+
+
+class Sinks:
+    """All sinks of a run as one. The first is the record and is written by the caller.
+
+    The others each have a thread and a queue of `queue_size` records that drops its oldest when
+    full. A sink that raises is dropped with one warning. Leaving the context closes everything
+    within `close_seconds`; a sink that is still busy then is abandoned with a warning.
+    """
+
+    def __init__(
+        self, sinks: Sequence[Sink], *, queue_size: int = 1024, close_seconds: float = 5.0
+    ) -> None:
+        self._record: Sink | None = sinks[0] if sinks else None
+        self._workers = [_Worker(sink, queue_size) for sink in sinks[1:]]
+        self._close_seconds = close_seconds
+        self._closed = False
+
+    @property
+    def dropped(self) -> int:
+        """Records that never reached a background sink because it was too slow."""
+        return sum(worker.dropped for worker in self._workers)
+
+    def write(self, record: Record) -> None:
+        """Hand a record to every sink; never raises because of one and never waits for one."""
+        if self._record is not None:
+            try:
+                self._record.write(record)
+            except Exception as error:
+                _warn_dropped(self._record, error)
+                self._record = None
+        for worker in self._workers:
+            worker.put(record)
+
+    def close(self) -> None:
+        """Flush and close every sink; calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + self._close_seconds
+        for worker in self._workers:
+            worker.finish()
+        if self._record is not None:
+            try:
+                self._record.close()
+            except Exception as error:
+                _warn_dropped(self._record, error)
+        for worker in self._workers:
+            worker.join(deadline)
+
+    def __enter__(self) -> Sinks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker:
+    """A sink, its thread, and the queue between: `put` never waits and drops the oldest."""
+
+    def __init__(self, sink: Sink, queue_size: int) -> None:
+        self.dropped = 0
+        self._sink = sink
+        self._records: deque[Record] = deque(maxlen=queue_size)
+        self._changed = threading.Condition()
+        self._finishing = False
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name=_name(sink), daemon=True)
+        self._thread.start()
+
+    def put(self, record: Record) -> None:
+        with self._changed:
+            if self._failed or self._finishing:
+                return
+            self.dropped += len(self._records) == self._records.maxlen
+            self._records.append(dict(record))
+            self._changed.notify()
+
+    def finish(self) -> None:
+        with self._changed:
+            self._finishing = True
+            self._changed.notify()
+
+    def join(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            _LOG.warning("%s did not finish in time and was left behind.", _name(self._sink))
+        if self.dropped:
+            _LOG.warning("%s was too slow for %d records.", _name(self._sink), self.dropped)
+
+    def _run(self) -> None:
+        try:
+            while (record := self._next()) is not None:
+                self._sink.write(record)
+        except Exception as error:
+            with self._changed:
+                self._failed = True
+                self._records.clear()
+            _warn_dropped(self._sink, error)
+        try:
+            self._sink.close()
+        except Exception as error:
+            if not self._failed:
+                _warn_dropped(self._sink, error)
+
+    def _next(self) -> Record | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._records or self._finishing)
+            return self._records.popleft() if self._records else None
+
+
+def _name(sink: Sink) -> str:
+    return type(sink).__name__
+
+
+def _warn_dropped(sink: Sink, error: Exception) -> None:
+    _LOG.warning(
+        "%s failed and gets no more records; the run goes on. %s: %s",
+        _name(sink), type(error).__name__, error,
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Frames to a file that people can watch: GIF by Pillow, MP4 by an `ffmpeg` on the PATH."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from podracer.types import ConfigError, PodracerError
+
+_GIF_MAX_FPS = 50  # browsers slow down any GIF that asks for more
+
+
+def write_video(frames: np.ndarray, path: Path, fps: int) -> None:
+    """Write frames uint8 `[T, H, W, 3]` as `.gif` or `.mp4`, shown at `fps` frames a second.
+
+    A GIF of at most 256 colours is exact. Raises `ConfigError` for another suffix, frames of
+    another form, or an MP4 without `ffmpeg`; `PodracerError` if `ffmpeg` fails.
+    """
+    path = Path(path)
+    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
+        raise ConfigError(
+            "A video needs frames uint8 [T, H, W, 3], at least one, "
+            f"but these are {frames.dtype} {list(frames.shape)}."
+        )
+    if fps < 1:
+        raise ConfigError(f"A video needs at least one frame a second, not {fps}.")
+    match path.suffix.lower():
+        case ".gif":
+            _write_gif(frames, path, fps)
+        case ".mp4":
+            _write_mp4(frames, path, fps)
+        case other:
+            raise ConfigError(f"A video ends in .gif or .mp4, but {path.name!r} ends in {other!r}.")
+
+
+def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:
+    stride = -(-fps // _GIF_MAX_FPS)
+    images = _paletted(frames[::stride])
+    # GIF time goes by hundredths of a second: rounding the ends keeps the total right.
+    ends = [round(100 * i * stride / fps) * 10 for i in range(len(images) + 1)]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=[end - start for start, end in itertools.pairwise(ends)],
+        loop=0,
+        optimize=True,
+    )
+
+
+def _paletted(frames: np.ndarray) -> list[Image.Image]:
+    """The frames with one palette in common, exact where 256 colours are enough."""
+    images = [Image.fromarray(frame) for frame in frames]
+    colors = _colors(images)
+    if colors is None:
+        sample = images[:: max(1, len(images) // 16)]
+        montage = Image.fromarray(np.concatenate([np.asarray(image) for image in sample]))
+        palette = montage.quantize(256, method=Image.Quantize.MEDIANCUT)
+        return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    # Pillow's own mapping to a palette takes near colours for the same.
+    packed = _pack(np.array(colors))
+    exact = [Image.fromarray(np.searchsorted(packed, _pack(f)).astype(np.uint8)) for f in frames]
+    for image in exact:
+        image.putpalette([channel for color in colors for channel in color])
+    return exact
+
+
+def _pack(color: np.ndarray) -> np.ndarray:
+    return color.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
+
+
+def _colors(images: list[Image.Image]) -> list[tuple[int, int, int]] | None:
+    """All colours in order, None if there are more than a palette holds."""
+    colors: set[tuple[int, int, int]] = set()
+    for image in images:
+        found = image.getcolors(256)
+        if found is None:
+            return None
+        colors.update(color for _, color in found)
+        if len(colors) > 256:
+            return None
+    return sorted(colors)
+
+
+def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
+    ffmpeg = shutil.which("ffmpeg")
+    if ffmpeg is None:
+        raise ConfigError(
+            f"Writing {path.name} needs ffmpeg, and there is none on the PATH: "
+            "install it, or name the file .gif instead."
+        )
+    _, height, width, _ = frames.shape
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps)]
+    # Players want 4:2:0 colour, and that wants even sides.
+    target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
+    done = subprocess.run(
+        [ffmpeg, "-y", "-loglevel", "error", *source, "-i", "-", *target, str(path.absolute())],
+        input=frames.tobytes(),
+        capture_output=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip() or f"exit {done.returncode}"
+        raise PodracerError(f"ffmpeg could not write {path}: {reason.splitlines()[-1]}")

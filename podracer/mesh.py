@@ -1,0 +1,88 @@
+"""Devices, partition specs and gradients: the only file with a collective besides the drivers.
+
+An agent meets the mesh in two functions, `global_grad` and `global_mean`. Both take the name of the
+mesh axis and do nothing more than their local work when it is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from podracer.types import ConfigError, LearnerState, PyTree
+
+DATA = "data"
+REPLICATED = PartitionSpec()
+SHARDED = PartitionSpec(DATA)
+LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
+
+
+def find_devices(count: int = 0) -> list[jax.Device]:
+    """The first `count` devices of all hosts (0: every one), or `ConfigError`."""
+    devices = jax.devices()
+    if count < 0 or count > len(devices):
+        raise ConfigError(
+            f"--devices {count} was asked for, but this run sees {len(devices)} "
+            f"{devices[0].platform} device(s)."
+        )
+    count = count or len(devices)
+    if count % jax.process_count():
+        raise ConfigError(
+            f"--devices {count} cannot be split evenly over {jax.process_count()} processes."
+        )
+    # The same number from every host, so that each host has a share of the work.
+    share = count // jax.process_count()
+    by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
+    return [device for host in by_host for device in host[:share]]
+
+
+def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh with the one axis `data` over the given devices (all of them by default)."""
+    devices = list(devices) if devices is not None else jax.devices()
+    return Mesh(np.asarray(devices), (DATA,), axis_types=(AxisType.Auto,))
+
+
+def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
+    """Partition specs to shardings on this mesh."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def check_divisible(what: str, count: int, num_devices: int) -> None:
+    """`ConfigError` where a batch cannot be split evenly over the devices."""
+    if count < 1 or count % num_devices:
+        down = count // num_devices * num_devices
+        near = " or ".join(str(n) for n in (down, down + num_devices) if n > 0)
+        raise ConfigError(
+            f"{what} is {count}, which {num_devices} devices cannot share evenly: take {near}."
+        )
+
+
+def global_mean(tree: PyTree, axis: str | None) -> PyTree:
+    """Mean over all shards of a tree of float arrays, in one all-reduce."""
+    if axis is None:
+        return tree
+    flat, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.pmean(flat, axis))
+
+
+def global_grad(
+    loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, *args: Any, axis: str | None
+) -> tuple[PyTree, Any]:
+    """Gradient of `loss(params, *args) -> (scalar, aux)`, averaged over all shards; and aux.
+
+    The drivers run under `shard_map(check_vma=False)`, where differentiating a replicated input
+    gives one shard's gradient and the mean is ours to take. (With `check_vma=True` JAX sums such
+    gradients by itself and this mean would silently return the sum.) Where each shard's loss is a
+    mean over equally many items, the result is the gradient of the mean over all items.
+    """
+    grads, aux = jax.grad(loss, has_aux=True)(params, *args)
+    return global_mean(grads, axis), aux

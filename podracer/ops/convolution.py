@@ -1,0 +1,75 @@
+"""A two-dimensional convolution whose gradients stay fast inside loops on a CPU.
+
+XLA's CPU backend brings convolutions into the layout of its fast kernel in a program's entry
+computation only. Inside the body of a `scan` the two gradient convolutions, which JAX writes with
+permuted dimensions, fall to a naive loop. Written as plain forward convolutions they are fast
+everywhere. `benchmarks/convolution.py` measures it; see `docs/numerics.md`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def _forward(x: jax.Array, w: jax.Array, stride: int, padding: int) -> jax.Array:
+    pads = ((padding, padding), (padding, padding))
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=LAYOUT)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def convolution(
+    x: Float[Array, "B H W C"], w: Float[Array, "h w C D"], stride: int, padding: int = 0
+) -> Float[Array, "B H2 W2 D"]:
+    """Correlate `x [B, H, W, C]` with `w [h, w, C, D]`, zero-padded by `padding` on each side."""
+    return _forward(x, w, stride, padding)
+
+
+def _keep(x: jax.Array, w: jax.Array, stride: int, padding: int):
+    return _forward(x, w, stride, padding), (x, w)
+
+
+def _gradients(stride: int, padding: int, saved: tuple[jax.Array, jax.Array], g: jax.Array):
+    x, w = saved
+    return jax.lax.platform_dependent(
+        x, w, g,
+        cpu=partial(_canonical_gradients, stride, padding),
+        default=partial(_plain_gradients, stride, padding),
+    )  # fmt: skip
+
+
+def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
+    return jax.vjp(lambda x, w: _forward(x, w, stride, padding), x, w)[1](g)
+
+
+def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
+    """`dx[j] = Σ g[i] w[k]` and `dw[k] = Σ x[j] g[i]` over `j = stride i + k − padding`, each as a
+    forward convolution: of the dilated `g` with the flipped kernel, and of `x` with the dilated `g`
+    as a kernel, batch and channels exchanged."""
+    kernel, size = w.shape[:2], x.shape[1:3]
+    dilated = [(n - 1) * stride + 1 for n in g.shape[1:3]]
+    dx = jax.lax.conv_general_dilated(
+        g,
+        w[::-1, ::-1].transpose(0, 1, 3, 2),
+        (1, 1),
+        [(k - 1 - padding, n - d + padding) for k, n, d in zip(kernel, size, dilated, strict=True)],
+        lhs_dilation=(stride, stride),
+        dimension_numbers=LAYOUT,
+    )
+    dw = jax.lax.conv_general_dilated(
+        x.transpose(3, 1, 2, 0),
+        g.transpose(1, 2, 0, 3),
+        (1, 1),
+        [(padding, k - 1 + d - n - padding) for k, n, d in zip(kernel, size, dilated, strict=True)],
+        rhs_dilation=(stride, stride),
+        dimension_numbers=LAYOUT,
+    )
+    return dx, dw.transpose(1, 2, 0, 3)
+
+
+convolution.defvjp(_keep, _gradients)

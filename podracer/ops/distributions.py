@@ -1,0 +1,99 @@
+"""Policies as distributions: what the network gives, to samples, log-probabilities and entropies.
+
+A policy's parameters are one array whose last axis is what `num_outputs` says: logits for discrete
+actions; for continuous ones a mean and the logarithm of a scale for each coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from podracer.types import Continuous, Discrete, struct
+
+LOG_SCALE_BOUNDS = (-5.0, 2.0)
+
+
+@struct
+class Categorical:
+    """Discrete actions, int32 `[*b]`, from logits `[*b, A]`."""
+
+    logits: jax.Array
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """One action for each key `[B]`, by inverting the distribution function: one uniform
+        number a sample, where the Gumbel trick needs one for each action."""
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, ()))(keys)
+        below = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
+        # Scaled by the actual total, so that rounding can never choose an impossible action.
+        threshold = uniform[..., None] * below[..., -1:]
+        return jnp.sum(below[..., :-1] <= threshold, axis=-1, dtype=jnp.int32)
+
+    def mode(self) -> jax.Array:
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
+        log_probs = jax.nn.log_softmax(self.logits)
+        # A one-hot product: its gradient is a product too, where a gather's is a slow scatter.
+        chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=log_probs.dtype)
+        return jnp.sum(jnp.where(chosen > 0, log_probs, 0.0), axis=-1)
+
+    def entropy(self) -> Float[Array, "*b"]:
+        log_probs = jax.nn.log_softmax(self.logits)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+@struct
+class Normal:
+    """Independent Gaussian coordinates, actions f32 `[*b, size]`."""
+
+    mean: jax.Array
+    log_scale: jax.Array
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        size = self.mean.shape[-1]
+        noise = jax.vmap(lambda key: jax.random.normal(key, (size,)))(keys)
+        return self.mean + jnp.exp(self.log_scale) * noise
+
+    def mode(self) -> jax.Array:
+        return self.mean
+
+    def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
+        z = (action - self.mean) * jnp.exp(-self.log_scale)
+        return jnp.sum(-0.5 * z**2 - self.log_scale - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self) -> Float[Array, "*b"]:
+        return jnp.sum(self.log_scale + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+
+Policy = Categorical | Normal
+
+
+def num_outputs(space: Discrete | Continuous) -> int:
+    """How many numbers a network must give to describe a policy over this space."""
+    return space.num_actions if isinstance(space, Discrete) else 2 * space.size
+
+
+def policy(space: Discrete | Continuous, outputs: Float[Array, "*b O"]) -> Policy:
+    """The distribution that a network's outputs describe.
+
+    Continuous policies live in [-1, 1] a coordinate, the environment's bounds scaled to it; see
+    `to_bounds`.
+    """
+    if isinstance(space, Discrete):
+        return Categorical(outputs)
+    mean, log_scale = jnp.split(outputs, 2, axis=-1)
+    return Normal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
+
+
+def to_bounds(space: Discrete | Continuous, action: jax.Array) -> jax.Array:
+    """The agent's action in the environment's units: [-1, 1] clipped and scaled to the bounds."""
+    if isinstance(space, Discrete):
+        return action
+    low, high = jnp.asarray(space.low), jnp.asarray(space.high)
+    batched = (1,) * (action.ndim - 1) + low.shape
+    low, high = low.reshape(batched), high.reshape(batched)
+    return low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)

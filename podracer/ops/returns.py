@@ -1,0 +1,123 @@
+"""Value targets and advantages from trajectories.
+
+Every function takes arrays `[T, ...]` and works along the first axis; all other axes are batch.
+`valid_tm1` is False where an episode was cut by a time-out: the action there led nowhere. Such a
+step has no advantage and its target is its own value, so the step before bootstraps from it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from podracer.types import struct
+
+Series = Float[Array, "T *b"]
+Mask = Bool[Array, "T *b"]
+
+
+def _backward(delta: Series, decay: Series) -> Series:
+    """Solve `x_t = delta_t + decay_t x_{t+1}` with `x_T = 0`, from the end."""
+
+    def step(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta_t, decay_t = inputs
+        x = delta_t + decay_t * x
+        return x, x
+
+    return jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+
+
+def generalised_advantages(
+    v_tm1: Series,
+    v_t: Series,
+    r_t: Series,
+    discount_t: Series,
+    valid_tm1: Mask,
+    lambda_: float | jax.Array,
+) -> Series:
+    """GAE advantages `[T, ...]`.
+
+        δₜ = rₜ + γₜ v(sₜ) − v(sₜ₋₁)        Aₜ₋₁ = δₜ + γₜ λ Aₜ
+
+    `discount_t` is the agent's discount times the environment's. Source: Schulman et al. 2016,
+    equation 16 (arXiv 1506.02438).
+    """
+    delta = r_t + discount_t * v_t - v_tm1
+    mask = valid_tm1.astype(delta.dtype)
+    return _backward(mask * delta, mask * discount_t * lambda_)
+
+
+def lambda_returns(
+    v_tm1: Series,
+    v_t: Series,
+    r_t: Series,
+    discount_t: Series,
+    valid_tm1: Mask,
+    lambda_: float | jax.Array,
+) -> Series:
+    """λ-returns `[T, ...]`: the targets of TD(λ), Q(λ) and A2C.
+
+        Gₜ₋₁ = rₜ + γₜ ((1 − λ) v(sₜ) + λ Gₜ),        G_{T-1} = r_T + γ_T v(s_T)
+
+    Written as `v_tm1` plus the generalised advantage, which is the same sum reordered.
+    Source: Sutton and Barto 2018, equation 12.2.
+    """
+    return v_tm1 + generalised_advantages(v_tm1, v_t, r_t, discount_t, valid_tm1, lambda_)
+
+
+@struct
+class VTrace:
+    """Value targets and policy-gradient advantages, each `[T, ...]`."""
+
+    targets: jax.Array
+    advantages: jax.Array
+
+
+def vtrace(
+    v_tm1: Series,
+    v_t: Series,
+    r_t: Series,
+    discount_t: Series,
+    valid_tm1: Mask,
+    rho_tm1: Series,
+    *,
+    lambda_: float | jax.Array = 1.0,
+    clip_rho: float | jax.Array = 1.0,
+    clip_c: float | jax.Array = 1.0,
+    clip_pg_rho: float | jax.Array = 1.0,
+) -> VTrace:
+    """V-trace corrections for the policy that acted, with ratios `rho_tm1 = π(a|s) / μ(a|s)`.
+
+        vₜ₋₁ − v(sₜ₋₁) = ρ̄ₜ₋₁ δₜ + γₜ c̄ₜ₋₁ (vₜ − v(sₜ))        c̄ = λ min(c_clip, ρ)
+        advantageₜ₋₁ = min(ρ_pg, ρₜ₋₁) (rₜ + γₜ vₜ − v(sₜ₋₁))
+
+    The target after the last transition is `v_t[-1]`; after a cut it is the value itself.
+    Source: Espeholt et al. 2018, section 4.1 and remark 2 (arXiv 1802.01561).
+    """
+    mask = valid_tm1.astype(v_tm1.dtype)
+    delta = jnp.minimum(clip_rho, rho_tm1) * (r_t + discount_t * v_t - v_tm1)
+    decay = discount_t * lambda_ * jnp.minimum(clip_c, rho_tm1)
+    targets = v_tm1 + _backward(mask * delta, mask * decay)
+    # Within the rollout the next target is that of the next step: the bootstrap of remark 2.
+    next_targets = jnp.concatenate([lambda_ * targets[1:] + (1 - lambda_) * v_t[:-1], v_t[-1:]])
+    advantages = jnp.minimum(clip_pg_rho, rho_tm1) * (r_t + discount_t * next_targets - v_tm1)
+    return VTrace(targets=targets, advantages=mask * advantages)
+
+
+def discounted_sums(
+    before: Float[Array, "*b"], r_t: Series, decay_t: Series, ended_t: Mask
+) -> tuple[Series, Float[Array, "*b"]]:
+    """Running sums `Rₜ = rₜ + γ Rₜ₋₁` of past rewards `[T, ...]`, from `before`, and where they end.
+
+    A sum starts again after `ended_t`. Their deviation is the scale of the returns, which rewards
+    are divided by (Engstrom et al. 2020, "Implementation Matters", section 3).
+    """
+
+    def step(total: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        reward, decay, ended = inputs
+        total = reward + decay * total
+        return jnp.where(ended, 0.0, total), total
+
+    after, sums = jax.lax.scan(step, before, (r_t, decay_t, ended_t))
+    return sums, after

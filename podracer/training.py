@@ -1,0 +1,450 @@
+"""A run: `Progress` in; metrics, evaluations, checkpoints and an end out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from podracer import envs, recipes
+from podracer.agent import Agent
+from podracer.anakin import Progress, TrainState, abstract_state, anakin, check, init_state
+from podracer.environment import Environment
+from podracer.evaluate import Evaluation, make_evaluator
+from podracer.io import checkpoint
+from podracer.io.console import Console, summarise
+from podracer.io.rundir import RunLock, read_limited, run_directory, write_crash, write_json
+from podracer.io.signals import PREEMPTED, StopSignals, Watchdog
+from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
+from podracer.mesh import find_devices, make_mesh
+from podracer.recipes import Experiment
+from podracer.types import ConfigError, LearnerState, PodracerError
+
+SAVE, STOP = 1, 2  # what a host may ask of the others
+# These decide when things happen, not what is computed, so a run may go on with others.
+FREE_ON_RESUME = {
+    "frames",
+    "evaluations",
+    "evaluation_episodes",
+    "target_return",
+    "save_seconds",
+    "stall_seconds",
+}
+
+
+class DeviceError(PodracerError):
+    """The accelerator failed or ran out of memory."""
+
+    exit_code = 71
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    agent: Agent
+    state: LearnerState
+    metrics: dict[str, Any]  # the last record
+    evaluation: Evaluation | None  # the last one of this process
+    run_dir: Path
+    exit_code: int  # 0 done; 75 preempted, 130 stopped by the user, both saved
+
+
+@dataclasses.dataclass
+class Totals:
+    """What the host counts; part of every checkpoint."""
+
+    updates: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    done: bool = False
+
+
+def train(
+    experiment: Experiment | str,
+    *,
+    environment: Environment | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    show: bool = False,
+    **overrides: Any,
+) -> Result:
+    """Run an experiment, or a recipe by its name, to its end; everything is left in `run_dir`.
+
+    `environment` takes the place of the named one; `overrides` replace fields of the experiment;
+    `show` reports to the terminal. With `resume` the newest valid checkpoint of `run_dir` goes on,
+    exactly. SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
+
+    Raises `ConfigError` before any compile for what cannot run; later `NonFiniteError`,
+    `CheckpointError`, `StorageError` or `DeviceError`, with the reason left in `crash.json`.
+    """
+    experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
+    experiment = dataclasses.replace(experiment, **overrides)
+    experiment.check()
+    use_compilation_cache()
+    agent, env = build(experiment, environment)
+    mesh = make_mesh(find_devices(experiment.devices))
+    check(agent, env, experiment.chunk, mesh.size)
+    directory = _claim(experiment, run_dir, resume)
+    run = Run(experiment, agent, env, mesh, directory, show)
+    with RunLock(directory) if run.is_main else contextlib.nullcontext():
+        try:
+            return run.execute(resume)
+        except Exception as error:
+            error = _classified(error)
+            write_crash(
+                directory,
+                error,
+                component=getattr(error, "component", "learner"),
+                last_update=run.totals.updates,
+                last_checkpoint=run.saved,
+                experiment=recipes.to_json(experiment),
+            )
+            raise error from error.__cause__
+
+
+def load(
+    run_dir: str | Path, *, environment: Environment | None = None
+) -> tuple[Agent, LearnerState]:
+    """The agent of a run and its state at the newest valid checkpoint, on one device."""
+    agent, _, state = load_run(run_dir, environment=environment)
+    return agent, state.learner
+
+
+def load_run(
+    run_dir: str | Path, *, environment: Environment | None = None
+) -> tuple[Agent, Environment, TrainState]:
+    """The agent, the environment and the whole state of a run at its newest valid checkpoint.
+
+    Raises `ConfigError` if there is no run, `CheckpointError` if nothing in it can be trusted.
+    """
+    directory = Path(run_dir)
+    experiment = read_experiment(directory)
+    agent, env = build(experiment, environment)
+    mesh = make_mesh(jax.local_devices()[:1])
+    like = abstract_state(agent, env, mesh, experiment.chunk)
+    return agent, env, checkpoint.load(directory / "checkpoints", like).state
+
+
+def build(
+    experiment: Experiment, environment: Environment | None = None
+) -> tuple[Agent, Environment]:
+    """The agent, made for its environment, and the environment."""
+    env = environment if environment is not None else envs.make(experiment.environment)
+    agent = dataclasses.replace(experiment.agent, spec=getattr(env, "spec", None))
+    return agent, env
+
+
+class Run:
+    """One process's part in a run."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        agent: Agent,
+        env: Environment,
+        mesh: jax.sharding.Mesh,
+        directory: Path,
+        show: bool,
+    ) -> None:
+        self.experiment, self.agent, self.env, self.mesh = experiment, agent, env, mesh
+        self.directory, self.show = directory, show
+        self.is_main = jax.process_index() == 0
+        self.totals = Totals()
+        self.saved: int | None = None  # updates at the newest checkpoint
+
+    def execute(self, resume: bool) -> Result:
+        """From the first or the restored state to the end."""
+        signals = StopSignals()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(signals.installed())
+            watchdog = Watchdog(self.experiment.stall_seconds, self._stalled)
+            stack.enter_context(watchdog)
+            checkpointer = checkpoint.Checkpointer(self.directory / "checkpoints")
+            stack.enter_context(checkpointer)
+            state = self._restored(checkpointer) if resume else None
+            if state is None:
+                state = self._fresh()
+            sinks = stack.enter_context(self._sinks(resume))
+            return self._consume(state, checkpointer, sinks, signals, watchdog)
+
+    def _fresh(self) -> TrainState:
+        if self.is_main:
+            write_json(self.directory / "config.json", configuration(self.experiment, self.mesh))
+        key = jax.random.key(self.experiment.seed)
+        return init_state(self.agent, self.env, self.mesh, self.experiment.chunk, key)
+
+    def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
+        """The newest checkpoint's state; None if the run was killed before its first save."""
+        if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
+            return None
+        like = abstract_state(self.agent, self.env, self.mesh, self.experiment.chunk)
+        restored = checkpointer.restore(like)
+        check_same_experiment(restored.metadata["experiment"], recipes.to_json(self.experiment))
+        if restored.metadata["devices"] != self.mesh.size and self.is_main:
+            print(
+                f"podracer: saved on {restored.metadata['devices']} devices, going on with "
+                f"{self.mesh.size}: correct, but not bit-exact."
+            )
+        self.totals = Totals(**restored.metadata["totals"])
+        self.saved = restored.step
+        return restored.state
+
+    def _sinks(self, resume: bool) -> Sinks:
+        if not self.is_main:
+            return Sinks([])
+        updates = self.totals.updates if resume else None
+        sinks: list[Sink] = [
+            JsonlSink(self.directory / "metrics.jsonl", resume_updates=updates),
+            TensorBoardSink(self.directory / "tensorboard", resume_updates=updates),
+        ]
+        if self.show:
+            kind = self.mesh.devices.flat[0].device_kind
+            sinks.append(
+                Console(
+                    self.experiment.num_updates,
+                    self.directory.name,
+                    recipe=self.experiment.recipe,
+                    devices=f"{self.mesh.size} x {kind}",
+                )
+            )
+        return Sinks(sinks)
+
+    def _consume(
+        self,
+        state: TrainState,
+        checkpointer: checkpoint.Checkpointer,
+        sinks: Sinks,
+        signals: StopSignals,
+        watchdog: Watchdog,
+    ) -> Result:
+        """The training loop: each chunk recorded; at boundaries evaluated, saved, stopped."""
+        experiment, totals = self.experiment, self.totals
+        evaluate = make_evaluator(self.agent, self.env, experiment.evaluation_episodes)
+        times = Stopwatch()
+        record: dict[str, Any] = {}
+        evaluation: Evaluation | None = None
+        exit_code, learner = 0, state.learner
+        for progress in self._progress(state, signals, times):
+            watchdog.alive()
+            checkpointer.check()
+            record = self._record(progress, times)
+            if progress.state is None:
+                sinks.write(record)
+                continue
+            learner = progress.state.learner
+            if progress.updates in experiment.evaluation_updates:
+                params = self.agent.actor_params(learner)
+                evaluation = evaluate(params, progress.state.key)
+                record["evaluation_return"] = float(evaluation.returns.mean())
+                record["evaluation_length"] = float(evaluation.lengths.mean())
+                times.add("time_evaluate")
+            totals.done = self._is_done(record)
+            sinks.write(record)
+            if totals.done or progress.request:
+                self._save(checkpointer, progress.state)
+                times.add("time_save")
+            if totals.done or progress.request == STOP:
+                exit_code = 0 if totals.done else signals.exit_code or PREEMPTED
+                break
+        checkpointer.wait()
+        return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
+
+    def _progress(
+        self, state: TrainState, signals: StopSignals, times: Stopwatch
+    ) -> Iterator[Progress]:
+        experiment = self.experiment
+        if self.totals.done and self.totals.updates >= experiment.num_updates:
+            return iter(())
+
+        def request() -> int:
+            if signals.exit_code:
+                return STOP
+            return SAVE if times.since("time_save") >= experiment.save_seconds else 0
+
+        return anakin(
+            self.agent,
+            self.env,
+            self.mesh,
+            experiment.chunk,
+            state,
+            num_updates=experiment.num_updates,
+            request=request,
+            boundary=experiment.evaluation_updates.__contains__,
+        )
+
+    def _record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
+        """One line of the log; a chunk's speed leaves out compiling, evaluating and saving."""
+        lap = times.lap()
+        compiling = progress.compile_seconds
+        stepping = lap["time_step"] = max(lap["time_step"] - compiling, 1e-9)
+        self.totals.updates = progress.updates
+        self.totals.frames += progress.frames
+        self.totals.seconds += sum(lap.values()) + compiling
+        return {
+            "updates": progress.updates,
+            "frames": self.totals.frames,
+            "seconds": self.totals.seconds,
+            "frames_per_second": progress.frames / stepping,
+            **progress.metrics,
+            "time_compile": compiling,
+            **lap,
+        }
+
+    def _is_done(self, record: dict[str, Any]) -> bool:
+        target, reached = self.experiment.target_return, record.get("evaluation_return")
+        if target is not None and reached is not None and reached >= target:
+            return True
+        return record["updates"] >= self.experiment.num_updates
+
+    def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
+        metadata = {
+            "totals": dataclasses.asdict(self.totals),
+            "experiment": recipes.to_json(self.experiment),
+            "devices": self.mesh.size,
+        }
+        checkpointer.save(self.totals.updates, state, metadata)
+        self.saved = self.totals.updates
+
+    def _stalled(self, message: str) -> None:
+        stalled = PodracerError(message)
+        write_crash(
+            self.directory,
+            stalled,
+            code=76,
+            component="watchdog",
+            last_update=self.totals.updates,
+            last_checkpoint=self.saved,
+        )
+
+
+class Stopwatch:
+    """Wall seconds by stage; what no stage claims is `time_step`, the driver's."""
+
+    def __init__(self) -> None:
+        self._mark = time.perf_counter()
+        self._stages = {"time_evaluate": 0.0, "time_save": 0.0}
+        self._ended = dict.fromkeys(self._stages, self._mark)
+
+    def add(self, stage: str) -> None:
+        """Give the time since the last lap or stage to `stage`."""
+        now = time.perf_counter()
+        self._stages[stage] += now - self._mark
+        self._mark = self._ended[stage] = now
+
+    def since(self, stage: str) -> float:
+        """Seconds since `stage` last ended, or since the beginning."""
+        return time.perf_counter() - self._ended[stage]
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of each stage since the last lap."""
+        now = time.perf_counter()
+        seconds = {"time_step": now - self._mark, **self._stages}
+        self._mark = now
+        self._stages = dict.fromkeys(self._stages, 0.0)
+        return seconds
+
+
+# --- the run directory ---------------------------------------------------------------------------
+
+
+def configuration(experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What `config.json` holds: everything needed to run this again and to compare it."""
+    packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
+    device = mesh.devices.flat[0]
+    return {
+        "recipe": experiment.recipe,
+        "experiment": recipes.to_json(experiment),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "devices": mesh.size,
+            "processes": jax.process_count(),
+        },
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def read_experiment(directory: Path) -> Experiment:
+    """The experiment of a run. Raises `ConfigError` if there is none or it cannot be read."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
+    try:
+        experiment = recipes.from_json(json.loads(read_limited(path))["experiment"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(f"{path} is not a run's configuration.")
+    return experiment
+
+
+def check_same_experiment(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
+
+    def flat(tree: Any, path: str = "") -> dict[str, Any]:
+        if not isinstance(tree, dict):
+            return {path: tree}
+        items = tree.items()
+        return {k: v for name, x in items for k, v in flat(x, f"{path}.{name}".lstrip(".")).items()}
+
+    before, after = flat(saved), flat(now)
+    changed = [
+        f"{name} was {before.get(name)} and is {after.get(name)}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in FREE_ON_RESUME
+    ]
+    if changed:
+        raise ConfigError(f"the run was saved with another configuration: {'; '.join(changed)}.")
+
+
+def _claim(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
+    """The run's directory: new for a new run, with a run in it for one that goes on."""
+    if run_dir is None:
+        moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
+    path = Path(run_dir)
+    directory = run_directory(path.parent, path.name)
+    exists = (directory / "config.json").exists()
+    if resume and not exists:
+        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
+    if exists and not resume and jax.process_index() == 0:
+        raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
+    return directory
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between processes, unless the user has set a cache already."""
+    if jax.config.jax_compilation_cache_dir is None:
+        cache = Path.home() / ".cache" / "podracer" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _classified(error: Exception) -> Exception:
+    """XLA's failures as a sentence and an exit code; everything else as it is."""
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return error
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" in text:
+        advice = "out of device memory: take fewer environments, a shorter rollout or more devices."
+    elif "DATA_LOSS" in text or "INTERNAL" in text:
+        advice = "the device failed: resume on a healthy one."
+    else:
+        return error
+    failure = DeviceError(f"{advice} ({text.strip().splitlines()[0][:300]})")
+    failure.__cause__ = error
+    return failure

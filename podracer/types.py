@@ -1,0 +1,163 @@
+"""The vocabulary of the library: what environments say, what agents learn from, what is kept.
+
+Axis letters, used in every docstring:
+
+    T  rollout length        B  environments (per shard inside a driver)     N  minibatch
+    A  actions               K  unroll of a model or inner updates           S  simulations
+    Z  atoms or quantiles    P  pods
+
+Arrays are time-major, `[T, B, ...]`; `[*b, ...]` means any leading batch shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Params = PyTree
+Carry = PyTree
+EnvState = PyTree
+Metrics = Mapping[str, jax.Array]
+T = TypeVar("T")
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A field of a `struct` that is part of its structure, not a leaf."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def struct(cls: type[T]) -> type[T]:
+    """A frozen dataclass that is a pytree; fields declared with `static()` are structure."""
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    meta = [f.name for f in fields if f.metadata.get("static")]
+    data = [f.name for f in fields if f.name not in meta]
+    return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+
+
+@struct
+class TimeStep:
+    """What the world says at time t. Leaves are `[*b, ...]`."""
+
+    observation: PyTree  # [*b, ...]
+    reward: jax.Array  # f32 [*b], for the action taken at t-1
+    discount: jax.Array  # f32 [*b], 0 only at a true terminal; 1 at a time-out
+    first: jax.Array  # bool [*b], just reset: clear recurrent memory here
+    last: jax.Array  # bool [*b], the episode is cut here: the action chosen here is ignored
+
+
+@struct
+class Step:
+    """A timestep, the action chosen on it, and what the agent wants to remember of the choice."""
+
+    timestep: TimeStep
+    action: PyTree
+    extras: PyTree
+
+
+@struct
+class Trajectory:
+    """T transitions between T+1 timesteps."""
+
+    steps: Step  # [T, B, ...]
+    final: TimeStep  # [B, ...]
+    carry: Carry  # the agent's memory at steps[0], [B, ...]
+    final_carry: Carry  # and at `final`, so that a bootstrap value needs no second unroll
+
+    def timesteps(self) -> TimeStep:
+        """All timesteps `[T+1, B, ...]`: the T acted on, then the final one."""
+        return jax.tree.map(
+            lambda steps, final: jnp.concatenate([steps, final[None]]),
+            self.steps.timestep,
+            self.final,
+        )
+
+    def after(self) -> TimeStep:
+        """What each action led to, `[T, B, ...]`, observations left out."""
+        steps = dataclasses.replace(self.steps.timestep, observation=())
+        final = dataclasses.replace(self.final, observation=())
+        return jax.tree.map(lambda s, f: jnp.concatenate([s[1:], f[None]]), steps, final)
+
+    def valid(self) -> jax.Array:
+        """Bool `[T, B]`: transitions that may train. A time-out's own action leads nowhere."""
+        return ~self.steps.timestep.last
+
+
+@struct
+class LearnerState:
+    """Everything an agent keeps between updates."""
+
+    shared: PyTree  # replicated over `data`: parameters, optimiser, targets, moments, counters
+    local: PyTree = ()  # leading axis sharded over `data`: replay, per-environment sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """Shape and dtype of one observation leaf, without any batch axis."""
+
+    shape: tuple[int, ...]
+    dtype: Any = np.dtype(np.float32)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """Actions 0 .. num_actions - 1, int32."""
+
+    num_actions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuous:
+    """Actions in a box, f32 `[size]`, each coordinate within its bounds."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.low)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSpec:
+    """What an agent must know of an environment before it is built."""
+
+    name: str
+    observation: Any  # pytree of `Array`; dictionaries of them are allowed
+    action: Discrete | Continuous
+
+    def __hash__(self) -> int:
+        leaves, structure = jax.tree.flatten(self.observation)
+        return hash((self.name, tuple(leaves), structure, self.action))
+
+
+class PodracerError(Exception):
+    """A failure with a stable exit code; the message is one clear sentence."""
+
+    exit_code = 70
+
+
+class ConfigError(PodracerError):
+    """What the user asked for cannot be: caught before any compile."""
+
+    exit_code = 78
+
+
+class CheckpointError(PodracerError):
+    """No checkpoint that can be trusted."""
+
+    exit_code = 65
+
+
+class NonFiniteError(PodracerError):
+    """An update met a value that is not finite; it was not applied."""

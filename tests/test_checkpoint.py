@@ -1,0 +1,650 @@
+"""Checkpoints: exact round trips, and every kind of damage, misfit and interruption refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from podracer.io import checkpoint, rundir
+from podracer.io.checkpoint import (
+    Checkpointer,
+    StorageError,
+    fingerprint,
+    load,
+    schema,
+    stored_fingerprint,
+)
+from podracer.types import CheckpointError, LearnerState
+
+MESH = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+SHARDED = NamedSharding(MESH, PartitionSpec("data"))
+REPLICATED = NamedSharding(MESH, PartitionSpec())
+
+
+def small(seed: int = 0) -> LearnerState:
+    """A few leaves, quick to save."""
+    key = jax.random.key(seed)
+    return LearnerState(shared={"w": jax.random.normal(key, (3, 5)), "key": key})
+
+
+def rich(seed: int = 0) -> LearnerState:
+    """Every kind of leaf that a run may keep."""
+    key = jax.random.key(seed)
+    size = 2 * len(jax.devices())
+    shared = {
+        "linear/w": jax.random.normal(key, (3, 5)),
+        "a b.é": jax.random.normal(key, (7,), jnp.bfloat16),
+        "flag": jnp.array(True),
+        "count": jnp.uint32(2**32 - 1 - seed),
+        "nothing": (),
+        "none": None,
+        "zero": jnp.zeros((0, 3), jnp.int8),
+        "keys": [key, jax.random.key(seed, impl="rbg")],
+        "nan": jnp.array([jnp.nan, -0.0, jnp.inf]),
+    }
+    local = {
+        "frames": jax.random.randint(key, (size, 4), 0, 255).astype(jnp.uint8),
+        "keys": jax.random.split(key, size),
+    }
+    return LearnerState(
+        shared=jax.device_put(shared, REPLICATED),
+        local={**jax.device_put(local, SHARDED), "host": np.arange(4, dtype=np.int64) + seed},
+    )
+
+
+def save(directory: Path, *steps: int, keep: int = 3) -> list[str]:
+    """Save `small(step)` under each step; their fingerprints."""
+    with Checkpointer(directory, keep=keep) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, small(step), {"step": step})
+    return [fingerprint(small(step)) for step in steps]
+
+
+def step_path(directory: Path, step: int) -> Path:
+    return directory / f"{step:012d}"
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+
+def test_a_round_trip_keeps_every_byte_the_structure_and_the_shardings(tmp_path: Path) -> None:
+    state = rich(3)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(7, state, {"frames": 10**12, "name": "é"})
+        restored = checkpointer.restore(rich(4))
+        assert checkpointer.steps() == [7]
+    assert (restored.step, restored.metadata) == (7, {"frames": 10**12, "name": "é"})
+    assert fingerprint(restored.state) == fingerprint(state) != fingerprint(rich(4))
+    assert jax.tree.structure(restored.state) == jax.tree.structure(state)
+    for new, old in zip(jax.tree.leaves(restored.state), jax.tree.leaves(state), strict=True):
+        assert type(new) is type(old)
+        assert new.dtype == old.dtype and new.shape == old.shape
+        if isinstance(old, jax.Array):
+            assert new.sharding == old.sharding and new.committed == old.committed
+    assert stored_fingerprint(tmp_path) == (7, fingerprint(state))
+
+
+def test_shape_dtype_structs_say_where_leaves_go(tmp_path: Path) -> None:
+    state = jax.device_put({"x": jnp.arange(16.0), "k": jax.random.key(1)}, REPLICATED)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, state, {})
+    like = {
+        "x": jax.ShapeDtypeStruct((16,), jnp.float32, sharding=SHARDED),
+        "k": jax.eval_shape(lambda: jax.random.key(0)),
+    }
+    restored = load(tmp_path, like).state
+    assert restored["x"].sharding == SHARDED
+    assert not restored["k"].committed
+    assert fingerprint(restored) == fingerprint(state)
+
+
+def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
+    """The driver donates the state to the next update while it is still being written."""
+    wreck = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
+    with Checkpointer(tmp_path, keep=5) as checkpointer:
+        expected = {}
+        for step in range(5):
+            state = jax.device_put({"w": jnp.arange(2**18) + step}, SHARDED)
+            host = np.full(2**16, step)
+            expected[step] = fingerprint({"device": state, "host": host})
+            checkpointer.save(step, {"device": state, "host": host}, {})
+            jax.block_until_ready(wreck(state))
+            host[:] = -1
+            assert state["w"].is_deleted()
+        like = {"device": {"w": jnp.arange(2**18)}, "host": host}
+        for step, digest in expected.items():
+            assert fingerprint(checkpointer.restore(like, step).state) == digest
+
+
+def test_a_sealed_step_is_not_written_again(tmp_path: Path) -> None:
+    (first,) = save(tmp_path, 5)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(5, small(6), {})
+    assert stored_fingerprint(tmp_path) == (5, first)
+
+
+def test_a_fingerprint_sees_values_dtypes_shapes_paths_and_key_kinds() -> None:
+    states = [
+        {"x": jnp.zeros(4)},
+        {"x": jnp.zeros(4).at[3].set(-0.0)},
+        {"x": jnp.zeros(4, jnp.int32)},
+        {"x": jnp.zeros((2, 2))},
+        {"y": jnp.zeros(4)},
+        {"x": (jnp.zeros(4),)},
+        {"x": jax.random.key(0)},
+        {"x": jax.random.key_data(jax.random.key(0))},
+        {"x": jax.random.key(0, impl="rbg")},
+        {"x": jax.random.key(0, impl="unsafe_rbg")},
+    ]
+    assert len({fingerprint(state) for state in states}) == len(states)
+    whole = {"x": jnp.arange(16.0)}
+    assert fingerprint(whole) == fingerprint(jax.device_put(whole, SHARDED))
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def damage(path: Path, rng: random.Random) -> str:
+    """One seeded fault in one file of a step."""
+    file = rng.choice(sorted(p for p in path.rglob("*") if p.is_file() and p.stat().st_size))
+    data = bytearray(file.read_bytes())
+    kind = rng.choice(["flip", "flip", "truncate", "zero", "delete", "extend"])
+    if kind == "flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "truncate":
+        del data[rng.randrange(len(data)) :]
+    elif kind == "zero":
+        data = bytearray(len(data))
+    elif kind == "extend":
+        data += b"\0"
+    file.unlink() if kind == "delete" else file.write_bytes(data)
+    return f"{kind} {file.relative_to(path)}"
+
+
+def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Path) -> None:
+    good, bad = save(tmp_path / "clean", 1, 2)
+    rng, handled, like = random.Random(0), Counter(), small()
+    for trial in range(200):
+        directory = tmp_path / "trial"
+        shutil.copytree(tmp_path / "clean", directory)
+        fault = damage(step_path(directory, 2), rng)
+        reports: list[str] = []
+        with Checkpointer(directory, report=reports.append) as checkpointer:
+            restored = checkpointer.restore(like)
+        assert restored.step == 1 and fingerprint(restored.state) == good, (trial, fault)
+        # A step without its manifest is the debris of a killed save, and swept without a word.
+        assert len(reports) == (fault != "delete manifest.json"), (trial, fault)
+        assert not step_path(directory, 2).exists(), (trial, fault)
+        handled[fault.split()[0]] += 1
+        shutil.rmtree(directory)
+    assert handled.total() == 200 and len(handled) == 5
+    assert stored_fingerprint(tmp_path / "clean") == (2, bad)
+
+
+def plant_symlink(path: Path) -> None:
+    file = path / "meta.json"
+    file.rename(path.parent / "elsewhere")
+    file.symlink_to(path.parent / "elsewhere")
+
+
+def plant_linked_folder(path: Path) -> None:
+    (path / "state").rename(path.parent / "elsewhere")
+    (path / "state").symlink_to(path.parent / "elsewhere")
+
+
+def plant_linked_step(path: Path) -> None:
+    path.rename(path.parent / "elsewhere")
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def plant_pipe(path: Path) -> None:
+    os.mkfifo(path / "state" / "pipe")
+
+
+def plant_extra_file(path: Path) -> None:
+    (path / "state" / "d" / "extra").write_bytes(b"")
+
+
+def plant_way_out(path: Path) -> None:
+    """A manifest that is consistent in itself, and names a file outside."""
+    outside = path.parent / "outside"
+    outside.write_bytes(b"secret")
+    reseal(path, lambda files: files.update({"../outside": files["meta.json"]}))
+
+
+def plant_foreign_step(path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(step_path(path.parent, 1), path)
+
+
+def plant_nonsense(path: Path) -> None:
+    (path / "manifest.json").write_bytes(b"[" * 100_000)
+
+
+def plant_wrong_types(path: Path) -> None:
+    reseal(path, lambda files: files.update({"meta.json": ["size", 1]}))
+
+
+def plant_huge_manifest(path: Path) -> None:
+    os.truncate(path / "manifest.json", 2**40)
+
+
+def plant_directory_for_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    (path / "manifest.json").mkdir()
+
+
+def reseal(path: Path, change) -> None:
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    del manifest["sha256"]
+    change(manifest["files"])
+    (path / "manifest.json").write_bytes(rundir._manifest(manifest))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [value for name, value in sorted(globals().items()) if name.startswith("plant_")],
+    ids=lambda plant: plant.__name__,
+)
+def test_hostile_content_is_quarantined_and_never_followed(tmp_path: Path, plant) -> None:
+    good, _ = save(tmp_path, 1, 2)
+    plant(step_path(tmp_path, 2))
+    with pytest.raises(CheckpointError, match="000000000002"):
+        load(tmp_path, small(), step=2)
+    reports: list[str] = []
+    with Checkpointer(tmp_path, report=reports.append) as checkpointer:
+        restored = checkpointer.restore(small())
+        assert (restored.step, fingerprint(restored.state)) == (1, good)
+        assert checkpointer.steps() == [1]
+    assert len(reports) == 1 and "quarantine" in reports[0]
+    assert os.path.lexists(tmp_path / "quarantine" / f"{2:012d}")
+
+
+def test_an_explicit_step_is_never_replaced_by_another(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    damage(step_path(tmp_path, 2) / "state", random.Random(0))
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(CheckpointError, match="000000000002"):
+            checkpointer.restore(small(), step=2)
+        with pytest.raises(CheckpointError, match="000000000009"):
+            checkpointer.restore(small(), step=9)
+        assert checkpointer.steps() == [1, 2]
+
+
+def test_nothing_valid_is_an_error_with_its_exit_code(tmp_path: Path, capsys) -> None:
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        load(tmp_path / "absent", small())
+    for _ in range(2):  # the second time, the name in quarantine is taken
+        save(tmp_path, 1)
+        damage(step_path(tmp_path, 1) / "state", random.Random(0))
+        with Checkpointer(tmp_path) as checkpointer:
+            with pytest.raises(CheckpointError, match="no valid checkpoint") as caught:
+                checkpointer.restore(small())
+    assert caught.value.exit_code == 65
+    assert sorted(os.listdir(tmp_path / "quarantine")) == [f"{1:012d}", f"{1:012d}.1"]
+    assert capsys.readouterr().err.count("damaged checkpoint passed over") == 2
+
+
+def test_a_reader_moves_nothing(tmp_path: Path) -> None:
+    good, _ = save(tmp_path, 1, 2)
+    damage(step_path(tmp_path, 2) / "state", random.Random(0))
+    (step_path(tmp_path, 3) / "state").mkdir(parents=True)  # a save in flight
+    before, reports = sorted(tmp_path.rglob("*")), []
+    assert stored_fingerprint(tmp_path, report=reports.append) == (1, good)
+    assert load(tmp_path, small(), report=reports.append).step == 1
+    assert sorted(tmp_path.rglob("*")) == before and len(reports) == 2
+
+
+# --- misfits --------------------------------------------------------------------------------------
+
+SAVED = {"w": jnp.ones((2, 3)), "n": jnp.int32(1), "k": jax.random.key(0), "zero": jnp.ones((0,))}
+MISFITS = {
+    "dtype": (SAVED | {"w": jnp.ones((2, 3), jnp.bfloat16)}, r"\['w'\] is float32\[2, 3\] in the "
+              r"checkpoint, bfloat16\[2, 3\] wanted"),
+    "dtype of the same size": (SAVED | {"n": jnp.uint32(1)}, "int32.*uint32"),
+    "dtype of an empty leaf": (SAVED | {"zero": jnp.ones((0,), jnp.int8)}, "zero"),
+    "shape": (SAVED | {"w": jnp.ones((3, 2))}, r"\[2, 3\].*\[3, 2\]"),
+    "one more row": (SAVED | {"w": jnp.ones((3, 3))}, r"\[3, 3\]"),
+    "rank": (SAVED | {"n": jnp.ones((1,), jnp.int32)}, r"int32\[\].*int32\[1\]"),
+    "missing": (SAVED | {"m": jnp.ones(1)}, r"\['m'\] is absent"),
+    "left out": ({"w": SAVED["w"]}, r"\['k'\].*absent wanted; \['n'\]"),
+    "renamed": ({"v" if k == "w" else k: v for k, v in SAVED.items()}, r"\['v'\].*\['w'\]"),
+    "nested": ({"inner": SAVED}, r"\['inner'\]\['k'\]"),
+    "sequence for dictionary": (list(SAVED.values()), r"\[0\]"),
+    "key implementation": (SAVED | {"k": jax.random.key(0, impl="rbg")}, "threefry2x32.*rbg"),
+    "raw for typed key": (SAVED | {"k": jax.random.key_data(SAVED["k"])}, "threefry2x32 keys"),
+    "batch of keys": (SAVED | {"k": jax.random.split(SAVED["k"])}, r"uint32\[2, 2\]"),
+    "not an array": (SAVED | {"n": 1}, r"\['n'\] is of type int, not an array"),
+    "no room in 32 bits": (SAVED | {"n": jax.ShapeDtypeStruct((), np.int64)}, "int64"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, SAVED, {})
+    return directory
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_state_that_does_not_fit_is_refused_with_the_difference(saved: Path, misfit: str) -> None:
+    like, message = MISFITS[misfit]
+    with Checkpointer(saved) as checkpointer:
+        with pytest.raises(CheckpointError, match=message):
+            checkpointer.restore(like)
+        assert checkpointer.steps() == [1]  # a misfit is not damage
+
+
+def forge(path: Path, **changes: object) -> None:
+    """Rewrite meta.json and seal it again, as somebody with another version would."""
+    meta = json.loads((path / "meta.json").read_bytes()) | changes
+    (path / "meta.json").write_bytes(rundir.encode_json(meta))
+    rundir.seal(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"schema": {"['w']": [[2, 3], "float64", None]}}, "not those of meta.json"),
+        ({"schema": {"['w']": [[10**15], "float32", None]}}, "not those of meta.json"),
+        ({"schema": {"['w']": [["__import__"], {}, []]}}, "not those of meta.json"),
+        ({"schema": {"['w']": 3}}, "not usable"),
+        ({"schema": None}, "not usable"),
+        ({"metadata": "no"}, "not usable"),
+    ],
+)
+def test_a_forged_schema_is_refused_before_anything_is_read(
+    saved: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    shutil.copytree(saved, tmp_path / "forged")
+    forge(step_path(tmp_path / "forged", 1), **changes)
+    with pytest.raises(CheckpointError, match=message):
+        stored_fingerprint(tmp_path / "forged")
+
+
+def test_arrays_beyond_memory_are_refused_before_they_are_read(saved: Path, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoint, "_MEMORY", 20)
+    with pytest.raises(CheckpointError, match="36 bytes, more than this machine's"):
+        stored_fingerprint(saved)
+
+
+# --- retention and leftovers ----------------------------------------------------------------------
+
+
+def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
+    prints = save(tmp_path, *range(6), keep=2)
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.steps() == [4, 5]
+    assert stored_fingerprint(tmp_path) == (5, prints[-1])
+
+
+def test_an_old_step_outlives_a_newer_one_that_reads_back_wrong(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (good,) = save(tmp_path, 1)
+
+    def rotten_disk(path: Path) -> None:
+        rundir.seal(path)
+        damage(path / "state", random.Random(0))
+
+    monkeypatch.setattr(checkpoint, "seal", rotten_disk)
+    with Checkpointer(tmp_path, keep=1, report=lambda _: None) as checkpointer:
+        checkpointer.save(2, small(2), {})
+        with pytest.raises(StorageError, match="step 2 could not be written"):
+            checkpointer.wait()
+        assert checkpointer.steps() == [1, 2]
+        restored = checkpointer.restore(small())
+        assert (restored.step, fingerprint(restored.state)) == (1, good)
+
+
+def test_leftovers_of_killed_saves_are_swept_and_nothing_else(tmp_path: Path) -> None:
+    (good,) = save(tmp_path, 1)
+    debris = step_path(tmp_path, 2)
+    (debris / "state.orbax-checkpoint-tmp").mkdir(parents=True)
+    (debris / "meta.json").write_text("{}")
+    others = [tmp_path / "3", tmp_path / "quarantine", tmp_path / "000000000004.mine"]
+    for other in others:
+        other.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    step_path(tmp_path, 5).symlink_to(elsewhere)
+    with Checkpointer(tmp_path) as checkpointer:
+        assert not debris.exists()
+        assert all(other.is_dir() for other in [*others, elsewhere])
+        checkpointer.save(2, small(2), {})
+    assert stored_fingerprint(tmp_path) == (2, fingerprint(small(2)))
+    assert fingerprint(load(tmp_path, small(), step=1).state) == good
+
+
+# --- the disk refuses -----------------------------------------------------------------------------
+
+
+def settle(checkpointer: Checkpointer) -> None:
+    """Poll `check` as a driver does, until the save in flight has failed."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        checkpointer.check()
+        time.sleep(0.01)
+
+
+def test_a_full_disk_surfaces_at_the_next_check_and_costs_only_that_step(tmp_path: Path) -> None:
+    (good,) = save(tmp_path, 1)
+    noise = {"x": np.random.default_rng(0).random(2**19)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpointer(tmp_path) as checkpointer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+        try:
+            checkpointer.save(2, noise, {})
+            with pytest.raises(StorageError, match="step 2 could not be written") as caught:
+                settle(checkpointer)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caught.value.exit_code == 73 and isinstance(caught.value, OSError)
+        assert not step_path(tmp_path, 2).exists()
+        assert fingerprint(checkpointer.restore(small()).state) == good
+        checkpointer.save(2, noise, {})
+    assert stored_fingerprint(tmp_path) == (2, fingerprint(noise))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_error_while_sealing_leaves_no_half_step(tmp_path: Path, monkeypatch, call: str) -> None:
+    (good,) = save(tmp_path, 1)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpointer = Checkpointer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir.os, call, refuse)
+        checkpointer.save(2, small(2), {})
+        with pytest.raises(StorageError, match="No space left"):
+            checkpointer.close()
+    assert stored_fingerprint(tmp_path) == (1, good)
+    assert not step_path(tmp_path, 2).exists()
+
+
+def test_a_directory_that_cannot_be_made_fails_the_call_itself(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        step_path(tmp_path, 2).write_bytes(b"in the way")
+        with pytest.raises(StorageError, match="step 2"):
+            checkpointer.save(2, small(), {})
+
+
+def test_the_first_error_is_the_one_that_leaves_the_context(tmp_path: Path, monkeypatch) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint, "seal", refuse)
+    reports: list[str] = []
+    with pytest.raises(KeyError, match="the cause"):
+        with Checkpointer(tmp_path, report=reports.append) as checkpointer:
+            checkpointer.save(1, small(), {})
+            raise KeyError("the cause")
+    assert len(reports) == 1 and "Input/output error" in reports[0]
+
+
+def test_misuse_is_refused_at_the_call(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        Checkpointer(tmp_path, keep=0)
+    with Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(ValueError, match="step -1"):
+            checkpointer.save(-1, small(), {})
+        with pytest.raises(TypeError):
+            checkpointer.save(1, small(), {"not json": object()})
+        with pytest.raises(CheckpointError, match=r"\['x'\] is of type float"):
+            checkpointer.save(1, {"x": 1.0}, {})
+        assert checkpointer.steps() == []
+    assert schema({"x": jnp.ones(2)}) == {"['x']": [[2], "float32", None]}
+
+
+# --- killed ---------------------------------------------------------------------------------------
+
+SAVE_FOR_EVER = """
+import os, sys
+import jax, jax.numpy as jnp
+from pathlib import Path
+from podracer.io.checkpoint import Checkpointer, fingerprint
+from podracer.types import CheckpointError
+
+directory, record = Path(sys.argv[1]), open(sys.argv[2], "a")
+def state(step):
+    return {"w": jnp.full((300,), step), "key": jax.random.key(step)}
+with Checkpointer(directory, keep=2) as checkpointer:
+    try:
+        step = checkpointer.restore(state(0)).step
+    except CheckpointError:
+        step = 0
+    while True:
+        step += 1
+        record.write(f"{step} {fingerprint(state(step))}\\n")
+        record.flush()
+        checkpointer.save(step, state(step), {})
+"""
+
+
+def launch(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+    root = Path(checkpoint.__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-c", *map(str, arguments)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_killed_at_any_moment_the_newest_step_is_what_was_recorded(tmp_path: Path) -> None:
+    """Two runs side by side, three kills each; a run goes on from where it was killed."""
+    rng = random.Random(0)
+    runs = [tmp_path / "a", tmp_path / "b"]
+    lines = dict.fromkeys(runs, 0)
+    for _ in range(3):
+        children = {}
+        for run in runs:
+            run.mkdir(exist_ok=True)
+            (run / "record").touch()
+            children[run] = launch(SAVE_FOR_EVER, run / "checkpoints", run / "record")
+        for run, child in children.items():
+            enough = lines[run] + 3 + rng.randrange(4)
+            deadline = time.monotonic() + 60
+            while len((run / "record").read_text().splitlines()) < enough:
+                assert child.poll() is None and time.monotonic() < deadline, child.stdout.read()
+                time.sleep(0.002)
+            time.sleep(rng.random() * 0.1)
+            child.send_signal(signal.SIGKILL)
+            child.communicate()
+        for run in runs:
+            recorded = (run / "record").read_text().splitlines()
+            step, digest = stored_fingerprint(run / "checkpoints", report=pytest.fail)
+            assert f"{step} {digest}" in recorded
+            # The step recorded last may not have begun, and the one before may not be sealed.
+            assert step >= int(recorded[-1].split()[0]) - 2
+            lines[run] = len(recorded)
+
+
+TWO_PROCESSES = """
+import sys
+from pathlib import Path
+import jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+rank, address = int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(address, num_processes=2, process_id=rank)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from podracer.io.checkpoint import Checkpointer
+from podracer.types import CheckpointError
+
+mesh = Mesh(np.array(jax.devices()), ("data",))
+def state(step):
+    rows = np.arange(8.0, dtype=np.float32) + step
+    sharding = NamedSharding(mesh, P("data"))
+    make = jax.make_array_from_callback
+    return {
+        "local": make((8,), sharding, lambda index: rows[index]),
+        "shared": make((8,), NamedSharding(mesh, P()), lambda index: rows[index]),
+        "keys": jax.jit(
+            lambda: jax.random.split(jax.random.key(step), 8), out_shardings=sharding
+        )(),
+    }
+def values(tree):
+    arrays = tree | {"keys": jax.random.key_data(tree["keys"])}
+    return [s.data.tolist() for _, a in sorted(arrays.items()) for s in a.addressable_shards]
+
+with Checkpointer(Path(sys.argv[1]), keep=2, report=lambda text: None) as checkpointer:
+    for step in (1, 2, 3, 3):
+        checkpointer.save(step, state(step), {"step": step})
+    checkpointer.wait()
+    like = state(0)
+    restored = checkpointer.restore(like)
+    assert restored.step == 3 and restored.metadata == {"step": 3}
+    assert values(restored.state) == values(state(3)) != values(like)
+    assert all(restored.state[name].sharding == like[name].sharding for name in like)
+    if rank == 0:
+        (Path(sys.argv[1]) / f"{3:012d}" / "meta.json").write_bytes(b"{}")
+    restored = checkpointer.restore(like)
+    assert restored.step == 2 and values(restored.state) == values(state(2))
+    try:
+        checkpointer.restore(like, step=3)
+        raise SystemExit("restored a step that is in quarantine")
+    except CheckpointError:
+        print("done")
+jax.distributed.shutdown()
+"""
+
+
+def test_two_processes_share_one_directory(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    flags = {"XLA_FLAGS": ""}
+    children = [launch(TWO_PROCESSES, tmp_path, rank, address, **flags) for rank in range(2)]
+    try:
+        for child in children:
+            output, _ = child.communicate(timeout=90)
+            assert child.returncode == 0 and "done" in output, output
+    finally:
+        for child in children:
+            child.kill()
+    assert [int(path.name) for path in sorted(tmp_path.glob("0*"))] == [2]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
