@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,42 +19,40 @@ import tyro
 
 USAGE = """podracer: scalable reinforcement learning on accelerators
 
-  podracer train [RECIPE] [--flags]     train an agent (default recipe: catch)
-  podracer resume RUN                   continue to the configured end, exactly
-  podracer eval RUN                     greedy episodes at the newest checkpoint
-  podracer play RUN                     the same as a GIF or a video
-  podracer report RUN [RUN ...]         one HTML page; several runs are compared
-  podracer list [WHAT]                  agents, environments or recipes
-  podracer fingerprint RUN              SHA-256 of the complete training state
-  podracer bench NAME                   throughput, compile time apart
-  podracer doctor                       devices, versions, what works here
+  podracer train [RECIPE] [--flags]   train an agent (default recipe: catch)
+  podracer resume RUN                 continue to the configured end, exactly
+  podracer eval RUN                   greedy episodes at the newest checkpoint
+  podracer play RUN                   the same as a GIF or a video
+  podracer report RUN [RUN ...]       one HTML page; several runs are compared
+  podracer list [WHAT]                agents, environments or recipes
+  podracer fingerprint RUN            SHA-256 of the complete training state
+  podracer bench NAME                 throughput, compile time apart
+  podracer doctor                     devices, versions, what works here
 
 podracer COMMAND --help shows a command's flags."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code (see `docs/reliability.md`)."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    """Run one command and exit with its code; `docs/reliability.md` lists them."""
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
         print(USAGE)
         sys.exit(0)
-    name, *rest = arguments
     if name not in COMMANDS:
         _refuse(f"There is no command {name!r}", name, COMMANDS)
     try:
-        sys.exit(COMMANDS[name](rest) or 0)
+        sys.exit(COMMANDS[name](rest))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        code = getattr(error, "exit_code", None)
-        if code is None:
+        if not hasattr(error, "exit_code"):
             raise
         print(f"podracer: {error}", file=sys.stderr)
-        sys.exit(code)
+        sys.exit(error.exit_code)
 
 
-def _refuse(what: str, word: str, known: Any) -> None:
+def _refuse(what: str, word: str, known: Iterable[str]) -> None:
     near = difflib.get_close_matches(word, list(known), n=1)
     hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(known)}"
     print(f"podracer: {what}: {hint}.", file=sys.stderr)
@@ -62,18 +60,18 @@ def _refuse(what: str, word: str, known: Any) -> None:
 
 
 def _parse(kind: Any, command: str, arguments: Sequence[str], default: Any = None) -> Any:
-    """Flags to a dataclass; what does not fit exits with the code of a configuration error."""
-    options: dict[str, Any] = {} if default is None else {"default": default}
+    """Flags to a dataclass; what does not fit exits as a configuration error."""
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes)
+    options = {} if default is None else {"default": default}
     try:
         return tyro.cli(
-            kind,
-            prog=f"podracer {command}",
-            args=list(arguments),
-            config=(tyro.conf.AvoidSubcommands,),
-            **options,
+            kind, prog=f"podracer {command}", args=list(arguments), config=config, **options
         )
     except SystemExit as leaving:
         sys.exit(78 if leaving.code else 0)
+
+
+RunPath = Annotated[Path, tyro.conf.Positional]
 
 
 # --- train and resume ----------------------------------------------------------------------------
@@ -81,36 +79,309 @@ def _parse(kind: Any, command: str, arguments: Sequence[str], default: Any = Non
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Several processes as one run. Found by itself on Slurm, Kubernetes (JobSet) and TPU pods."""
+    """Several processes as one run; on Slurm, TPU pods and JobSets they find each other."""
 
     coordinator: str | None = None
     """Address of process 0, such as 10.0.0.1:1234."""
     num_processes: int | None = None
+    """How many processes there are."""
     process_id: int | None = None
+    """Which of them this is, from 0."""
 
 
-RunPath = Annotated[Path, tyro.conf.Positional]
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where and how."""
+
+    run_dir: Path | None = None
+    """Where the run is kept; by default a new directory under runs/."""
+    arch: Literal["anakin"] = "anakin"
+    """The architecture."""
 
 
 def _train(arguments: Sequence[str]) -> int:
-    name, rest = "catch", list(arguments)
-    if rest and not rest[0].startswith("-"):
-        name, rest = rest[0], rest[1:]
-    devices = _flag(rest, "--devices")
-    _configure_jax(devices)
+    named = bool(arguments) and not arguments[0].startswith("-")
+    recipe, rest = (arguments[0], arguments[1:]) if named else ("catch", arguments)
     from podracer import recipes
 
-    experiment = recipes.find(name)
-    command = dataclasses.make_dataclass(
-        "Train",
-        [
-            ("experiment", tyro.conf.OmitArgPrefixes[type(experiment)], experiment),
-            ("run_dir", Path | None, None),
-            ("arch", Literal["anakin"], "anakin"),
-            ("hosts", Hosts, Hosts()),
-        ],
-        frozen=True,
+    experiment = recipes.find(recipe)
+
+    fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
+    command = dataclasses.make_dataclass("Train", fields, frozen=True)
+    parsed = _parse(command, f"train {recipe}", rest, command(Place(), experiment, Hosts()))
+    return _run(parsed.experiment, parsed.place.run_dir, parsed.hosts, resume=False)
+
+
+def _resume(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Resume:
+        run: RunPath
+        """The run's directory."""
+        hosts: Hosts = dataclasses.field(default_factory=Hosts)
+
+    parsed = _parse(Resume, "resume", arguments)
+    from podracer.training import read_experiment
+
+    return _run(read_experiment(parsed.run), parsed.run, parsed.hosts, resume=True)
+
+
+def _run(experiment: Any, run_dir: Path | None, hosts: Hosts, *, resume: bool) -> int:
+    experiment.check()
+    _join(hosts, experiment.devices)
+    import jax
+
+    from podracer.training import train
+
+    result = train(experiment, run_dir=run_dir, resume=resume, show=True)
+    if jax.process_index() == 0:
+        _close(result.run_dir, result.exit_code)
+    return result.exit_code
+
+
+def _close(run_dir: Path, exit_code: int) -> None:
+    """The last lines of a run."""
+    from podracer.io.console import summarise
+
+    outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
+    summarise(run_dir, outcomes[exit_code])
+
+
+def _join(hosts: Hosts, devices: int) -> None:
+    """Set JAX up for this process's part; nothing may have touched a device before."""
+    import jax
+
+    from podracer.types import ConfigError
+
+    given = [hosts.coordinator, hosts.num_processes, hosts.process_id]
+    several = any(x is not None for x in given)
+    if several and any(x is None for x in given):
+        raise ConfigError("give --coordinator, --num-processes and --process-id together.")
+    if several and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
+        raise ConfigError(
+            f"--process-id {hosts.process_id} must lie below --num-processes "
+            f"{hosts.num_processes}."
+        )
+    if devices:
+        if several and devices % hosts.num_processes:  # type: ignore[operator]
+            raise ConfigError(
+                f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes."
+            )
+        # Virtual devices, where the run is on a CPU; accelerators do not look at this.
+        jax.config.update("jax_num_cpu_devices", devices // (hosts.num_processes or 1))
+    if several:
+        jax.distributed.initialize(hosts.coordinator, hosts.num_processes, hosts.process_id)
+    elif _in_cluster():
+        jax.distributed.initialize()
+
+
+def _in_cluster() -> bool:
+    """Whether a launcher that JAX understands started several processes."""
+    environment = os.environ
+    slurm = int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment
+    tpu = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+    jobset = "JOBSET_NAME" in environment and "JOB_COMPLETION_INDEX" in environment
+    return slurm or tpu or jobset or "JAX_COORDINATOR_ADDRESS" in environment
+
+
+# --- after training ------------------------------------------------------------------------------
+
+
+def _eval(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Eval:
+        run: RunPath
+        """The run's directory."""
+        episodes: int = 100
+        """How many greedy episodes, each in an environment of its own."""
+        seed: int | None = None
+        """Of the episodes; by default the run's, so that it repeats the run's own evaluation."""
+        json: bool = False
+        """Print one JSON object."""
+
+    parsed = _parse(Eval, "eval", arguments)
+    import jax
+
+    from podracer.evaluate import make_evaluator
+    from podracer.training import load_run, use_compilation_cache
+
+    use_compilation_cache()
+    agent, env, state = load_run(parsed.run)
+    key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
+    evaluate = make_evaluator(agent, env, _positive("--episodes", parsed.episodes))
+    result = evaluate(agent.actor_params(state.learner), key)
+    figures = {
+        "episodes": parsed.episodes,
+        "return_mean": float(result.returns.mean()),
+        "return_std": float(result.returns.std()),
+        "return_min": float(result.returns.min()),
+        "return_max": float(result.returns.max()),
+        "length_mean": float(result.lengths.mean()),
+        "unfinished": result.unfinished,
+        "updates": int(state.update),
+    }
+    if parsed.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:12} {value:g}" if isinstance(value, float) else f"{name:12} {value}")
+    return 0
+
+
+def _play(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Play:
+        run: RunPath
+        """The run's directory."""
+        out: Path | None = None
+        """A .gif or .mp4 file; by default play.gif in the run."""
+        episodes: int = 3
+        """Greedy episodes to show."""
+        max_steps: int = 500
+        """Stop after so many steps."""
+        fps: int = 0
+        """Frames per second; 0 chooses by the length."""
+        seed: int | None = None
+        """Of the episodes; by default the run's."""
+
+    parsed = _parse(Play, "play", arguments)
+    import jax
+
+    from podracer.evaluate import record_frames
+    from podracer.io.video import write_video
+    from podracer.training import load_run, use_compilation_cache
+
+    use_compilation_cache()
+    agent, env, state = load_run(parsed.run)
+    key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
+    frames, returns = record_frames(
+        agent,
+        env,
+        agent.actor_params(state.learner),
+        key,
+        episodes=_positive("--episodes", parsed.episodes),
+        max_steps=_positive("--max-steps", parsed.max_steps),
     )
-    parsed = _parse(command, f"train {name}", rest)
-    _join_hosts(parsed.hosts)
-    return _finish(parsed.experiment, parsed.run_dir, resume=False)
+    out = parsed.out or parsed.run / "play.gif"
+    write_video(frames, out, parsed.fps or (5 if len(frames) < 100 else 30))
+    print(f"{out}: {len(frames)} frames, returns {', '.join(f'{r:g}' for r in returns) or 'none'}")
+    return 0
+
+
+def _report(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Report:
+        runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+        """One or more run directories."""
+        out: Path | None = None
+        """The HTML file; by default report.html in the first run."""
+
+    parsed = _parse(Report, "report", arguments)
+    from podracer.io.report import write_report
+    from podracer.types import ConfigError
+
+    for run in parsed.runs:
+        if not (run / "config.json").is_file():
+            raise ConfigError(f"{run} holds no run: there is no config.json in it.")
+    if not parsed.runs:
+        raise ConfigError("report needs at least one run directory.")
+    print(write_report(parsed.runs, parsed.out or parsed.runs[0] / "report.html"))
+    return 0
+
+
+def _fingerprint(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Fingerprint:
+        run: RunPath
+        """The run's directory."""
+
+    parsed = _parse(Fingerprint, "fingerprint", arguments)
+    from podracer.io.checkpoint import stored_fingerprint
+
+    step, digest = stored_fingerprint(parsed.run / "checkpoints")
+    print(f"{digest}  {parsed.run} at update {step}")
+    return 0
+
+
+# --- about this machine --------------------------------------------------------------------------
+
+
+def _list(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class List:
+        what: Annotated[
+            Literal["all", "agents", "environments", "recipes"], tyro.conf.Positional
+        ] = "all"
+
+    what = _parse(List, "list", arguments).what
+    from podracer import envs, recipes
+
+    agents = {type(make().agent) for make in recipes.RECIPES.values()}
+    tables = {
+        "agents": [(kind.__name__, (kind.__doc__ or "").split("\n")[0]) for kind in agents],
+        "environments": [
+            (name, about if status == "installed" else f"{about} [{status}]")
+            for name, about, status in envs.names()
+        ],
+        "recipes": [
+            (name, (make.__doc__ or "").split("\n")[0]) for name, make in recipes.RECIPES.items()
+        ],
+    }
+    for title in tables if what == "all" else (what,):
+        print(f"{title}:")
+        for name, about in sorted(tables[title]):
+            print(f"  {name:24} {about}")
+    return 0
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Bench:
+        name: Annotated[Literal["anakin"], tyro.conf.Positional] = "anakin"
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        envs_per_device: int = 128
+        """Environments on each device."""
+        repetitions: int = 5
+        """Warm repetitions, of which the median counts."""
+        json: bool = False
+        """Print one JSON object."""
+
+    parsed = _parse(Bench, "bench", arguments)
+    _join(Hosts(), parsed.devices)
+    from podracer.benchmark import bench_anakin, show
+
+    figures = bench_anakin(parsed.devices, parsed.envs_per_device, parsed.repetitions)
+    print(json.dumps(figures) if parsed.json else show(figures))
+    return 0
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Doctor:
+        """Say what this machine has and what works on it."""
+
+    _parse(Doctor, "doctor", arguments)
+    from podracer.doctor import examine
+
+    return examine()
+
+
+def _positive(flag: str, value: int) -> int:
+    from podracer.types import ConfigError
+
+    if value < 1:
+        raise ConfigError(f"{flag} must be at least 1, but it is {value}.")
+    return value
+
+
+COMMANDS = {
+    "train": _train,
+    "resume": _resume,
+    "eval": _eval,
+    "play": _play,
+    "report": _report,
+    "list": _list,
+    "fingerprint": _fingerprint,
+    "bench": _bench,
+    "doctor": _doctor,
+}

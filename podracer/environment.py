@@ -56,7 +56,7 @@ def restart(observation: PyTree) -> TimeStep:
 
 def transition(
     observation: PyTree,
-    reward: jax.Array,
+    reward: jax.Array | float,
     *,
     terminal: jax.Array | bool = False,
     timeout: jax.Array | bool = False,
@@ -206,7 +206,8 @@ def _check_bounds(name: str, space: Continuous) -> None:
 
 def _evaluate(name: str, method: str, function: Any, *args: Any) -> tuple[Any, Any]:
     try:
-        result = jax.eval_shape(function, *args)
+        with jax.checking_leaks():  # an environment that keeps its state on itself
+            result = jax.eval_shape(function, *args)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
@@ -223,21 +224,22 @@ def _evaluate(name: str, method: str, function: Any, *args: Any) -> tuple[Any, A
 
 
 def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> None:
-    expected = TimeStep(
-        observation=jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), spec.observation
-        ),
-        reward=jax.ShapeDtypeStruct((), jnp.float32),
-        discount=jax.ShapeDtypeStruct((), jnp.float32),
-        first=jax.ShapeDtypeStruct((), jnp.bool_),
-        last=jax.ShapeDtypeStruct((), jnp.bool_),
-    )
-    _check_same(spec.name, f"{method}().timestep", expected, timestep)
+    leaf = jax.ShapeDtypeStruct
+    expected = {
+        "observation": jax.tree.map(lambda x: leaf(x.shape, x.dtype), spec.observation),
+        "reward": leaf((), jnp.float32),
+        "discount": leaf((), jnp.float32),
+        "first": leaf((), jnp.bool_),
+        "last": leaf((), jnp.bool_),
+    }
+    for field, want in expected.items():
+        where = f"{method}().timestep.{field}"
+        _check_same(spec.name, where, want, getattr(timestep, field))
 
 
 def _check_no_keys(name: str, state: EnvState) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ConfigError(
                 f"{name}: state{jax.tree_util.keystr(path)} is a random key; "
                 "an environment holds none and uses those that `reset` and `step` are given."

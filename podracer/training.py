@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from podracer.anakin import Progress, TrainState, abstract_state, anakin, check,
 from podracer.environment import Environment
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.io import checkpoint
-from podracer.io.console import Console, summarise
+from podracer.io.console import Console
 from podracer.io.rundir import RunLock, read_limited, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
@@ -66,7 +66,7 @@ class Totals:
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
-    done: bool = False
+    evaluation_return: float | None = None  # the last one
 
 
 def train(
@@ -247,14 +247,15 @@ class Run:
                 evaluation = evaluate(params, progress.state.key)
                 record["evaluation_return"] = float(evaluation.returns.mean())
                 record["evaluation_length"] = float(evaluation.lengths.mean())
+                totals.evaluation_return = record["evaluation_return"]
                 times.add("time_evaluate")
-            totals.done = self._is_done(record)
             sinks.write(record)
-            if totals.done or progress.request:
+            done = self._is_done()
+            if done or progress.request:
                 self._save(checkpointer, progress.state)
                 times.add("time_save")
-            if totals.done or progress.request == STOP:
-                exit_code = 0 if totals.done else signals.exit_code or PREEMPTED
+            if done or progress.request == STOP:
+                exit_code = 0 if done else signals.exit_code or PREEMPTED
                 break
         checkpointer.wait()
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
@@ -263,7 +264,7 @@ class Run:
         self, state: TrainState, signals: StopSignals, times: Stopwatch
     ) -> Iterator[Progress]:
         experiment = self.experiment
-        if self.totals.done and self.totals.updates >= experiment.num_updates:
+        if self._is_done():
             return iter(())
 
         def request() -> int:
@@ -300,11 +301,11 @@ class Run:
             **lap,
         }
 
-    def _is_done(self, record: dict[str, Any]) -> bool:
-        target, reached = self.experiment.target_return, record.get("evaluation_return")
+    def _is_done(self) -> bool:
+        target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
             return True
-        return record["updates"] >= self.experiment.num_updates
+        return self.totals.updates >= self.experiment.num_updates
 
     def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
         metadata = {

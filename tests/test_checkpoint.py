@@ -95,9 +95,9 @@ def test_a_round_trip_keeps_every_byte_the_structure_and_the_shardings(tmp_path:
     assert jax.tree.structure(restored.state) == jax.tree.structure(state)
     for new, old in zip(jax.tree.leaves(restored.state), jax.tree.leaves(state), strict=True):
         assert type(new) is type(old)
-        assert new.dtype == old.dtype and new.shape == old.shape
+        assert (new.dtype, new.shape) == (old.dtype, old.shape)
         if isinstance(old, jax.Array):
-            assert new.sharding == old.sharding and new.committed == old.committed
+            assert (new.sharding, new.committed) == (old.sharding, old.committed)
     assert stored_fingerprint(tmp_path) == (7, fingerprint(state))
 
 
@@ -117,7 +117,7 @@ def test_shape_dtype_structs_say_where_leaves_go(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
     """The driver donates the state to the next update while it is still being written."""
-    wreck = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
+    wreck = jax.jit(lambda tree: jax.tree.map(lambda x: -1 - x, tree), donate_argnums=0)
     with Checkpointer(tmp_path, keep=5) as checkpointer:
         expected = {}
         for step in range(5):
@@ -126,8 +126,8 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
             expected[step] = fingerprint({"device": state, "host": host})
             checkpointer.save(step, {"device": state, "host": host}, {})
             jax.block_until_ready(wreck(state))
+            state["w"].delete()  # CPU keeps a donated buffer that is being read: no help wanted
             host[:] = -1
-            assert state["w"].is_deleted()
         like = {"device": {"w": jnp.arange(2**18)}, "host": host}
         for step, digest in expected.items():
             assert fingerprint(checkpointer.restore(like, step).state) == digest
@@ -188,13 +188,13 @@ def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Pa
         reports: list[str] = []
         with Checkpointer(directory, report=reports.append) as checkpointer:
             restored = checkpointer.restore(like)
-        assert restored.step == 1 and fingerprint(restored.state) == good, (trial, fault)
+        assert (restored.step, fingerprint(restored.state)) == (1, good), (trial, fault)
         # A step without its manifest is the debris of a killed save, and swept without a word.
         assert len(reports) == (fault != "delete manifest.json"), (trial, fault)
         assert not step_path(directory, 2).exists(), (trial, fault)
         handled[fault.split()[0]] += 1
         shutil.rmtree(directory)
-    assert handled.total() == 200 and len(handled) == 5
+    assert (handled.total(), len(handled)) == (200, 5)
     assert stored_fingerprint(tmp_path / "clean") == (2, bad)
 
 
@@ -273,7 +273,7 @@ def test_hostile_content_is_quarantined_and_never_followed(tmp_path: Path, plant
         restored = checkpointer.restore(small())
         assert (restored.step, fingerprint(restored.state)) == (1, good)
         assert checkpointer.steps() == [1]
-    assert len(reports) == 1 and "quarantine" in reports[0]
+    assert ["quarantine" in report for report in reports] == [True]
     assert os.path.lexists(tmp_path / "quarantine" / f"{2:012d}")
 
 
@@ -294,9 +294,9 @@ def test_nothing_valid_is_an_error_with_its_exit_code(tmp_path: Path, capsys) ->
     for _ in range(2):  # the second time, the name in quarantine is taken
         save(tmp_path, 1)
         damage(step_path(tmp_path, 1) / "state", random.Random(0))
-        with Checkpointer(tmp_path) as checkpointer:
-            with pytest.raises(CheckpointError, match="no valid checkpoint") as caught:
-                checkpointer.restore(small())
+        refused = pytest.raises(CheckpointError, match="no valid checkpoint")
+        with Checkpointer(tmp_path) as checkpointer, refused as caught:
+            checkpointer.restore(small())
     assert caught.value.exit_code == 65
     assert sorted(os.listdir(tmp_path / "quarantine")) == [f"{1:012d}", f"{1:012d}.1"]
     assert capsys.readouterr().err.count("damaged checkpoint passed over") == 2
@@ -309,7 +309,8 @@ def test_a_reader_moves_nothing(tmp_path: Path) -> None:
     before, reports = sorted(tmp_path.rglob("*")), []
     assert stored_fingerprint(tmp_path, report=reports.append) == (1, good)
     assert load(tmp_path, small(), report=reports.append).step == 1
-    assert sorted(tmp_path.rglob("*")) == before and len(reports) == 2
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(reports) == 2
 
 
 # --- misfits --------------------------------------------------------------------------------------
@@ -458,7 +459,8 @@ def test_a_full_disk_surfaces_at_the_next_check_and_costs_only_that_step(tmp_pat
                 settle(checkpointer)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert caught.value.exit_code == 73 and isinstance(caught.value, OSError)
+        assert caught.value.exit_code == 73
+        assert isinstance(caught.value, OSError)
         assert not step_path(tmp_path, 2).exists()
         assert fingerprint(checkpointer.restore(small()).state) == good
         checkpointer.save(2, noise, {})
@@ -495,11 +497,15 @@ def test_the_first_error_is_the_one_that_leaves_the_context(tmp_path: Path, monk
 
     monkeypatch.setattr(checkpoint, "seal", refuse)
     reports: list[str] = []
-    with pytest.raises(KeyError, match="the cause"):
+
+    def run() -> None:
         with Checkpointer(tmp_path, report=reports.append) as checkpointer:
             checkpointer.save(1, small(), {})
             raise KeyError("the cause")
-    assert len(reports) == 1 and "Input/output error" in reports[0]
+
+    with pytest.raises(KeyError, match="the cause"):
+        run()
+    assert ["Input/output error" in report for report in reports] == [True]
 
 
 def test_misuse_is_refused_at_the_call(tmp_path: Path) -> None:
@@ -567,7 +573,8 @@ def test_killed_at_any_moment_the_newest_step_is_what_was_recorded(tmp_path: Pat
             enough = lines[run] + 3 + rng.randrange(4)
             deadline = time.monotonic() + 60
             while len((run / "record").read_text().splitlines()) < enough:
-                assert child.poll() is None and time.monotonic() < deadline, child.stdout.read()
+                assert child.poll() is None, child.stdout.read()
+                assert time.monotonic() < deadline
                 time.sleep(0.002)
             time.sleep(rng.random() * 0.1)
             child.send_signal(signal.SIGKILL)
@@ -637,7 +644,7 @@ def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     try:
         for child in children:
             output, _ = child.communicate(timeout=90)
-            assert child.returncode == 0 and "done" in output, output
+            assert (child.returncode, "done" in output) == (0, True), output
     finally:
         for child in children:
             child.kill()

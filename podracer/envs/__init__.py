@@ -36,13 +36,13 @@ class Adapter(NamedTuple):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that refuses `name`: what could have been meant."""
+    """The rest of a message that refuses `name`: what could have been meant."""
     known = list(known)
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     if close:
-        return "did you mean " + " or ".join(by_lower[match] for match in close)
-    return "choose one of " + ", ".join(known)
+        return f"did you mean {' or '.join(by_lower[match] for match in close)}?"
+    return f"choose one of {', '.join(known)}."
 
 
 def _gymnax(name: str, **params: Any) -> Environment:
@@ -84,7 +84,7 @@ def make(name: str, **options: Any) -> Environment:
     except TypeError as error:
         raise ConfigError(f"{name}: {error}.") from error
     known = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
-    raise ConfigError(f"There is no environment {name!r}: {nearest(name, known)}.")
+    raise ConfigError(f"There is no environment {name!r}: {nearest(name, known)}")
 
 
 def names() -> list[tuple[str, str, str]]:

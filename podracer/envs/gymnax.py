@@ -83,7 +83,7 @@ def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Env
         ) from error
     if name not in library.registered_envs:
         raise ConfigError(
-            f"gymnax has no environment {name!r}: {nearest(name, library.registered_envs)}."
+            f"gymnax has no environment {name!r}: {nearest(name, library.registered_envs)}"
         )
     with jax.ensure_compile_time_eval():
         try:
@@ -93,9 +93,7 @@ def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Env
         fields = [field.name for field in dataclasses.fields(defaults)]
         for key, _ in params:
             if key not in fields:
-                raise ConfigError(
-                    f"gymnax:{name} has no parameter {key!r}: {nearest(key, fields)}."
-                )
+                raise ConfigError(f"gymnax:{name} has no parameter {key!r}: {nearest(key, fields)}")
         chosen = defaults.replace(**dict(params))
         return env, chosen, _spec(name, env, chosen)
 

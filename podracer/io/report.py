@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import matplotlib
 import numpy as np
@@ -47,9 +47,8 @@ class Run:
 
     def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """The finite values of a metric and where they stand, both f64 `[records]`."""
-        pairs = [(r.get(over), r.get(key)) for r in self.records]
-        kept = [(x, y) for x, y in pairs if _is_finite(x) and _is_finite(y)]
-        x, y = np.array(kept, float).reshape(-1, 2).T
+        pairs = np.array([(r.get(over), r.get(key)) for r in self.records], float).reshape(-1, 2)
+        x, y = pairs[np.isfinite(pairs).all(axis=1)].T
         return x, y
 
     def last(self, key: str) -> Any:
@@ -78,6 +77,20 @@ class Panel(NamedTuple):
     points: str = ""
 
 
+_CURVES = (
+    ("Learning", 2, 3.4, (
+        Panel("Episode return over frames (dots: evaluation)",
+              "episode_return", "frames", "evaluation_return"),
+        Panel("Episode return over time (dots: evaluation)",
+              "episode_return", "seconds", "evaluation_return"),
+    )),
+    ("Pace", 2, 2.6, (
+        Panel("Episode length over frames", "episode_length", "frames"),
+        Panel("Frames per second over time", "frames_per_second", "seconds"),
+    )),
+)  # fmt: skip
+
+
 def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write the report on run directories to the file `out`, and return that.
 
@@ -87,34 +100,30 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     unique = len({path.name for path in paths}) == len(paths)
     loaded = [_load(p, p.name if unique else f"{p.parent.name}/{p.name}") for p in paths]
     out = Path(out)
-    out.write_text(_page(loaded), encoding="utf-8")
+    out.write_text(_page(loaded), encoding="utf-8", errors="replace")
     return out
 
 
 def _load(path: Path, name: str) -> Run:
     metrics = path / "metrics.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
-        from podracer.types import ConfigError
-
-        raise ConfigError(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
+        _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     records = read_metrics(metrics) if metrics.exists() else []
-    return Run(name, _read_object(path / "config.json"), records, _read_object(path / "crash.json"))
+    return Run(name, _object(path / "config.json"), records, _object(path / "crash.json"))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError:
         content = None
-    if not isinstance(content, dict):
-        from podracer.types import ConfigError
-
-        raise ConfigError(f"{path} is damaged; it should be a JSON object.")
-    return content
+    return content if isinstance(content, dict) else _refuse(f"{path} is not a JSON object.")
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _refuse(message: str) -> NoReturn:
+    from podracer.types import ConfigError  # brings JAX in
+
+    raise ConfigError(message)
 
 
 def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -126,24 +135,26 @@ def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _groups(runs: Sequence[Run]) -> Groups:
-    """Runs that differ in nothing but the seed, under their recipe's name where there are more."""
-    found: dict[str, list[Run]] = {}
+    """Runs that differ in nothing but the seed, under what sets them apart from the others."""
+    found: Groups = {}
     for run in runs:
-        rest = {k: v for k, v in run.settings.items() if k != "seed"}
         alone = "" if "seed" in run.settings else run.name
+        rest = {k: v for k, v in run.settings.items() if k != "seed"}
         found.setdefault(json.dumps([run.recipe, rest, alone]), []).append(run)
-    labels: Groups = {}
-    for members in found.values():
-        label = members[0].name
-        if len(members) > 1:
-            label = f"{members[0].recipe}, {len(members)} seeds"
-        while label in labels:
-            label += "'"
-        labels[label] = members
-    return labels
+    return {_label(members, runs): members for members in found.values()}
 
 
-# --- statistics -----------------------------------------------------------------------------------
+def _label(members: Sequence[Run], runs: Sequence[Run]) -> str:
+    first = members[0]
+    if len(members) == 1:
+        return first.name
+    peers = [run.settings for run in runs if run.recipe == first.recipe]
+    apart = [
+        f"{key.rpartition('.')[2]} {value}"
+        for key, value in first.settings.items()
+        if key != "seed" and any(peer.get(key) != value for peer in peers)
+    ]
+    return ", ".join([first.recipe, *apart, f"{len(members)} seeds"])
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
@@ -151,8 +162,8 @@ def running_mean(values: np.ndarray) -> np.ndarray:
     half = len(values) // _SMOOTH // 2
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
-    reach = np.minimum(half, np.minimum(at, at[::-1]))
-    return (total[at + reach + 1] - total[at - reach]) / (2 * reach + 1)
+    start, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    return (total[end] - total[start]) / (end - start)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
@@ -173,41 +184,35 @@ def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-# --- figures --------------------------------------------------------------------------------------
-
-
 def _figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float) -> str:
     """Panels as one picture for a light page and one for a dark page."""
-    dark, light = (_render(groups, panels, columns, height, theme) for theme in ("dark", "light"))
-    alt = html.escape("Curves of " + ", ".join(panel.title.lower() for panel in panels))
+    pictures = {}
+    for theme, style in _THEMES.items():
+        with matplotlib.rc_context(_style(*style)):
+            rows = -(-len(panels) // columns)
+            figure = Figure(figsize=(10.8, rows * height), layout="constrained")
+            for index, panel in enumerate(panels):
+                _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
+            buffer = io.BytesIO()
+            FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+        pictures[theme] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    alt = html.escape(", ".join(panel.title for panel in panels))
     return (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img alt="{alt}" src="{light}"></picture>'
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{pictures["dark"]}">'
+        f'<img alt="{alt}" src="{pictures["light"]}"></picture>'
     )
 
 
-def _render(
-    groups: Groups, panels: Sequence[Panel], columns: int, height: float, theme: str
-) -> str:
-    strong, soft, faint = _THEMES[theme]
-    style = {
+def _style(strong: str, soft: str, faint: str) -> dict[str, Any]:
+    return {
         "text.color": strong, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft,
         "axes.edgecolor": faint, "grid.color": faint, "grid.linewidth": 0.6, "font.size": 8,
         "axes.titlesize": 9, "axes.titlelocation": "left", "axes.titlepad": 9,
         "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
         "axes.facecolor": "none", "figure.facecolor": "none", "text.parse_math": False,
-        "xtick.major.size": 0, "ytick.major.size": 0,
+        "xtick.major.size": 0, "ytick.major.size": 0, "figure.dpi": 160,
+        "figure.constrained_layout.w_pad": 0.15,
     }  # fmt: skip
-    with matplotlib.rc_context(style):
-        rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(10.8, rows * height), layout="constrained")
-        FigureCanvasAgg(figure)
-        for index, panel in enumerate(panels):
-            _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
-        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.08)  # type: ignore[union-attr]
-        buffer = io.BytesIO()
-        figure.savefig(buffer, dpi=160, format="png", metadata={"Software": None})
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
@@ -220,26 +225,24 @@ def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
         if len(series) > 1:
             _band(axes, [(x, running_mean(y)) for x, y in series], color)
         for run in members if panel.points else ():
+            edge = matplotlib.rcParams["text.color"]
             x, y = run.series(panel.points, panel.over)
-            axes.scatter(x, y, s=15, color=color, edgecolors=matplotlib.rcParams["text.color"],
-                         linewidths=0.7, zorder=3)  # fmt: skip
-    axes.set_title(panel.title)
-    axes.set_xlabel(panel.over)
+            axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
+    axes.set(title=panel.title, xlabel=panel.over)
     axes.grid(axis="y")
     axes.margins(x=0.02, y=0.08)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
-    axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+    for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
+        axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(_tick))
 
 
 def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -> None:
     some = slice(None, None, max(1, len(x) // _POINTS))
     if lone and len(x) >= 2 * _SMOOTH:
         axes.plot(x[some], y[some], color=color, alpha=0.25, lw=0.7)
-    style = {"alpha": 1.0, "lw": 1.6} if lone else {"alpha": 0.35, "lw": 0.7}
+    alpha, width = (1.0, 1.6) if lone else (0.35, 0.7)
     marker = "." if len(x) == 1 else ""
-    axes.plot(x[some], running_mean(y)[some], color=color, marker=marker, **style)
+    axes.plot(x[some], running_mean(y)[some], color=color, alpha=alpha, lw=width, marker=marker)
 
 
 def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -> None:
@@ -253,18 +256,20 @@ def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -
 
 
 def _tick(value: float, _: int | None) -> str:
-    return compact(value) if abs(value) >= 1000 else f"{value:.4g}"
-
-
-# --- page -----------------------------------------------------------------------------------------
+    """A round number, so without the zeros that `compact` keeps in line."""
+    if abs(value) < 1000:
+        return f"{value:.4g}"
+    power = min(int(math.log10(abs(value)) + 1e-9) // 3, 4)
+    return f"{value / 1000**power:.4g}" + " kMBT"[power]
 
 
 def _page(runs: Sequence[Run]) -> str:
     groups = _groups(runs)
-    names = [run.name for run in runs]
-    title = ", ".join(names) if len(names) <= 3 else f"{len(names)} runs"
+    title = html.escape(
+        ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    )
     body = [
-        f"<header><p>podracer report</p><h1>{html.escape(title)}</h1></header>",
+        f"<small>podracer report</small><h1>{title}</h1>",
         *(_crash(run) for run in runs if run.crash),
         _summary(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
@@ -272,112 +277,87 @@ def _page(runs: Sequence[Run]) -> str:
         _section("Where the time went", _stages(runs)),
         _section("Configuration", _configuration(runs)),
     ]
-    return _TEMPLATE.format(title=html.escape(title), style=_STYLE, body="\n".join(body))
+    return _TEMPLATE.format(title=title, style=_STYLE, body="\n".join(body))
 
 
-def _section(title: str, content: str, note: str = "") -> str:
-    note = f'<p class="note">{note}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{note}{content}</section>" if content else ""
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>" if content else ""
+
+
+def _row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td") -> str:
+    cells = "".join(f"<{tag}{attributes}>{html.escape(value)}</{tag}>" for value in values)
+    return f"<tr><th>{html.escape(head)}</th>{cells}</tr>"
 
 
 def _summary(runs: Sequence[Run]) -> str:
-    rows = [_facts(run) for run in runs]
+    facts = [_facts(run) for run in runs]
     if len(runs) == 1:
-        tiles = "".join(
-            f"<div><dt>{name}</dt><dd>{html.escape(value)}</dd></div>"
-            for name, value in rows[0].items()
-        )
-        return f'<dl class="tiles">{tiles}</dl>'
-    head = "".join(f"<th>{name}</th>" for name in ("Run", *rows[0]))
-    lines = [
-        f"<tr><th>{html.escape(run.name)}</th>{_cells(row.values())}</tr>"
-        for run, row in zip(runs, rows, strict=True)
-    ]
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
-
-
-def _cells(values: Iterable[str], kind: str = "") -> str:
-    return "".join(f"<td{kind}>{html.escape(value)}</td>" for value in values)
+        tiles = (f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts[0].items())
+        return f'<dl class="tiles">{"".join(tiles)}</dl>'
+    head = _row("Run", facts[0], tag="th")
+    rows = (_row(run.name, row.values()) for run, row in zip(runs, facts, strict=True))
+    return f'<div class="wide"><table><thead>{head}</thead>{"".join(rows)}</table></div>'
 
 
 def _facts(run: Run) -> dict[str, str]:
-    evaluations = run.series("evaluation_return", "updates")[1]
-    returns = running_mean(run.series("episode_return", "updates")[1])
-    pace = run.series("frames_per_second", "updates")[1]
-    compiled = run.series("time_compile", "updates")[1]
+    """The row of a run in the summary."""
+    keys = ("evaluation_return", "episode_return", "frames_per_second", "time_compile")
+    evaluations, returns, pace, compiled = (run.series(key, "updates")[1] for key in keys)
     device, versions = run.config.get("device", "-"), run.config.get("versions")
     if isinstance(device, dict):
-        device = f"{device.get('count', 1)} × {device.get('kind', device.get('platform', '?'))}"
+        device = f"{device.get('count', 1)} x {device.get('kind', device.get('platform', '?'))}"
     versions = versions if isinstance(versions, dict) else {}
-    named = [
-        f"{name} {versions[name]}" for name in ("podracer", "jax", "python") if name in versions
-    ]
+    shown = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
     return {
-        "Final evaluation": number(evaluations[-1] if len(evaluations) else None),
-        "Best evaluation": number(evaluations.max() if len(evaluations) else None),
-        "Final return": number(returns[-1] if len(returns) else None),
+        "Final evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
+        "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
+        "Final return": number(float(running_mean(returns)[-1]) if len(returns) else None),
         "Frames": compact(run.last("frames")),
-        "Updates": compact(run.last("updates")),
-        "Frames/second": compact(np.median(pace) if len(pace) else None),
+        "Updates": f"{run.last('updates') or 0:,}",
+        "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
         "Wall time": clock(run.last("seconds")),
-        "Compile time": clock(compiled.sum() if len(compiled) else None),
+        "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
         "Recipe": run.recipe,
         "Seed": run.settings.get("seed", "-"),
         "Device": str(device),
-        "Versions": ", ".join(named) or "-",
+        "Versions": ", ".join(shown) or "-",
     }
 
 
 def _verdict(label: str, members: Sequence[Run]) -> str:
     """The final score of a group over its seeds."""
     for key, name in (("evaluation_return", "evaluation"), ("episode_return", "episode return")):
-        finals = [run.series(key, "updates")[1][-1:] for run in members]
-        scores = np.concatenate(finals)
-        if len(scores) > 1:
-            low, high = bootstrap_interval(scores)
-            mean = number(float(interquartile_mean(scores)))
+        finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
+        if len(finals) > 1:
+            low, high = (number(float(bound)) for bound in bootstrap_interval(finals))
             return (
-                f'<p class="note"><b>{html.escape(label)}</b>: final {name} {mean}, '
-                f"95 % interval {number(float(low))} to {number(float(high))} "
-                f"(interquartile mean over {len(scores)} seeds, bootstrap).</p>"
+                f"<p><b>{html.escape(label)}</b>: final {name} "
+                f"{number(float(interquartile_mean(finals)))}, 95 % interval {low} to {high} "
+                f"<small>(interquartile mean over {len(finals)} seeds, bootstrap)</small></p>"
             )
     return ""
 
 
 def _learning(groups: Groups) -> Iterator[str]:
-    runs = [run for members in groups.values() for run in members]
-    logged = {k for run in runs for record in run.records for k in record if record[k] is not None}
-    first = [
-        Panel("Episode return over frames", "episode_return", "frames", "evaluation_return"),
-        Panel("Episode return over time", "episode_return", "seconds", "evaluation_return"),
+    """The sections with curves, of whatever was logged."""
+    records = [record for runs in groups.values() for run in runs for record in run.records]
+    logged = {key for record in records for key, value in record.items() if value is not None}
+    keys = sorted(logged, key=lambda key: ("loss" not in key, key))
+    metrics = [
+        Panel(key.replace("_", " ").capitalize(), key, "frames")
+        for key in keys
+        if group(key) == "learn"
     ]
-    if logged & {"episode_return", "evaluation_return"}:
-        note = "Line: episodes while training, running mean. Dots: evaluation."
-        yield _section("Learning", _legend(groups) + _figure(groups, first, 2, 3.4), note)
-    second = [
-        Panel("Episode length over frames", "episode_length", "frames"),
-        Panel("Frames per second over time", "frames_per_second", "seconds"),
-    ]
-    second = [panel for panel in second if panel.key in logged]
-    if second:
-        yield _section("Pace", _figure(groups, second, 2, 2.6))
-    keys = sorted(
-        (key for key in logged if group(key) == "learn"), key=lambda k: ("loss" not in k, k)
-    )
-    metrics = [Panel(key.replace("_", " ").capitalize(), key, "frames") for key in keys]
-    if metrics:
-        yield _section("Losses and other metrics", _figure(groups, metrics, 3, 1.9))
+    legend = _legend(zip(groups, itertools.cycle(_COLORS), strict=False))
+    for title, columns, height, panels in (*_CURVES, ("Losses and other metrics", 3, 1.9, metrics)):
+        if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
+            figure = _figure(groups, shown, columns, height)
+            yield _section(title, (legend if len(groups) > 1 else "") + figure)
 
 
-def _legend(groups: Groups) -> str:
-    return _swatches(zip(groups, itertools.cycle(_COLORS))) if len(groups) > 1 else ""
-
-
-def _swatches(entries: Iterable[tuple[str, str]]) -> str:
-    items = (
-        f'<li><i style="background:{color}"></i>{html.escape(label)}</li>'
-        for label, color in entries
-    )
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
+    swatch = '<li><i style="background:{}"></i>{}</li>'
+    items = (swatch.format(color, html.escape(label)) for label, color in entries)
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -387,77 +367,60 @@ def _stages(runs: Sequence[Run]) -> str:
     longest = max((sum(stages.values()) for stages in spent), default=0.0)
     if not longest:
         return ""
-    names = list(dict.fromkeys(name for stages in spent for name in stages))
-    colors = dict(zip(names, itertools.cycle(_COLORS))) | {"other": "#8a919a"}
+    names = dict.fromkeys(name for stages in spent for name in stages if name != "other")
+    colors = dict(zip(names, itertools.cycle(_COLORS), strict=False)) | {"other": "#8a919a"}
+    part = '<i style="width:{:.3f}%;background:{}"></i>'
     rows = []
     for run, stages in zip(runs, spent, strict=True):
         total = sum(stages.values())
-        parts = "".join(
-            f'<i style="width:{100 * value / longest:.3f}%;background:{colors[name]}" '
-            f'title="{html.escape(name)} {clock(value)}"></i>'
-            for name, value in stages.items()
-        )
-        shares = ", ".join(
-            f"{name} {100 * value / (total or 1):.0f} %" for name, value in stages.items()
-        )
+        bar = "".join(part.format(100 * v / longest, colors[name]) for name, v in stages.items())
+        shares = ", ".join(f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())
         rows.append(
-            f"<tr><th>{html.escape(run.name)}</th>"
-            f'<td class="bar"><div>{parts}</div><small>{html.escape(shares)}</small></td>'
-            f"<td>{clock(total)}</td></tr>"
+            f'<tr><th>{html.escape(run.name)}</th><td class="bar"><div>{bar}</div>'
+            f"<small>{html.escape(shares)}</small></td><td>{clock(total)}</td></tr>"
         )
-    return f'{_swatches(colors.items())}<table class="bars">{"".join(rows)}</table>'
+    return f"{_legend(colors.items())}<table>{''.join(rows)}</table>"
 
 
 def _spent(run: Run) -> dict[str, float]:
-    keys = dict.fromkeys((*_STAGES, *(key for record in run.records for key in record)))
+    logged = dict.fromkeys((*_STAGES, *(key for record in run.records for key in record)))
+    times = {key: run.series(key, "updates")[1] for key in logged if group(key) == "time"}
     spent = {
-        key.removeprefix("time_").replace("_", " "): float(run.series(key, "updates")[1].sum())
-        for key in keys
-        if group(key) == "time"
+        key.removeprefix("time_").replace("_", " "): float(values.sum())
+        for key, values in times.items()
+        if values.any()
     }
-    rest = (run.last("seconds") or 0.0) - sum(spent.values())
-    return {name: seconds for name, seconds in spent.items() if seconds} | {"other": max(0.0, rest)}
+    return {**spent, "other": max(0.0, (run.last("seconds") or 0.0) - sum(spent.values()))}
 
 
 def _configuration(runs: Sequence[Run]) -> str:
     """All settings; those in which the runs differ come first and are marked."""
-    tables = [
-        run.settings
-        | {f"{part}.{key}": value for part in ("versions", "device")
-           for key, value in _flatten(run.config.get(part, {}))}
-        for run in runs
-    ]  # fmt: skip
-    keys = dict.fromkeys(key for table in tables for key in table)
+    tables = []
+    for run in runs:
+        about = {part: run.config.get(part, {}) for part in ("versions", "device")}
+        tables.append(run.settings | dict(_flatten(about)))
     differing, shared = [], []
-    for key in keys:
+    for key in dict.fromkeys(key for table in tables for key in table):
         values = [table.get(key, "-") for table in tables]
-        name = f"<th>{html.escape(key)}</th>"
         if len(set(values)) > 1:
-            differing.append(f'<tr class="differs">{name}{_cells(values)}</tr>')
+            differing.append(_row(key, values, ' class="differs"'))
         else:
-            span = f' colspan="{len(runs)}"'
-            shared.append(f"<tr>{name}{_cells(values[:1], span)}</tr>")
-    if not keys:
-        return ""
-    head = "<th></th>" + "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)
-    head = f"<tr>{head}</tr>" if len(runs) > 1 else ""
-    rows = "".join((head, *differing, *shared))
-    return f'<div class="wide"><table class="settings">{rows}</table></div>'
+            shared.append(_row(key, values[:1], f' colspan="{len(runs)}"'))
+    head = f"<thead>{_row('', (run.name for run in runs), tag='th')}</thead>"
+    rows = "".join([head if len(runs) > 1 else "", *differing, *shared])
+    table = f'<div class="wide"><table class="settings">{rows}</table></div>'
+    return table if differing or shared else ""
 
 
 def _crash(run: Run) -> str:
-    where = html.escape(f"{run.name}: {run.crash.get('exception', 'it ended with an error')}")
-    message = html.escape(str(run.crash.get("message", "")))
-    facts = ", ".join(
-        f"{key.replace('_', ' ')} {value}"
-        for key, value in run.crash.items()
-        if key in ("code", "component", "last_update", "last_checkpoint") and value is not None
-    )
-    trace = html.escape(str(run.crash.get("traceback", "")))
-    details = f"<details><summary>Traceback</summary><pre>{trace}</pre></details>" if trace else ""
+    text = {key: html.escape(str(value)) for key, value in run.crash.items() if value is not None}
+    known = ("code", "component", "last_update", "last_checkpoint")
+    facts = ", ".join(f"{key.replace('_', ' ')} {text[key]}" for key in known if key in text)
     return (
-        f'<aside><h2>{where}</h2><p>{message}</p><p class="note">{html.escape(facts)}</p>'
-        f"{details}</aside>"
+        f"<aside><h2>{html.escape(run.name)}: {text.get('exception', 'ended by an error')}</h2>"
+        f"<p>{text.get('message', '')}</p><small>{facts}</small>"
+        f"<details><summary>Traceback</summary><pre>{text.get('traceback', '')}</pre></details>"
+        "</aside>"
     )
 
 
@@ -467,9 +430,7 @@ _TEMPLATE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <style>{style}</style></head>
-<body>
-{body}
-</body></html>
+<body>{body}</body></html>
 """
 
 _STYLE = """
@@ -479,38 +440,34 @@ _STYLE = """
   --line: #2d333b; --fill: #1c2127; --mark: #3d3417; --error: #ff7b72 } }
 body { background: var(--page); color: var(--text); max-width: 1080px; margin: 3rem auto 5rem;
   padding: 0 1.5rem; font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif;
-  font-variant-numeric: tabular-nums }
-header p { color: var(--soft); margin: 0 }
-h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 2rem; overflow-wrap: anywhere }
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 2rem }
 h2 { font-size: 1.15rem; margin: 0 0 .5rem }
 section { margin-top: 3rem }
-.note, small { color: var(--soft); font-size: .85rem; margin: .5rem 0 }
-.note b { color: var(--text) }
-.tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1px; margin: 0;
+small { color: var(--soft); font-size: .85rem }
+.tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1px;
   background: var(--line); border: 1px solid var(--line); border-radius: 8px; overflow: hidden }
 .tiles div { background: var(--page); padding: .8rem 1rem }
-dt { color: var(--soft); font-size: .8rem }
-dd { margin: 0; font-weight: 600; overflow-wrap: anywhere }
 .tiles div:nth-child(-n+4) dd { font-size: 1.5rem; line-height: 1.3 }
+dt { color: var(--soft); font-size: .8rem }
+dd { margin: 0; font-weight: 600 }
 .wide { overflow-x: auto }
-table { border-collapse: collapse; font-size: .85rem; width: 100% }
+table { border-collapse: collapse; font-size: .85rem; width: 100%; overflow-wrap: normal }
 th, td { border-bottom: 1px solid var(--line); padding: .4rem .8rem .4rem 0; text-align: left;
   vertical-align: baseline }
-tr > th:first-child { font-weight: 600; white-space: nowrap }
-tr:first-child > th { color: var(--soft); font-weight: 400 }
-.settings th:first-child { font: .8rem ui-monospace, Menlo, Consolas, monospace; color: var(--soft) }
-.differs > * { background: var(--mark) }
-picture img { width: 100%; display: block }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0;
-  margin: .5rem 0; font-size: .85rem }
-.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px;
-  margin-right: .45em }
-.bars .bar { width: 100% }
+thead th { color: var(--soft); font-weight: 400; vertical-align: bottom }
+.settings tr > th:first-child { color: var(--soft); font: .8rem ui-monospace, Menlo, monospace }
+tr > th:first-child { white-space: nowrap }
+td.differs { background: var(--mark); padding-left: .5rem }
+.bar { width: 100% }
 .bar div { display: flex; height: 1.1rem; border-radius: 3px; overflow: hidden }
+.legend { list-style: none; font-size: .85rem; display: flex; flex-wrap: wrap; gap: .3rem 1rem;
+  padding: 0; margin: .5rem 0 }
+.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px;
+  margin-right: .4em }
+picture img { width: 100%; display: block }
 aside { border: 1px solid var(--error); border-radius: 8px; padding: 1rem 1.2rem; margin: 1.5rem 0 }
 aside h2 { color: var(--error) }
-aside p { margin: .3rem 0; overflow-wrap: anywhere }
-pre { background: var(--fill); padding: 1rem; border-radius: 6px; overflow-x: auto;
-  font-size: .8rem }
+pre { background: var(--fill); padding: 1rem; border-radius: 6px; overflow-x: auto }
 @media (max-width: 700px) { .tiles { grid-template-columns: repeat(2, 1fr) } }
 """

@@ -202,6 +202,8 @@ def _manifest(body: dict[str, Any]) -> bytes:
 
 def _files(directory: Path) -> dict[str, int]:
     """Sizes of all files in `directory` but the manifest, by relative path."""
+    if directory.is_symlink():
+        raise CheckpointError(f"{directory} is a symbolic link")
     sizes = {}
     for folder, folders, names in os.walk(directory):
         for entry in (Path(folder, name) for name in folders + names):

@@ -1,0 +1,289 @@
+"""`check_environment` refuses what drivers could not run, names what is wrong, compiles nothing."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.environment import check_environment, restart, transition
+from podracer.types import (
+    Array,
+    ConfigError,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    TimeStep,
+    struct,
+)
+
+
+@struct
+class State:
+    x: jax.Array  # f32 [3]
+    time: jax.Array  # int32
+
+
+SPEC = EnvironmentSpec("walk", {"x": Array((3,))}, Discrete(2))
+
+
+def reset(key: jax.Array) -> tuple[State, TimeStep]:
+    x = jax.random.normal(key, (3,))
+    return State(x, jnp.int32(0)), restart({"x": x})
+
+
+def step(key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    x = state.x + action + jax.random.normal(key, (3,))
+    state = State(x, state.time + 1)
+    return state, transition({"x": x}, x.sum(), timeout=state.time >= 10)
+
+
+def mutant(**parts: Any) -> SimpleNamespace:
+    return SimpleNamespace(**({"spec": SPEC, "reset": reset, "step": step} | parts))
+
+
+def without(part: str) -> SimpleNamespace:
+    environment = mutant()
+    delattr(environment, part)
+    return environment
+
+
+def changed(thing: Any, **fields: Any) -> Any:
+    """`dataclasses.replace` past the type checks that tests run under and users do not."""
+    thing = copy.copy(thing)
+    vars(thing).update(fields)
+    return thing
+
+
+def with_spec(**fields: Any) -> SimpleNamespace:
+    return mutant(spec=changed(SPEC, **fields))
+
+
+def bounds(low: Any, high: Any) -> SimpleNamespace:
+    return with_spec(action=changed(Continuous((0.0,), (1.0,)), low=low, high=high))
+
+
+def stepping(change: Any) -> SimpleNamespace:
+    """`change` gets the good state and timestep of `step` and returns what is given instead."""
+    return mutant(step=lambda key, state, action: change(*step(key, state, action)))
+
+
+def showing(**fields: Any) -> SimpleNamespace:
+    """A timestep of `step` with other fields: functions of the timestep."""
+    return stepping(
+        lambda state, timestep: (
+            state,
+            changed(timestep, **{name: f(timestep) for name, f in fields.items()}),
+        )
+    )
+
+
+def opening(**fields: Any) -> SimpleNamespace:
+    def broken_reset(key: jax.Array) -> tuple[State, TimeStep]:
+        state, timestep = reset(key)
+        return state, changed(timestep, **fields)
+
+    return mutant(reset=broken_reset)
+
+
+def branching(key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    if state.time > 5:
+        return reset(key)
+    return step(key, state, action)
+
+
+def looking_up(key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    reward = np.array([0.0, 1.0])[int(action)]
+    return state, transition({"x": state.x}, reward)
+
+
+class Remembering:
+    """Keeps its state on itself, where a trace leaves a tracer."""
+
+    spec = SPEC
+
+    def reset(self, key: jax.Array) -> tuple[State, TimeStep]:
+        self.state, timestep = reset(key)
+        return self.state, timestep
+
+    def step(self, key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+        self.state, timestep = step(key, self.state, action)
+        return self.state, timestep
+
+
+class NoSpec:
+    reset = staticmethod(reset)
+    step = staticmethod(step)
+
+
+BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
+    # What the environment is.
+    "a class, not an instance": (Remembering, ("Remembering", "class")),
+    "no spec": (NoSpec(), ("NoSpec.spec", "EnvironmentSpec", "NoneType")),
+    "spec of another type": (mutant(spec={"x": 3}), ("EnvironmentSpec", "dict")),
+    "no reset": (without("reset"), ("`reset`",)),
+    "no step": (without("step"), ("`step`",)),
+    "step not callable": (mutant(step=3), ("`step`",)),
+    # What its specification says.
+    "no observation": (with_spec(observation={}), ("spec.observation",)),
+    "observation a bare shape": (with_spec(observation=(3,)), ("spec.observation", "Array")),
+    "actions of another type": (with_spec(action=2), ("spec.action", "Discrete", "int")),
+    "no actions": (with_spec(action=Discrete(0)), ("Discrete", "0")),
+    "half an action": (
+        with_spec(action=changed(Discrete(2), num_actions=2.5)),
+        ("Discrete", "2.5"),
+    ),
+    "NaN bound": (bounds((float("nan"),), (1.0,)), ("finite", "nan")),
+    "infinite bound": (bounds((0.0,), (float("inf"),)), ("finite", "inf")),
+    "bounds reversed": (bounds((1.0,), (-1.0,)), ("low < high", "1.0")),
+    "bounds of two lengths": (bounds((0.0, 0.0), (1.0,)), ("as many lower as upper",)),
+    "bounds in an array": (bounds(np.zeros(1), np.ones(1)), ("low", "tuple")),
+    # What reset and step take and return.
+    "reset takes no key": (mutant(reset=lambda: reset(jax.random.key(0))), ("`reset`", "argument")),
+    "step without key": (mutant(step=lambda state, action: None), ("`step`", "argument")),
+    "three values": (stepping(lambda state, timestep: (state, timestep, {})), ("`step`", "pair")),
+    "a list of two": (stepping(lambda state, timestep: [state, timestep]), ("`step`", "pair")),
+    "only a timestep": (stepping(lambda state, timestep: timestep), ("`step`", "pair")),
+    "an observation for a timestep": (
+        stepping(lambda state, timestep: (state, timestep.observation)),
+        ("`step`", "TimeStep", "dict"),
+    ),
+    # What the timesteps hold.
+    "observation of another dtype": (
+        with_spec(observation={"x": Array((3,), np.int32)}),
+        ("reset().timestep.observation['x']", "int32[3]", "float32[3]"),
+    ),
+    "observation of double precision": (
+        with_spec(observation={"x": Array((3,), np.float64)}),
+        ("reset().timestep.observation['x']", "float64[3]", "float32[3]"),
+    ),
+    "observation of another shape": (
+        showing(observation=lambda t: {"x": t.observation["x"][:2]}),
+        ("step().timestep.observation['x']", "float32[3]", "float32[2]"),
+    ),
+    "observation with a batch axis": (
+        showing(observation=lambda t: {"x": t.observation["x"][None]}),
+        ("step().timestep.observation['x']", "float32[3]", "float32[1,3]"),
+    ),
+    "observation not promised": (
+        showing(observation=lambda t: t.observation | {"y": t.reward}),
+        ("step().timestep.observation['y']", "not expected", "float32[]"),
+    ),
+    "observation missing": (
+        opening(observation={}),
+        ("reset().timestep.observation['x']", "missing", "float32[3]"),
+    ),
+    "observation in another container": (
+        showing(observation=lambda t: list(t.observation.values())),
+        ("step().timestep.observation", "missing"),
+    ),
+    "reward of integers": (
+        showing(reward=lambda t: jnp.int32(1)),
+        ("step().timestep.reward", "float32[]", "int32[]"),
+    ),
+    "reward a Python number": (
+        showing(reward=lambda t: 1.0),
+        ("step().timestep.reward", "weakly typed", "jnp.float32"),
+    ),
+    "reward for each player": (
+        showing(reward=lambda t: jnp.zeros(2)),
+        ("step().timestep.reward", "float32[]", "float32[2]"),
+    ),
+    "no reward": (opening(reward=None), ("reset().timestep.reward", "missing")),
+    "discount a flag": (
+        showing(discount=lambda t: t.last),
+        ("step().timestep.discount", "float32[]", "bool[]"),
+    ),
+    "first a float": (
+        opening(first=jnp.ones(())),
+        ("reset().timestep.first", "bool[]", "float32[]"),
+    ),
+    "last an integer": (
+        showing(last=lambda t: t.last.astype(jnp.int32)),
+        ("step().timestep.last", "bool[]", "int32[]"),
+    ),
+    # What the state does.
+    "state changes its dtype": (
+        stepping(lambda state, t: (changed(state, time=state.time / 2), t)),
+        ("state.time", "int32[]", "float32[]"),
+    ),
+    "state grows": (
+        stepping(lambda state, t: (changed(state, x=jnp.tile(state.x, 2)), t)),
+        ("state.x", "float32[3]", "float32[6]"),
+    ),
+    "state loses a leaf": (
+        stepping(lambda state, t: (changed(state, time=None), t)),
+        ("state.time", "missing", "int32[]"),
+    ),
+    "state in another container": (
+        mutant(
+            reset=lambda key: ((reset(key)[0].x,), reset(key)[1]),
+            step=lambda key, state, action: ([state[0]], reset(key)[1]),
+        ),
+        ("state", "structure"),
+    ),
+    "state weakly typed at first": (
+        mutant(
+            reset=lambda key: (changed(reset(key)[0], time=0), reset(key)[1]),
+            step=lambda key, state, action: reset(key),
+        ),
+        ("state.time", "weakly typed", "jnp.int32"),
+    ),
+    "state with a key": (
+        mutant(
+            reset=lambda key: ((reset(key)[0], key), reset(key)[1]),
+            step=lambda key, state, action: ((state[0], key), reset(key)[1]),
+        ),
+        ("state[1]", "random key"),
+    ),
+    "state with a string": (
+        mutant(reset=lambda key: ("start", reset(key)[1])),
+        ("`reset`", "cannot be traced"),
+    ),
+    # What only Python can run.
+    "if on a traced value": (mutant(step=branching), ("`step`", "TracerBoolConversionError")),
+    "a traced index": (mutant(step=looking_up), ("`step`", "Concretization")),
+    "numpy on a traced value": (
+        mutant(step=lambda key, state, action: (state, restart({"x": np.sin(state.x)}))),
+        ("`step`", "TracerArrayConversionError"),
+    ),
+    "state kept on the object": (Remembering(), ("`reset`", "Leaked")),
+    "an exception of its own": (mutant(reset=lambda key: {}["seed"]), ("`reset`", "KeyError")),
+}
+
+
+@pytest.fixture
+def compiled():
+    """Names of what JAX compiles during the test."""
+    events: list[str] = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_environment_is_refused_without_a_compile(fault: str, compiled: list[str]) -> None:
+    environment, words = BROKEN[fault]
+    with pytest.raises(ConfigError) as refusal:
+        check_environment(environment)
+    for word in words:
+        assert word in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not compiled
+
+
+def test_the_good_environment_passes_without_a_compile(compiled: list[str]) -> None:
+    assert check_environment(mutant()) is SPEC
+    assert not compiled
+    jax.jit(lambda x: x * 3)(jnp.ones(7))  # the listener does hear compiles
+    assert compiled

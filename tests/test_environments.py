@@ -1,0 +1,492 @@
+"""Device environments: the algebra of episodes, the rules of each, names, and gymnax's."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.environment import auto_reset, check_environment, restart, transition
+from podracer.envs import ENVIRONMENTS, cartpole, catch, make, names, nearest, pendulum
+from podracer.envs.cartpole import CartPole, CartPoleState
+from podracer.envs.catch import Catch
+from podracer.envs.pendulum import Pendulum, PendulumState
+from podracer.envs.probes import GAMMA, PROBES
+from podracer.types import Array, ConfigError, Continuous, Discrete, EnvironmentSpec, struct
+
+needs_gymnax = pytest.mark.skipif(
+    not (importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")),
+    reason="gymnax is not installed",
+)
+GYMNAX = (
+    "CartPole-v1",
+    "Catch-bsuite",
+    "MemoryChain-bsuite",
+    "Breakout-MinAtar",
+    "Asterix-MinAtar",
+    "Pendulum-v1",
+)
+
+
+def random_actions(spec: EnvironmentSpec, key: jax.Array, num: int) -> jax.Array:
+    if isinstance(spec.action, Discrete):
+        return jax.random.randint(key, (num,), 0, spec.action.num_actions)
+    low, high = jnp.array(spec.action.low), jnp.array(spec.action.high)
+    return jax.random.uniform(key, (num, spec.action.size), minval=low[None], maxval=high[None])
+
+
+def play(env: Any, steps: int, num: int, policy: Any = None, seed: int = 0) -> Any:
+    """Timesteps `[steps + 1, num]` and the actions between them `[steps, num]`, in numpy."""
+
+    def act(key: jax.Array, timestep: Any) -> jax.Array:
+        if policy is None:
+            return random_actions(env.spec, key, num)
+        return jax.vmap(policy)(timestep)
+
+    def body(carry: Any, key: jax.Array) -> Any:
+        state, timestep = carry
+        act_key, step_key = jax.random.split(key)
+        action = act(act_key, timestep)
+        state, timestep = jax.vmap(env.step)(jax.random.split(step_key, num), state, action)
+        return (state, timestep), (timestep, action)
+
+    def run(key: jax.Array) -> Any:
+        state, opening = jax.vmap(env.reset)(jax.random.split(key, num))
+        keys = jax.random.split(jax.random.fold_in(key, 1), steps)
+        _, (rest, actions) = jax.lax.scan(body, (state, opening), keys)
+        return jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), opening, rest), actions
+
+    return jax.device_get(jax.jit(run)(jax.random.key(seed)))
+
+
+def check_episodes(timesteps: Any) -> None:
+    """What holds of any environment that restarts by itself. Leaves `[T, B, ...]`."""
+    first, last = timesteps.first, timesteps.last
+    terminal = timesteps.discount == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(timesteps))
+    assert np.isin(timesteps.discount, (0, 1)).all()
+    assert first[0].all()
+    assert not (first & last).any()
+    assert first[terminal].all()  # a terminal restarts in the same step
+    assert not terminal[last].any()  # what is cut by the clock goes on
+    after = first[1:][last[:-1]], timesteps.reward[1:][last[:-1]], terminal[1:][last[:-1]]
+    assert after[0].all()
+    assert not after[1].any()
+    assert not after[2].any()
+    began = first[1:]  # and nothing else restarts
+    assert (began == (terminal[1:] | last[:-1])).all()
+
+
+# --- the algebra of episodes ---------------------------------------------------------------------
+
+
+@struct
+class ScriptState:
+    episode: jax.Array  # uint32, drawn at the reset
+    time: jax.Array  # int32
+
+
+class Script:
+    """Ends as its actions say: bit 0 is a terminal, bit 1 a time-out, and both may come at once."""
+
+    spec = EnvironmentSpec(
+        "script", {"episode": Array((), np.uint32), "time": Array((), np.int32)}, Discrete(4)
+    )
+
+    def reset(self, key: jax.Array) -> Any:
+        state = ScriptState(jax.random.bits(key), jnp.int32(0))
+        return state, restart(vars(state))
+
+    def step(self, key: jax.Array, state: ScriptState, action: jax.Array) -> Any:
+        state = ScriptState(state.episode, state.time + 1)
+        reward = 10 * state.time + action
+        return state, transition(
+            vars(state), reward, terminal=action & 1 > 0, timeout=action & 2 > 0
+        )
+
+
+def test_auto_reset_against_a_python_loop() -> None:
+    env = auto_reset(Script())
+    rare = jnp.array([0, 0, 0, 0, 1, 2, 3])  # ends are rare enough for episodes of some length
+
+    def policy(timestep: Any) -> jax.Array:
+        return rare[
+            timestep.observation["episode"] // 7 * 31 % 97 * timestep.observation["time"] % 7
+        ]
+
+    shown, actions = play(env, 200, 8, lambda timestep: policy(timestep).astype(jnp.int32))
+    check_episodes(shown)
+    assert {0, 1, 2, 3} == set(actions.ravel().tolist())
+    for lane in range(8):
+        lane_shown = jax.tree.map(lambda x, lane=lane: x[:, lane], shown)
+        time, cut, episode = 0, False, lane_shown.observation["episode"][0]
+        for t, action in enumerate(actions[:, lane].tolist(), start=1):
+            reward, discount, first, last = 0.0, 1.0, False, False
+            if cut:
+                time, cut, first = 0, False, True
+            else:
+                time += 1
+                reward = 10.0 * time + action
+                if action & 1:
+                    time, discount, first = 0, 0.0, True
+                elif action & 2:
+                    cut = last = True
+            now = jax.tree.map(lambda x, t=t: x[t].item(), lane_shown)
+            assert (now.reward, now.discount, now.first, now.last) == (
+                reward,
+                discount,
+                first,
+                last,
+            )
+            assert now.observation["time"] == time
+            assert (now.observation["episode"] != episode) == first  # a fresh start, or the same
+            episode = now.observation["episode"]
+
+
+def test_auto_reset_draws_starts_apart_from_steps() -> None:
+    """The key of a restart is not the key of the step it falls in."""
+
+    class Noisy(Script):
+        def step(self, key: jax.Array, state: ScriptState, action: jax.Array) -> Any:
+            return super().step(key, ScriptState(jax.random.bits(key), state.time), action)
+
+    env, key = auto_reset(Noisy()), jax.random.key(0)
+    state, _ = env.reset(key)
+    _, going = env.step(key, state, jnp.int32(0))
+    _, ending = env.step(key, state, jnp.int32(1))
+    assert going.observation["episode"] != ending.observation["episode"]
+
+
+def test_auto_reset_shows_its_environment() -> None:
+    env = auto_reset(CartPole())
+    state, _ = env.reset(jax.random.key(0))
+    assert (env.render(state) == CartPole().render(state.inner)).all()
+    assert not hasattr(auto_reset(Script()), "render")
+    assert hash(env) == hash(auto_reset(CartPole()))
+
+
+# --- every environment of the library ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_own_environment(name: str) -> None:
+    env = make(name)
+    spec = check_environment(env)
+    assert spec.name == name
+    assert hash(env) == hash(make(name))
+
+    step = jax.jit(env.step)
+    state, opening = jax.jit(env.reset)(jax.random.key(0))
+    for seed in range(3):
+        key = jax.random.key(seed)
+        state, timestep = step(key, state, random_actions(spec, key, 1)[0])
+    assert step._cache_size() == 1  # what comes out goes in again: nothing drifts
+    for shown in (opening, timestep):
+        for want, got in zip(
+            jax.tree.leaves(spec.observation), jax.tree.leaves(shown.observation), strict=True
+        ):
+            assert (want.shape, want.dtype) == (got.shape, got.dtype)
+
+    timesteps, _ = play(env, 1000, 4)
+    check_episodes(timesteps)
+    assert timesteps.first[1:].any()
+
+
+@pytest.mark.parametrize("name", ["catch", "cartpole", "pendulum"])
+def test_render(name: str) -> None:
+    env = make(name)
+    state, _ = env.reset(jax.random.key(0))
+    before = env.render(jax.device_get(state))
+    for seed in range(5):
+        key = jax.random.key(seed)
+        state, _ = env.step(key, state, random_actions(env.spec, key, 1)[0])
+    after = env.render(jax.device_get(state))
+    assert before.dtype == np.uint8
+    assert before.ndim == 3
+    assert before.shape[2] == 3
+    assert before.shape == after.shape
+    assert (before != after).any()
+
+
+def test_different_keys_start_differently() -> None:
+    for env, least in ((Catch(), 5), (CartPole(), 60), (Pendulum(), 60)):
+        _, opening = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64))
+        assert len(np.unique(opening.observation.reshape(64, -1), axis=0)) >= least
+
+
+# --- Catch ---------------------------------------------------------------------------------------
+
+
+def follow(timestep: Any) -> jax.Array:
+    """Moves the paddle under the ball."""
+    board = timestep.observation
+    ball = jnp.argmax(board[:-1].sum(axis=0))
+    return jnp.sign(ball - jnp.argmax(board[-1])).astype(jnp.int32) + 1
+
+
+def test_catch_rules() -> None:
+    timesteps, _ = play(Catch(), 18, 16)
+    board = timesteps.observation
+    assert board.shape == (19, 16, catch.ROWS, catch.COLUMNS)
+    assert (timesteps.discount == 0).sum(axis=0).tolist() == [2] * 16  # 9 steps an episode
+    assert (timesteps.discount[[9, 18]] == 0).all()
+    assert np.isin(timesteps.reward[[9, 18]], (-1, 1)).all()
+    assert not np.delete(timesteps.reward, (9, 18), axis=0).any()
+    assert not timesteps.last.any()
+    for t in range(18):  # the ball falls a row a step, from the top
+        assert (board[t][:, t % 9].sum(axis=-1) == 1).all()
+    assert (board[:, :, -1].sum(axis=-1) == 1).all()
+    assert (board[9, :, -1] == np.eye(5)[2]).all()  # the paddle starts in the middle
+
+
+def test_catch_returns() -> None:
+    perfect, _ = play(Catch(), 90, 64, follow)
+    random, _ = play(Catch(), 90, 64)
+    assert (perfect.reward[perfect.discount == 0] == 1).all()
+    assert -0.8 < random.reward[random.discount == 0].mean() < -0.3
+
+
+# --- against Gymnasium ---------------------------------------------------------------------------
+
+
+def test_cartpole_steps_as_gymnasium() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    reference = gymnasium.make("CartPole-v1").unwrapped
+    reference.reset(seed=0)
+    rng = np.random.default_rng(0)
+    motion = rng.uniform(-1, 1, (400, 4)) * (2.6, 2, 0.25, 2)
+    actions = rng.integers(0, 2, 400)
+    state = CartPoleState(jnp.asarray(motion, jnp.float32), jnp.zeros(400, jnp.int32))
+    keys = jax.random.split(jax.random.key(0), 400)
+    _, got = jax.vmap(CartPole().step)(keys, state, jnp.asarray(actions, jnp.int32))
+    ends = 0
+    for i in range(400):
+        reference.state, reference.steps_beyond_terminated = tuple(motion[i]), None
+        observation, reward, terminated, truncated, _ = reference.step(int(actions[i]))
+        np.testing.assert_allclose(got.observation[i], observation, rtol=1e-5, atol=1e-5)
+        assert got.reward[i] == reward
+        assert (got.discount[i] == 0) == terminated == got.last[i]
+        assert not truncated
+        ends += terminated
+    assert 50 < ends < 350
+
+
+def test_cartpole_time_out_and_fall() -> None:
+    def balance(timestep: Any) -> jax.Array:
+        position, speed, angle, spin = timestep.observation
+        return (angle + 0.5 * spin + 0.05 * position + 0.1 * speed > 0).astype(jnp.int32)
+
+    shown, _ = play(make("cartpole"), 510, 8, balance)
+    assert (np.flatnonzero(shown.last.all(axis=1)) == [cartpole.LIMIT]).all()
+    assert (shown.discount[: cartpole.LIMIT + 1] == 1).all()
+    assert (shown.reward[1 : cartpole.LIMIT + 1].sum(axis=0) == 500).all()
+
+    falling = CartPoleState(jnp.array([0.0, 0.0, 0.2, 3.0]), jnp.int32(cartpole.LIMIT - 1))
+    _, both = CartPole().step(jax.random.key(0), falling, jnp.int32(1))
+    assert both.discount == 0  # a fall at the last step is a fall
+
+
+def test_pendulum_steps_as_gymnasium() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    reference = gymnasium.make("Pendulum-v1").unwrapped
+    reference.reset(seed=0)
+    rng = np.random.default_rng(0)
+    angle, speed = rng.uniform(-10, 10, 300), rng.uniform(-8, 8, 300)
+    torque = rng.uniform(-3, 3, (300, 1)).astype(np.float32)  # some out of bounds
+    state = PendulumState(
+        jnp.asarray(angle, jnp.float32), jnp.asarray(speed, jnp.float32), jnp.zeros(300, jnp.int32)
+    )
+    keys = jax.random.split(jax.random.key(0), 300)
+    _, got = jax.vmap(Pendulum().step)(keys, state, jnp.asarray(torque))
+    for i in range(300):
+        reference.state = np.array([angle[i], speed[i]])
+        observation, reward, terminated, _, _ = reference.step(torque[i])
+        np.testing.assert_allclose(got.observation[i], observation, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got.reward[i], reward, rtol=1e-4, atol=1e-5)
+        assert not terminated
+    assert not got.last.any()
+
+    shown, _ = play(make("pendulum"), 402, 4)
+    assert np.flatnonzero(shown.last.any(axis=1)).tolist() == [
+        pendulum.LIMIT,
+        2 * pendulum.LIMIT + 1,
+    ]
+    assert (shown.discount == 1).all()
+
+
+# --- probes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(PROBES) - {"memory"}))
+def test_probe_values(name: str) -> None:
+    """`values` solve the Bellman equation of the best policy, through time-outs and all."""
+    probe = PROBES[name]
+    observations = jnp.array([observation for observation, _ in probe.values])
+    values = np.array([value for _, value in probe.values])
+
+    def which(observation: jax.Array) -> jax.Array:
+        return jnp.argmax((observations == observation[..., None, :]).all(axis=-1), axis=-1)
+
+    def policy(timestep: Any) -> jax.Array:
+        best = jnp.array(probe.best or (0,) * len(values))[which(timestep.observation)]
+        return best[None] if isinstance(probe.action, Continuous) else best
+
+    shown, _ = play(auto_reset(probe), 40, 8, policy)
+    assert np.isin(shown.observation, observations).all()
+    v = values[np.asarray(which(jnp.asarray(shown.observation)))]
+    target = shown.reward[1:] + GAMMA * shown.discount[1:] * v[1:]
+    valid = ~shown.last[:-1]
+    np.testing.assert_allclose(v[:-1][valid], target[valid], rtol=1e-6)
+    episodes = (shown.first[1:]).sum()
+    if name != "observation":  # whose mean return is chance
+        assert shown.reward.sum() / episodes == pytest.approx(probe.best_return, abs=1e-6)
+
+
+def test_actions_matter_to_probes_that_know_the_best() -> None:
+    for name in ("action", "policy", "continuous", "memory"):
+        shown, _ = play(auto_reset(PROBES[name]), 100, 16)
+        assert shown.reward[shown.discount == 0].mean() < PROBES[name].best_return - 0.2
+
+
+def test_the_memory_probe_needs_memory() -> None:
+    env = auto_reset(PROBES["memory"])
+    shown, actions = play(env, 400, 16)
+    cue = np.where(shown.first, shown.observation[..., 0], 0.0)
+    for t in range(1, len(cue)):  # recall: the cue of the running episode
+        cue[t] = np.where(shown.first[t], cue[t], cue[t - 1])
+    asked = shown.observation[:-1, :, 1] == 1
+    assert (asked == (shown.discount[1:] == 0)).all()
+    assert (shown.reward[1:][asked] == np.where(actions == (cue[:-1] > 0), 1, -1)[asked]).all()
+    assert not shown.reward[1:][~asked].any()
+    assert len(np.unique(shown.observation[:-1][asked], axis=0)) == 1  # nothing to tell them apart
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("catsch", ("catsch", "did you mean catch?")),
+        ("CartPole", ("did you mean cartpole?",)),
+        ("probe:memroy", ("probe:memory",)),
+        ("gymnax:", ("gymnax:NAME",)),
+        ("zzz", ("choose one of catch, cartpole",)),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        make(name)
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="catch: .*rows"):
+        make("catch", rows=3)
+
+
+def test_nearest_ignores_case() -> None:
+    assert nearest("BREAKOUT-minatar", ["Breakout-MinAtar", "Pong-misc"]).endswith(
+        "Breakout-MinAtar?"
+    )
+
+
+def test_names_lists_what_can_be_made() -> None:
+    listed = {name: (about, how) for name, about, how in names()}
+    assert {"catch", "cartpole", "pendulum", "probe:memory", "gymnax:NAME"} <= set(listed)
+    assert all(about and "\n" not in about for about, _ in listed.values())
+    assert listed["catch"][1] == "installed"
+    found = importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")
+    assert listed["gymnax:NAME"][1] == ("installed" if found else 'pip install "podracer[gymnax]"')
+
+
+@pytest.mark.parametrize("package", ["gymnax", "six"])
+def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Absent:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "gymnax":
+                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.delitem(sys.modules, "gymnax", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    with pytest.raises(ConfigError, match=rf'package {package}: pip install "podracer\[gymnax\]"'):
+        make("gymnax:Freeway-MinAtar")
+
+
+def test_an_environment_of_the_users_own_needs_no_name() -> None:
+    env = auto_reset(Script())
+    assert check_environment(env) is Script.spec
+
+
+# --- gymnax --------------------------------------------------------------------------------------
+
+# Before release 1 gymnax scatters numbers into flags and asks for int64.
+old_gymnax = [
+    pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning"),
+]
+
+
+def of_gymnax(test: Any) -> Any:
+    for mark in (needs_gymnax, *old_gymnax):
+        test = mark(test)
+    return test
+
+
+@of_gymnax
+@pytest.mark.parametrize("name", GYMNAX)
+def test_gymnax_environment(name: str) -> None:
+    env = make(f"gymnax:{name}")
+    spec = check_environment(env)
+    assert spec.name == f"gymnax:{name}"
+    assert hash(env) == hash(make(f"gymnax:{name}"))
+    timesteps, _ = play(env, 100, 4)
+    check_episodes(timesteps)
+    want = dataclasses.replace(spec.observation, shape=(101, 4, *spec.observation.shape))
+    assert (timesteps.observation.shape, timesteps.observation.dtype) == (want.shape, want.dtype)
+
+
+@of_gymnax
+def test_gymnax_time_out_is_not_a_terminal() -> None:
+    shown, _ = play(make("gymnax:CartPole-v1", max_steps_in_episode=5), 24, 4)
+    assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [5, 11, 17, 23]
+    assert (shown.discount == 1).all()
+
+    shown, _ = play(make("gymnax:Catch-bsuite", max_steps_in_episode=4), 20, 4)
+    assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [4, 9, 14, 19]
+    assert (shown.discount == 1).all()
+    assert not shown.reward.any()
+
+    # This one keeps its own flag of having ended, which the clock must not set.
+    shown, _ = play(make("gymnax:Breakout-MinAtar", max_steps_in_episode=3), 20, 4)
+    assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [3, 7, 11, 15, 19]
+    assert (shown.discount == 1).all()
+
+
+@of_gymnax
+def test_gymnax_terminal_wins_over_the_clock() -> None:
+    shown, _ = play(make("gymnax:Catch-bsuite", max_steps_in_episode=9), 27, 4)
+    assert np.flatnonzero((shown.discount == 0).all(axis=1)).tolist() == [9, 18, 27]
+    assert not shown.last.any()
+
+
+@of_gymnax
+def test_gymnax_observations_know_the_clock() -> None:
+    """The limit is a part of this one's observation, so it cannot just be lifted."""
+    shown, _ = play(make("gymnax:DiscountingChain-bsuite", max_steps_in_episode=10), 10, 2)
+    np.testing.assert_allclose(shown.observation[:, 0, 1], np.arange(11) / 10, rtol=1e-6)
+
+
+@of_gymnax
+def test_gymnax_names_and_parameters() -> None:
+    with pytest.raises(ConfigError, match="did you mean Breakout-MinAtar"):
+        make("gymnax:Brekout-MinAtar")
+    with pytest.raises(ConfigError, match="'max_steps'.*max_steps_in_episode"):
+        make("gymnax:CartPole-v1", max_steps=3)
+    assert make("gymnax:Pendulum-v1").spec.action == Continuous((-2.0,), (2.0,))

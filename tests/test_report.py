@@ -1,0 +1,270 @@
+"""Reports stand alone, say what was recorded and run nothing; videos play what was rendered."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import io
+import json
+import math
+import re
+import stat
+
+import numpy as np
+import pytest
+import scipy.stats
+from PIL import Image, ImageSequence
+
+from podracer.io.report import bootstrap_interval, interquartile_mean, running_mean, write_report
+from podracer.io.video import write_video
+from podracer.types import ConfigError, PodracerError
+
+HOSTILE = "<script>alert(1)</script> & {x} $y$"
+
+
+def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, **config):
+    directory.mkdir(parents=True)
+    content = {
+        "recipe": "catch",
+        "experiment": {"seed": seed, "agent": {"learning_rate": learning_rate, "note": HOSTILE}},
+        "versions": {"jax": "0.10.2", "python": "3.11.7"},
+        "device": {"kind": "TPU v5", "count": 4},
+        **config,
+    }
+    (directory / "config.json").write_text(json.dumps(content))
+    with (directory / "metrics.jsonl").open("w") as file:
+        for i in range(1, records + 1):
+            record = {
+                "updates": i, "frames": 1000 * i, "seconds": 5.0 + i, "frames_per_second": 2e6,
+                "episode_return": None if i == 3 else offset + i / records, "episode_length": 9.0,
+                "policy_loss": -0.1 * i, "entropy": None, "time_step": 0.75,
+                "time_compile": 5.0 if i == 1 else 0.0,
+            }  # fmt: skip
+            if i % 4 == 0:
+                record["evaluation_return"] = offset + (0.9 if i == 8 else 0.5)
+            file.write(json.dumps(record) + "\n")
+        file.write('{"updates": 99, "fra')
+    return directory
+
+
+class Page(html.parser.HTMLParser):
+    """The tags, attributes, and visible text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags, self.attributes, text = set(), [], []
+        self.handle_data = text.append
+        self.feed(self.source)
+        self.text = re.sub(r"\s+", " ", " ".join(text))
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes += attributes
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    runs = [
+        make_run(root / "a0", seed=0),
+        make_run(root / "a1", seed=1, offset=0.25),
+        make_run(root / "slow", learning_rate=0.0001, records=8),
+    ]
+    crash = {"code": 72, "exception": "OSError", "message": HOSTILE, "traceback": HOSTILE}
+    (runs[2] / "crash.json").write_text(json.dumps(crash))
+    return Page(write_report(runs, root / "report.html"))
+
+
+def test_a_report_is_self_contained_and_runs_nothing(compared):
+    assert not compared.tags & {"script", "link", "iframe", "object", "embed", "form", "a"}
+    sources = [value for name, value in compared.attributes if name in ("src", "srcset", "href")]
+    assert sources
+    assert all(value.startswith("data:image/png;base64,") for value in sources)
+    assert not any(name.startswith("on") for name, _ in compared.attributes)
+    assert "://" not in compared.source
+    assert "@import" not in compared.source
+    assert compared.text.count(HOSTILE) == 3  # one shared setting, the message, the traceback
+
+
+def test_pictures_differ_for_light_and_dark_pages(compared):
+    light = [value for name, value in compared.attributes if name == "src"]
+    dark = [value for name, value in compared.attributes if name == "srcset"]
+    assert len(light) == len(dark) == 3
+    for one, other in zip(light, dark, strict=True):
+        assert one != other
+        for value in (one, other):
+            with Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))) as image:
+                assert image.width > 1000
+                assert image.getextrema()[3] == (0, 255)  # clear ground, and something on it
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_curve(compared):
+    assert "catch, learning_rate 0.001, 2 seeds" in compared.text
+    assert "final evaluation 0.625, 95 % interval 0.500 to 0.750" in compared.text
+
+
+def test_differences_are_marked_and_the_rest_is_shared(compared):
+    marked = re.findall(r"<th>([^<]*)</th><td class=\"differs\">", compared.source)
+    assert marked == ["seed", "agent.learning_rate"]
+    assert compared.source.count("<th>versions.jax</th><td colspan=") == 1
+
+
+def test_a_crash_is_shown(compared):
+    assert "slow: OSError" in compared.text
+    assert "code 72" in compared.text
+
+
+def test_the_summary_of_one_run(tmp_path):
+    page = Page(write_report([make_run(tmp_path / "solo", seed=7)], tmp_path / "report.html"))
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert facts == {
+        "Final evaluation": "0.500", "Best evaluation": "0.900", "Final return": "1.00",
+        "Frames": "12.0k", "Updates": "12", "Frames/second": "2.00M", "Wall time": "0:17",
+        "Compile time": "0:05", "Recipe": "catch", "Seed": "7", "Device": "4 x TPU v5",
+        "Versions": "jax 0.10.2, python 3.11.7",
+    }  # fmt: skip
+    assert "step 53 %, compile 29 %, other 18 %" in page.text
+    assert "Policy loss" in str(page.attributes)
+    assert "Entropy" not in str(page.attributes)  # never had a value
+
+
+def test_the_same_runs_give_the_same_page(tmp_path):
+    run = make_run(tmp_path / "run", records=2)
+    first = write_report([run], tmp_path / "first.html").read_bytes()
+    assert write_report([run], tmp_path / "second.html").read_bytes() == first
+
+
+@pytest.mark.parametrize("config", [None, "{}", '{"experiment": {}, "device": "cpu"}'])
+@pytest.mark.parametrize("metrics", ["", '{"updates": 1}\n', '{"updates": 1, "loss": null}\n{"up'])
+def test_a_report_needs_little(tmp_path, config, metrics):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    page = Page(write_report([tmp_path], tmp_path / "report.html"))
+    assert tmp_path.name in page.text
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / parent / "run", records=1) for parent in ("x", "y")]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert "x/run" in page.text
+    assert "y/run" in page.text
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run"):
+        write_report([tmp_path / "nothing"], tmp_path / "report.html")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 7, 10])
+def test_interquartile_mean_agrees_with_scipy(seeds):
+    values = np.random.default_rng(seeds).normal(size=(seeds, 5))
+    np.testing.assert_allclose(interquartile_mean(values), scipy.stats.trim_mean(values, 0.25))
+
+
+def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    low, high = bootstrap_interval(generator.normal(size=(20, 400)))  # 400 experiments at once
+    covered = np.mean((low <= 0) & (high >= 0))
+    assert 0.85 < covered < 0.99  # the percentile bootstrap of 20 is known to be a bit narrow
+    low, high = bootstrap_interval(np.full((5, 1), 3.0))
+    assert low == high == 3.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 99, 100, 250])
+def test_running_mean_against_a_slow_loop(length):
+    values = np.random.default_rng(0).normal(size=length)
+    half = length // 50 // 2
+    slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
+    np.testing.assert_allclose(running_mean(values), slow)
+
+
+# --- videos ---------------------------------------------------------------------------------------
+
+
+def read_gif(path):
+    with Image.open(path) as image:
+        frames = [(np.asarray(f.convert("RGB")), f.info["duration"])
+                  for f in ImageSequence.Iterator(image)]  # fmt: skip
+    return np.stack([frame for frame, _ in frames]), [duration for _, duration in frames]
+
+
+def test_a_gif_of_few_colors_is_exact(tmp_path):
+    shades = np.arange(256, dtype=np.uint8).reshape(16, 16)  # neighbours differ by one
+    frames = np.repeat(np.stack([shades, shades.T, shades[::-1]])[..., None], 3, axis=-1)
+    write_video(frames, tmp_path / "a.gif", fps=30)
+    shown, durations = read_gif(tmp_path / "a.gif")
+    np.testing.assert_array_equal(shown, frames)
+    assert durations == [30, 40, 30]  # hundredths of a second, right in total
+
+
+def test_a_gif_of_many_colors_is_close(tmp_path):
+    ramp = np.linspace(0, 255, 64).astype(np.uint8)
+    image = np.stack(np.broadcast_arrays(ramp[:, None], ramp, np.uint8(99)), axis=-1)
+    frames = np.stack([np.roll(image, t, axis=0) for t in range(4)])
+    write_video(frames, tmp_path / "a.gif", fps=10)
+    shown, _ = read_gif(tmp_path / "a.gif")
+    assert np.abs(shown.astype(int) - frames).mean() < 8
+    assert (tmp_path / "a.gif").stat().st_size < frames.nbytes / 2
+
+
+def test_a_fast_gif_skips_frames_and_keeps_its_speed(tmp_path):
+    frames = np.zeros((60, 4, 4, 3), np.uint8)
+    frames[np.arange(60), 0, 0, 0] = np.arange(60)
+    write_video(frames, tmp_path / "a.gif", fps=60)
+    shown, durations = read_gif(tmp_path / "a.gif")
+    np.testing.assert_array_equal(shown, frames[::2])
+    assert sum(durations) == 1000
+    assert min(durations) >= 20
+
+
+@pytest.fixture
+def ffmpeg(tmp_path, monkeypatch):
+    """Stands for ffmpeg: writes its arguments and the number of bytes it was sent."""
+
+    def install(script='echo "$@" > "$0.args"; wc -c < /dev/stdin > "$0.bytes"'):
+        tool = tmp_path / "bin" / "ffmpeg"
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tool.parent))
+        return tool
+
+    return install
+
+
+def test_an_mp4_is_piped_to_ffmpeg(tmp_path, ffmpeg):
+    tool = ffmpeg()
+    write_video(np.zeros((3, 5, 7, 3), np.uint8), tmp_path / "a.mp4", fps=12)
+    arguments = tool.with_name("ffmpeg.args").read_text()
+    assert "-s 7x5 -r 12" in arguments
+    assert str(tmp_path / "a.mp4") in arguments
+    assert int(tool.with_name("ffmpeg.bytes").read_text()) == math.prod((3, 5, 7, 3))
+
+
+def test_a_failing_ffmpeg_is_reported(tmp_path, ffmpeg):
+    ffmpeg("cat > /dev/null; echo 'no such encoder' >&2; exit 1")
+    with pytest.raises(PodracerError, match="no such encoder"):
+        write_video(np.zeros((1, 2, 2, 3), np.uint8), tmp_path / "a.mp4", fps=1)
+
+
+def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    frames = np.zeros((2, 4, 4, 3), np.uint8)
+    with pytest.raises(ConfigError, match=r"install it, or name the file \.gif"):
+        write_video(frames, tmp_path / "a.mp4", fps=10)
+    with pytest.raises(ConfigError, match=r"ends in '\.avi'"):
+        write_video(frames, tmp_path / "a.avi", fps=10)
+    with pytest.raises(ConfigError, match="float32"):
+        write_video(frames.astype(np.float32), tmp_path / "a.gif", fps=10)
+    with pytest.raises(ConfigError, match="at least one"):
+        write_video(frames[:0], tmp_path / "a.gif", fps=10)
+    with pytest.raises(ConfigError, match="not 0"):
+        write_video(frames, tmp_path / "a.gif", fps=0)

@@ -1,0 +1,268 @@
+"""Run directories: names stay under the root, one run at a time, whole files, told crashes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from podracer.io import rundir
+from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
+from podracer.types import CheckpointError, ConfigError
+
+# --- names ----------------------------------------------------------------------------------------
+
+PIECES = ["..", ".", "/", "\\", "\0", "\n", "~", "a", "B-2", "con", ":", "%2e", "é", " ", "x" * 79]
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(st.one_of(st.text(max_size=90), st.lists(st.sampled_from(PIECES)).map("".join)))
+@example("../x")
+@example("/etc")
+@example("run\n")
+@example("..")
+@example("a" * 81)
+def test_every_name_is_a_plain_child_of_the_root_or_refused(name: str) -> None:
+    root = Path("/runs/root")
+    try:
+        path = run_directory(root, name)
+    except ConfigError:
+        return
+    assert path.parent == root.resolve()
+    assert os.path.normpath(path) == str(path)
+    assert name == path.name
+    assert name.isascii()
+
+
+@pytest.mark.parametrize("name", ["a", "catch-ppo.1_2", "Z" * 80, "console", "9", "a..b", "-"])
+def test_ordinary_names_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
+    assert run_directory(tmp_path, name) == tmp_path.resolve() / name
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "CON", "nul.txt", "lpt1", "a/b", "a" * 81, "a b"])
+def test_unusable_names_say_what_would_be_right(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"letters, digits|choose another"):
+        run_directory(tmp_path, name)
+
+
+def test_links_and_files_are_not_run_directories(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "link").symlink_to(outside)
+    (root / "dangling").symlink_to(tmp_path / "nowhere")
+    (root / "file").touch()
+    for name, message in {"link": "symbolic", "dangling": "symbolic", "file": "a file"}.items():
+        with pytest.raises(ConfigError, match=message):
+            run_directory(root, name)
+    (tmp_path / "alias").symlink_to(root)  # the root itself may be wherever the user wants it
+    assert run_directory(tmp_path / "alias", "run") == root.resolve() / "run"
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from podracer.io.rundir import RunLock
+with RunLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "run"
+    environment = {**os.environ, "PYTHONPATH": str(Path(rundir.__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"in use by process {child.pid} on "):
+            RunLock(directory).__enter__()
+        child.send_signal(signal.SIGKILL)
+    with RunLock(directory):
+        assert json.loads((directory / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_one_process_cannot_run_twice_in_one_directory(tmp_path: Path) -> None:
+    with RunLock(tmp_path), pytest.raises(ConfigError, match=f"process {os.getpid()} "):
+        RunLock(tmp_path).__enter__()
+    with RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("record", ["", "[1]", "{}", '{"pid": "x; rm", "host": 1}', "\0" * 9])
+def test_a_lock_with_an_odd_record_is_still_a_lock(tmp_path: Path, record: str) -> None:
+    with RunLock(tmp_path):
+        (tmp_path / "lock").write_text(record)
+        with pytest.raises(ConfigError, match="in use by another process"):
+            RunLock(tmp_path).__enter__()
+
+
+def test_the_lock_does_not_follow_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        RunLock(tmp_path).__enter__()
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_json_is_replaced_whole_and_synced_before_it_is_named(tmp_path: Path, monkeypatch) -> None:
+    calls: list[str] = []
+
+    def record(name: str, real) -> None:
+        def call(*arguments: object) -> None:
+            calls.append(name)
+            real(*arguments)
+
+        monkeypatch.setattr(rundir.os, name, call)
+
+    record("fsync", os.fsync)
+    record("replace", os.replace)
+    write_json(tmp_path / "config.json", {"seed": 1})
+    write_json(tmp_path / "config.json", {"seed": 2, "name": "é"})
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 2, "name": "é"}
+    assert calls == ["fsync", "replace", "fsync"] * 2
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch, call: str
+) -> None:
+    write_json(tmp_path / "config.json", 1)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(rundir.os, call, refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(tmp_path / "config.json", 2)
+    assert os.listdir(tmp_path) == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == "1\n"
+
+
+# --- seals ----------------------------------------------------------------------------------------
+
+
+def test_any_flipped_bit_breaks_a_seal(tmp_path: Path) -> None:
+    """Every bit of a small sealed directory, manifest included."""
+    directory = tmp_path / "sealed"
+    (directory / "inner").mkdir(parents=True)
+    (directory / "inner" / "data").write_bytes(random.Random(0).randbytes(40))
+    (directory / "empty").touch()
+    rundir.seal(directory)
+    rundir.verify_seal(directory)
+    for file in [directory / "inner" / "data", directory / rundir.MANIFEST]:
+        whole = file.read_bytes()
+        for bit in range(8 * len(whole)):
+            broken = bytearray(whole)
+            broken[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(broken)
+            with pytest.raises(CheckpointError, match="sealed"):
+                rundir.verify_seal(directory)
+        file.write_bytes(whole)
+    rundir.verify_seal(directory)
+
+
+# --- crash.json -----------------------------------------------------------------------------------
+
+
+def crash(directory: Path, error: BaseException, **facts: object) -> dict:
+    write_crash(directory, error, **facts)
+    return json.loads((directory / "crash.json").read_text())
+
+
+def failure() -> ValueError:
+    try:
+        try:
+            raise KeyError("the cause")
+        except KeyError as error:
+            raise ValueError("the effect") from error
+    except ValueError as error:
+        return error
+
+
+def test_a_crash_tells_what_where_and_how_far(tmp_path: Path) -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="actor-3")
+    thread.start()
+    try:
+        facts = crash(
+            tmp_path,
+            failure(),
+            component="learner",
+            last_update=12,
+            last_checkpoint=10,
+            path=tmp_path,
+            shape=(1, 2),
+        )
+    finally:
+        release.set()
+        thread.join()
+    assert (facts["code"], facts["component"], facts["exception"]) == (70, "learner", "ValueError")
+    assert (facts["last_update"], facts["last_checkpoint"]) == (12, 10)
+    assert (facts["path"], facts["shape"]) == (str(tmp_path), [1, 2])
+    assert "the cause" in facts["traceback"]
+    assert "the effect" in facts["traceback"]
+    stacks = {name.split(" ")[0]: stack for name, stack in facts["threads"].items()}
+    assert "wait" in stacks["actor-3"]
+    assert "write_crash" in stacks["MainThread"]
+    assert facts["versions"]["jax"]
+
+
+@pytest.mark.parametrize(
+    ("error", "given_code", "code"),
+    [(ConfigError("no"), None, 78), (KeyboardInterrupt(), 130, 130), (OSError("x"), None, 70)],
+)
+def test_a_crash_carries_the_exit_code(tmp_path: Path, error, given_code, code: int) -> None:
+    assert crash(tmp_path, error, code=given_code)["code"] == code
+
+
+def test_no_secret_reaches_a_crash(tmp_path: Path, monkeypatch) -> None:
+    secrets = [f"s3cr3t{n}" * 2 for n in range(10)]
+    monkeypatch.setenv("WANDB_API_KEY", secrets[0])
+    monkeypatch.setenv("MY_PASSWORD", secrets[1] + secrets[0])
+    monkeypatch.setenv("PODRACER_HARMLESS", "harmless-value")
+    message = (
+        f"login with {secrets[0]} failed for {secrets[1]}{secrets[0]}; api_key={secrets[2]}, "
+        f"'token': '{secrets[3]}', Authorization: Bearer {secrets[4]} at "
+        f"https://me:{secrets[5]}@example.org:80/x?access_token={secrets[6]}&step=7"
+    )
+    facts = crash(
+        tmp_path,
+        RuntimeError(message),
+        config={"tracker": {"api_key": secrets[7], "steps": 3}, "Password": [secrets[8]]},
+        notes=[f"secret = {secrets[9]}"],
+    )
+    text = (tmp_path / "crash.json").read_text()
+    assert [secret for secret in secrets if secret in text] == []
+    assert "harmless-value" not in text
+    assert facts["config"]["tracker"] == {"api_key": "[redacted]", "steps": 3}
+    assert "@example.org:80/x" in facts["message"]
+    assert "step=7" in facts["message"]
+
+
+def test_a_crash_that_cannot_be_written_is_only_mentioned(tmp_path: Path, capsys) -> None:
+    write_crash(tmp_path / "absent", ValueError("x"))
+    assert "crash.json could not be written" in capsys.readouterr().err

@@ -1,0 +1,339 @@
+"""The record survives kills and faults; no sink can hurt or delay a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from podracer.io.console import Console, clock, compact, line, number, sparkline, summarise
+from podracer.io.sinks import JsonlSink, Sinks, TensorBoardSink, group, read_metrics
+from podracer.types import PodracerError
+
+
+def record(updates, **metrics):
+    return {"updates": updates, "frames": 100 * updates, "seconds": 0.5 * updates, **metrics}
+
+
+def write_metrics(path, updates):
+    sink = JsonlSink(path)
+    for update in updates:
+        sink.write(record(update, loss=1 / update))
+    sink.close()
+
+
+class Recorder:
+    """A sink in memory that fails or waits when told to."""
+
+    def __init__(self, fail_at=None, gate=None):
+        self.seen, self.closed = [], False
+        self.fail_at, self.gate, self.entered = fail_at, gate, threading.Event()
+
+    def write(self, record):
+        self.entered.set()
+        if self.gate is not None:
+            self.gate.wait(60)
+        if record["updates"] == self.fail_at:
+            raise OSError("no space left on device")
+        self.seen.append(record["updates"])
+
+    def close(self):
+        self.closed = True
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def test_jsonl_writes_plain_json_and_null_for_what_is_not_finite(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(record(1, loss=np.float32(0.5), entropy=math.nan, value_loss=-math.inf, eval=None))
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {  # flushed, not closed
+        "updates": 1, "frames": 100, "seconds": 0.5,
+        "loss": 0.5, "entropy": None, "value_loss": None, "eval": None,
+    }  # fmt: skip
+    sink.close()
+
+
+def test_jsonl_refuses_a_step_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write(record(2))
+    for updates in (2, 1):
+        with pytest.raises(ValueError, match="came after"):
+            sink.write(record(updates))
+    sink.write(record(3))
+    sink.close()
+    assert [r["updates"] for r in read_metrics(path)] == [2, 3]
+
+
+def test_a_new_run_never_overwrites_a_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, [1, 2])
+    with pytest.raises(FileExistsError):
+        JsonlSink(path)
+    assert len(read_metrics(path)) == 2
+
+
+def test_any_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, range(1, 5))
+    whole, records = path.read_bytes(), read_metrics(path)
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        # A line that lacks only its end is complete.
+        complete = (whole[:cut] + b"\n").count(b"}\n")
+        assert read_metrics(path) == records[:complete]
+
+
+@pytest.mark.parametrize("resume_updates", [0, 2, 3, 9])
+@pytest.mark.parametrize("torn", [b"", b'{"updates": 6, "lo', b"\0\0\0"])
+def test_resume_keeps_what_the_checkpoint_knows_and_goes_on(tmp_path, resume_updates, torn):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, range(1, 6))
+    before = read_metrics(path)
+    path.write_bytes(path.read_bytes() + torn)
+    sink = JsonlSink(path, resume_updates=resume_updates)
+    kept = [r for r in before if r["updates"] <= resume_updates]
+    assert read_metrics(path) == kept
+    sink.write(record(10))
+    sink.close()
+    assert read_metrics(path) == [*kept, record(10)]
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_resume_repairs_duplicates_and_damage(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"updates": 1}\n{"updates": 2}\nnot json\n{"updates": 2}\n{"updates": 3}\n[4]\n'
+    )
+    JsonlSink(path, resume_updates=9).close()
+    assert [r["updates"] for r in read_metrics(path)] == [1, 2, 3]
+
+
+def test_damage_within_the_record_is_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"updates": 1}\n{"upda\n{"updates": 3}\n')
+    with pytest.raises(PodracerError, match="line 2 is damaged"):
+        read_metrics(path)
+
+
+# --- TensorBoard ----------------------------------------------------------------------------------
+
+
+def scalars(directory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory)).Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_what_was_written_and_forgets_what_a_resume_undid(tmp_path):
+    sink = TensorBoardSink(tmp_path / "tb")
+    for updates in (1, 2, 3):
+        sink.write(record(updates, loss=0.5, episode_return=None, time_step=1.0))
+    sink.close()
+    sink = TensorBoardSink(tmp_path / "tb", resume_updates=1)
+    sink.write(record(2, loss=0.25, evaluation_return=7.0))
+    sink.close()
+    assert scalars(tmp_path / "tb") == {
+        "learn/loss": [(1, 0.5), (2, 0.25)],
+        "run/frames": [(1, 100.0), (2, 200.0)],
+        "run/seconds": [(1, 0.5), (2, 1.0)],
+        "time/step": [(1, 1.0)],
+        "evaluation/return": [(2, 7.0)],
+    }
+
+
+def test_keys_are_told_apart():
+    names = ["updates", "frames_per_second", "episode_return", "evaluation_length", "time_step"]
+    assert [group(name) for name in names] == ["run", "run", "episode", "evaluation", "time"]
+    assert group("policy_loss") == group("timeouts") == "learn"
+
+
+# --- all sinks together ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def warnings_logged(caplog):
+    caplog.set_level(logging.WARNING, logger="podracer")
+    return lambda: [message.getMessage() for message in caplog.records]
+
+
+def test_all_sinks_get_all_records_and_are_closed():
+    sinks = [Recorder(), Recorder(), Recorder()]
+    with Sinks(sinks) as together:
+        for updates in range(50):
+            together.write(record(updates))
+    assert all(sink.seen == list(range(50)) and sink.closed for sink in sinks)
+    assert together.dropped == 0
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_sink_that_raises_is_dropped_with_one_warning(broken, warnings_logged):
+    sinks = [Recorder(), Recorder(), Recorder()]
+    sinks[broken].fail_at = 2
+    with Sinks(sinks) as together:
+        for updates in range(6):
+            together.write(record(updates))
+    assert sinks[broken].seen == [0, 1]
+    assert all(sink.seen == list(range(6)) for sink in sinks if sink is not sinks[broken])
+    (warning,) = warnings_logged()
+    assert "Recorder failed" in warning
+    assert "no space left" in warning
+
+
+def test_a_slow_sink_drops_its_oldest_records_and_delays_nobody(warnings_logged):
+    gate = threading.Event()
+    slow, record_sink = Recorder(gate=gate), Recorder()
+    with Sinks([record_sink, slow], queue_size=3) as together:
+        together.write(record(0))
+        assert slow.entered.wait(60)
+        for updates in range(1, 10):
+            together.write(record(updates))  # would hang here if it waited
+        assert record_sink.seen == list(range(10))
+        gate.set()
+    assert slow.seen == [0, 7, 8, 9]
+    assert together.dropped == 6
+    (warning,) = warnings_logged()
+    assert "too slow for 6 records" in warning
+
+
+def test_a_sink_that_never_returns_is_left_behind(warnings_logged):
+    gate = threading.Event()
+    stuck, other = Recorder(gate=gate), Recorder()
+    with Sinks([Recorder(), stuck, other], close_seconds=0.1) as together:
+        together.write(record(1))
+        assert stuck.entered.wait(60)
+    (warning,) = warnings_logged()
+    assert "did not finish in time" in warning
+    assert other.closed
+    together.close()  # again does nothing
+    gate.set()
+
+
+def test_sinks_close_when_the_run_fails():
+    sinks = [Recorder(), Recorder()]
+    with pytest.raises(KeyboardInterrupt), Sinks(sinks) as together:
+        together.write(record(1))
+        raise KeyboardInterrupt
+    assert all(sink.seen == [1] and sink.closed for sink in sinks)
+
+
+# --- the terminal ---------------------------------------------------------------------------------
+
+
+def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
+    out = io.StringIO()
+    console = Console(5000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf)
+    for updates in range(100, 1000, 100):
+        evaluation = 0.97 if updates == 500 else None
+        console.write(record(updates, episode_return=0.93, evaluation_return=evaluation))
+    console.close()
+    head, *lines = out.getvalue().splitlines()
+    assert head == "run [catch] [8 x cpu] 5000 updates"
+    assert [text.split()[1] for text in lines] == ["100/5000", "500/5000", "900/5000"]
+    assert lines[1].endswith("eval  0.970")
+    assert not re.search(r"[^ -~]", "".join(lines))
+
+
+def test_plain_lines_are_aligned():
+    small = line(record(7, frames_per_second=950.0, episode_return=-1.0), 5000)
+    large = line(
+        record(4000, frames_per_second=1.5e6, episode_return=0.91, episode_length=9.0), 5000
+    )
+    assert small == "update    7/5000  frames   700  fps   950  return  -1.00  length     -"
+    assert large == "update 4000/5000  frames  400k  fps 1.50M  return  0.910  length  9.00"
+
+
+def test_a_broken_pipe_costs_only_the_console(warnings_logged):
+    reader, writer = os.pipe()
+    os.close(reader)
+    kept = Recorder()
+    file = os.fdopen(writer, "w")
+    with Sinks([kept, Console(10, "run", file=file)]) as together:
+        for updates in (1, 2, 3):
+            together.write(record(updates))
+    assert kept.seen == [1, 2, 3]
+    assert len(warnings_logged()) == 1
+    with pytest.raises(BrokenPipeError):
+        file.close()
+
+
+def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "90")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal:
+        stdout = sys.stdout
+        with pytest.raises(ZeroDivisionError), Sinks([]) as together:
+            console = Console(500, "my-run", recipe="ppo on catch", file=terminal)
+            together = Sinks([Recorder(), console])
+            with together:
+                for updates in (100, 200):
+                    metrics = {"episode_return": updates / 1000, "policy_loss": 0.125}
+                    together.write(record(updates, evaluation_return=0.75, **metrics))
+                raise ZeroDivisionError
+        assert sys.stdout is stdout
+        shown = os.read(master, 1 << 20).decode()
+    os.close(master)
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    for text in ("my-run", "ppo on catch", "40 %", "200 / 500", "0.750", "policy loss", "▁█"):
+        assert text in last
+
+
+def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
+    run = tmp_path / "a run"
+    run.mkdir()
+    sink = JsonlSink(run / "metrics.jsonl")
+    for updates, score in ((1, 0.9), (2, 0.8), (3, None)):
+        sink.write(record(updates, episode_return=0.5, evaluation_return=score))
+    sink.close()
+    out = io.StringIO()
+    summarise(run, "Stopped", file=out)
+    assert out.getvalue().splitlines() == [
+        "Stopped  300 frames in 0:02, episode return 0.500, evaluation 0.800 (best 0.900)",
+        f"Run      {run}",
+        f"Next     podracer report '{run}'",
+        f"         podracer play '{run}'",
+    ]
+
+
+def test_summary_of_a_run_without_records(tmp_path):
+    out = io.StringIO()
+    summarise(tmp_path, file=out)
+    assert "nothing was recorded" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (compact, None, "-"), (compact, 0, "0"), (compact, 999, "999"), (compact, 1234, "1.23k"),
+        (compact, 999_499, "999k"), (compact, 999_500, "1.00M"), (compact, 7e9, "7.00B"),
+        (compact, math.inf, "-"), (compact, -45_600, "-45.6k"),
+        (number, None, "-"), (number, 0.0, "0"), (number, 0.93, "0.930"), (number, 9.0, "9.00"),
+        (number, 4210.4, "4,210"), (number, 1.5e-5, "1.50e-05"), (number, math.nan, "-"),
+        (clock, 42, "0:42"), (clock, 723, "12:03"), (clock, 59.9, "1:00"), (clock, 11045, "3:04:05"),
+        (clock, 183_840, "2d 03:04"), (clock, None, "-"),
+        (sparkline, [], ""), (sparkline, [1.0, 1.0], "▄▄"), (sparkline, [0.0, 0.5, 1.0], "▁▄█"),
+    ],
+)  # fmt: skip
+def test_numbers_for_people(function, value, text):
+    assert function(value) == text
+
+
+def test_outputs_do_not_wait_for_jax():
+    code = "import sys, podracer.io.report; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
