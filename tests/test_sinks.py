@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -109,6 +110,16 @@ def test_resume_keeps_what_the_checkpoint_knows_and_goes_on(tmp_path, resume_upd
     sink.close()
     assert read_metrics(path) == [*kept, record(10)]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_resume_keeps_a_last_record_that_lacks_only_its_end(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(path, [1, 2])
+    path.write_bytes(path.read_bytes()[:-1])
+    sink = JsonlSink(path, resume_updates=2)
+    sink.write(record(3))
+    sink.close()
+    assert [r["updates"] for r in read_metrics(path)] == [1, 2, 3]
 
 
 def test_resume_repairs_duplicates_and_damage(tmp_path):
@@ -225,8 +236,9 @@ def test_a_sink_that_never_returns_is_left_behind(warnings_logged):
 
 def test_sinks_close_when_the_run_fails():
     sinks = [Recorder(), Recorder()]
-    with pytest.raises(KeyboardInterrupt), Sinks(sinks) as together:
-        together.write(record(1))
+    together = Sinks(sinks)
+    together.write(record(1))
+    with pytest.raises(KeyboardInterrupt), together:
         raise KeyboardInterrupt
     assert all(sink.seen == [1] and sink.closed for sink in sinks)
 
@@ -271,27 +283,32 @@ def test_a_broken_pipe_costs_only_the_console(warnings_logged):
         file.close()
 
 
+def drain(master):
+    """All that was written to a terminal whose other end is closed."""
+    with os.fdopen(master, "rb", buffering=0) as file, contextlib.suppress(OSError):
+        while data := file.read(1 << 16):
+            yield data
+
+
 def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "90")
     master, slave = os.openpty()
+    stdout = sys.stdout
     with os.fdopen(slave, "w", encoding="utf-8") as terminal:
-        stdout = sys.stdout
-        with pytest.raises(ZeroDivisionError), Sinks([]) as together:
-            console = Console(500, "my-run", recipe="ppo on catch", file=terminal)
-            together = Sinks([Recorder(), console])
-            with together:
-                for updates in (100, 200):
-                    metrics = {"episode_return": updates / 1000, "policy_loss": 0.125}
-                    together.write(record(updates, evaluation_return=0.75, **metrics))
-                raise ZeroDivisionError
+        together = Sinks([Recorder(), Console(500, "my-run", recipe="ppo on catch", file=terminal)])
+        assert sys.stdout is not stdout  # what others print goes above the panel
+        for updates in (100, 200):
+            metrics = {"episode_return": updates / 1000, "policy_loss": 0.125}
+            together.write(record(updates, evaluation_return=0.75, **metrics))
+        with pytest.raises(ZeroDivisionError), together:
+            raise ZeroDivisionError
         assert sys.stdout is stdout
-        shown = os.read(master, 1 << 20).decode()
-    os.close(master)
+    shown = b"".join(drain(master)).decode()
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    for text in ("my-run", "ppo on catch", "40 %", "200 / 500", "0.750", "policy loss", "▁█"):
-        assert text in last
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    for part in ("my-run", "ppo on catch", "40 %", "200 / 500", "0.750", "policy loss", "▁█"):
+        assert part in text
 
 
 def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
@@ -325,7 +342,8 @@ def test_summary_of_a_run_without_records(tmp_path):
         (compact, math.inf, "-"), (compact, -45_600, "-45.6k"),
         (number, None, "-"), (number, 0.0, "0"), (number, 0.93, "0.930"), (number, 9.0, "9.00"),
         (number, 4210.4, "4,210"), (number, 1.5e-5, "1.50e-05"), (number, math.nan, "-"),
-        (clock, 42, "0:42"), (clock, 723, "12:03"), (clock, 59.9, "1:00"), (clock, 11045, "3:04:05"),
+        (clock, 42, "0:42"), (clock, 723, "12:03"), (clock, 59.9, "1:00"),
+        (clock, 11045, "3:04:05"),
         (clock, 183_840, "2d 03:04"), (clock, None, "-"),
         (sparkline, [], ""), (sparkline, [1.0, 1.0], "▄▄"), (sparkline, [0.0, 0.5, 1.0], "▁▄█"),
     ],

@@ -94,4 +94,4 @@ def apply_gradients(
     updates, optimiser_state = optimiser.update(grads, shared["optimiser"], shared["params"])
     params = optax.apply_updates(shared["params"], updates)
     new = {**shared, "params": params, "optimiser": optimiser_state}
-    return LearnerState(new, state.local), {"gradient_norm": optax.global_norm(grads)}
+    return LearnerState(new, state.local), {"gradient_norm": optax.tree.norm(grads)}

@@ -48,7 +48,7 @@ class Probe:
         return EnvironmentSpec(f"probe:{self.name}", Array((len(self.values[0][0]),)), self.action)
 
     def reset(self, key: jax.Array) -> tuple[ProbeState, TimeStep]:
-        state = ProbeState(jnp.where(jax.random.bernoulli(key), 1.0, -1.0), jnp.int32(0))
+        state = ProbeState(jax.random.rademacher(key, (), jnp.float32), jnp.int32(0))
         return state, restart(self.observe(state))
 
     def step(

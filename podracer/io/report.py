@@ -203,7 +203,7 @@ def _figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float
     )
 
 
-def _style(strong: str, soft: str, faint: str) -> dict[str, Any]:
+def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
     return {
         "text.color": strong, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft,
         "axes.edgecolor": faint, "grid.color": faint, "grid.linewidth": 0.6, "font.size": 8,

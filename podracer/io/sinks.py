@@ -128,8 +128,8 @@ class TensorBoardSink:
         self._file: Any = None
 
     def write(self, record: Record) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.event_pb2 import Event  # type: ignore[attr-defined]
+        from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
 
         self._file = self._file or self._open()
         values = [
@@ -150,7 +150,7 @@ class TensorBoardSink:
     def _open(self) -> Any:
         # tensorboardX's own SummaryWriter hides faults of the disk in a thread of its own.
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]
 
         self._directory.mkdir(parents=True, exist_ok=True)
         resumed = self._resume_updates

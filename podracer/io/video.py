@@ -6,6 +6,7 @@ import itertools
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -74,9 +75,9 @@ def _pack(color: np.ndarray) -> np.ndarray:
     return color.astype(np.int32) @ np.array([1 << 16, 1 << 8, 1], np.int32)
 
 
-def _colors(images: list[Image.Image]) -> list[tuple[int, int, int]] | None:
+def _colors(images: list[Image.Image]) -> list[tuple[int, ...]] | None:
     """All colours in order, None if there are more than a palette holds."""
-    colors: set[tuple[int, int, int]] = set()
+    colors: set[Any] = set()
     for image in images:
         found = image.getcolors(256)
         if found is None:

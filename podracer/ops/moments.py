@@ -13,7 +13,7 @@ from podracer.types import PyTree, struct
 class Moments:
     """Count (f32 scalar), and mean and variance with the shape of one item."""
 
-    count: jax.Array
+    count: PyTree
     mean: PyTree
     variance: PyTree
 

@@ -1,0 +1,300 @@
+"""The Anakin driver: one program, any number of devices, nothing non-finite ever applied."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.agents.a2c import A2C
+from podracer.agents.impala import Impala
+from podracer.agents.ppo import PPO
+from podracer.agents.q_lambda import QLambda
+from podracer.anakin import AnakinConfig, anakin, check, init_state, make_chunk
+from podracer.envs import make
+from podracer.io.checkpoint import fingerprint
+from podracer.mesh import make_mesh
+from podracer.networks import MLP, TorsoNetwork
+from podracer.rollout import Purpose, environment_keys, purpose_key
+from podracer.types import ConfigError, Continuous, NonFiniteError
+
+SMALL = TorsoNetwork(MLP((16,)))
+RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
+AGENTS = {
+    "q_lambda": QLambda(network=SMALL),
+    "a2c": A2C(network=SMALL),
+    "impala": Impala(network=SMALL),
+    "ppo": PPO(network=SMALL, epochs=2, normalise_observations=True, normalise_rewards=True),
+    "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
+}
+
+
+def setup(agent, environment="catch", devices=1, **config):
+    env = make(environment) if isinstance(environment, str) else environment
+    agent = dataclasses.replace(agent, spec=env.spec)
+    config = AnakinConfig(**{"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5} | config)
+    mesh = make_mesh(jax.devices()[:devices])
+    check(agent, env, config, devices)
+    return agent, env, mesh, config, init_state(agent, env, mesh, config, jax.random.key(7))
+
+
+def run(agent, env, mesh, config, state, num_updates):
+    progress = list(anakin(agent, env, mesh, config, state, num_updates=num_updates))
+    return progress[-1].state, progress
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_two_runs_are_equal_to_the_bit(name):
+    first, _ = run(*setup(AGENTS[name]), 10)
+    second, _ = run(*setup(AGENTS[name]), 10)
+    assert fingerprint(first) == fingerprint(second)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
+    state, _ = run(*setup(AGENTS["a2c"], devices=devices), 50)
+    for leaf in jax.tree.leaves(state.learner.shared):
+        copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(copies) == devices
+        assert all(np.array_equal(copies[0], copy) for copy in copies[1:])
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
+    """One update moves every environment and the episode statistics exactly alike."""
+    one, _ = run(*setup(AGENTS["a2c"], updates_per_chunk=1), 1)
+    many, _ = run(*setup(AGENTS["a2c"], devices=devices, updates_per_chunk=1), 1)
+    for a, b in zip(jax.tree.leaves(one.actor), jax.tree.leaves(many.actor), strict=True):
+        assert np.array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(one.learner), jax.tree.leaves(many.learner), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_going_on_from_a_state_equals_never_having_stopped():
+    whole, _ = run(*setup(AGENTS["ppo"]), 20)
+    *parts, state = setup(AGENTS["ppo"])
+    half, _ = run(*parts, state, 10)
+    rest, _ = run(*parts, half, 20)
+    assert fingerprint(rest) == fingerprint(whole)
+
+
+def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
+    agent, env, mesh, config, state = setup(AGENTS["a2c"])
+    progresses = anakin(
+        agent, env, mesh, config, state, num_updates=30, boundary={15}.__contains__
+    )
+    seen = [(p.updates, p.state is not None) for p in progresses]
+    expected = [5, 10, 15, 20, 25, 30]
+    assert seen == [(updates, updates in (15, 30)) for updates in expected]
+
+
+def test_a_request_makes_a_boundary():
+    agent, env, mesh, config, state = setup(AGENTS["a2c"])
+    progresses = anakin(agent, env, mesh, config, state, num_updates=500, request=lambda: 2)
+    progress = next(progresses)
+    assert progress.updates == 5
+    assert progress.request == 2
+    assert int(progress.state.update) == 5
+
+
+def test_counts_frames_and_episodes_exactly():
+    """Catch episodes last nine steps and never time out."""
+    *parts, state = setup(AGENTS["a2c"], num_envs=18, rollout_length=9, updates_per_chunk=4)
+    _, (progress,) = run(*parts, state, 4)
+    assert progress.frames == 18 * 9 * 4
+    assert progress.metrics["episodes"] == 18 * 4
+    assert progress.metrics["episode_length"] == 9.0
+
+
+def test_resets_after_a_time_out_are_no_frames():
+    """The probe is cut every five steps and then spends one on its reset."""
+    *parts, state = setup(AGENTS["a2c"], "probe:timeout", rollout_length=6, updates_per_chunk=3)
+    _, (progress,) = run(*parts, state, 3)
+    assert progress.frames == 16 * 5 * 3
+    assert progress.metrics["episode_length"] == 5.0
+    assert progress.metrics["episode_return"] == 5.0
+
+
+def compiled_text(devices, agent="ppo"):
+    agent, env, mesh, config, state = setup(AGENTS[agent], devices=devices)
+    request = jax.device_put(
+        jnp.zeros(devices, jnp.int32),
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
+    )
+    return make_chunk(agent, env, mesh, config).lower(state, request).compile().as_text()
+
+
+def test_the_program_has_no_callback_and_no_collective_but_reductions():
+    text = compiled_text(devices=2)
+    assert "all-reduce" in text
+    for word in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"):
+        assert word not in text
+    assert not re.search(r"custom-call.*callback|infeed|outfeed", text)
+
+
+def test_one_device_needs_no_collective():
+    assert "all-reduce" not in compiled_text(devices=1)
+
+
+def test_the_state_is_donated():
+    *parts, state = setup(AGENTS["a2c"])
+    run(*parts, state, 5)
+    donated = [leaf for leaf in jax.tree.leaves(state) if leaf.size > 1]
+    assert all(leaf.is_deleted() for leaf in donated)
+
+
+def test_nothing_is_compiled_after_the_first_chunk():
+    agent, env, mesh, config, state = setup(AGENTS["a2c"])
+    progresses = anakin(agent, env, mesh, config, state, num_updates=100)
+    next(progresses)
+    compiles = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiles.append(name) if "compile" in name else None
+    )
+    try:
+        assert len(list(progresses)) == 19
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert compiles == []
+
+
+def test_no_key_is_used_twice():
+    """Over environments, steps and purposes; shards own slices of the environments."""
+    run_key = jax.random.key(3)
+    steps = jnp.arange(50, dtype=jnp.uint32)
+    keys = [
+        jax.random.key_data(
+            environment_keys(purpose_key(run_key, purpose), jnp.arange(256, dtype=jnp.uint32), steps)
+        ).reshape(-1, 2)
+        for purpose in (Purpose.ACT, Purpose.STEP)
+    ]
+    everything = np.concatenate(keys)
+    assert len(np.unique(everything, axis=0)) == len(everything) == 2 * 256 * 50
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisoned:
+    """Catch whose reward or observation turns bad in one environment's episode."""
+
+    inner: object
+    where: str
+    value: float
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def reset(self, key):
+        return self.inner.reset(key)
+
+    def step(self, key, state, action):
+        state, timestep = self.inner.step(key, state, action)
+        bad = jax.random.bits(key) < 2**32 // 500  # about once in 500 steps
+        leaf = getattr(timestep, self.where)
+        poisoned = jnp.where(bad, jnp.full_like(leaf, self.value), leaf)
+        return state, dataclasses.replace(timestep, **{self.where: poisoned})
+
+
+class BadGradient(A2C):
+    """A2C whose gradients turn bad in the eighth update."""
+
+    def apply_gradients(self, state, grads):
+        count = state.shared["optimiser"][1][0].count
+        grads = jax.tree.map(lambda g: jnp.where(count == 7, jnp.inf, g), grads)
+        return super().apply_gradients(state, grads)
+
+
+FIELDS = dataclasses.fields(A2C)
+jax.tree_util.register_dataclass(
+    BadGradient,
+    data_fields=[f.name for f in FIELDS if not f.metadata.get("static")],
+    meta_fields=[f.name for f in FIELDS if f.metadata.get("static")],
+)
+
+
+def collect(agent, env, devices, num_updates=100):
+    agent, env, mesh, config, state = setup(agent, env, devices)
+    seen = []
+    with pytest.raises(NonFiniteError) as raised:
+        for progress in anakin(
+            agent, env, mesh, config, state, num_updates=num_updates, boundary=lambda _: True
+        ):
+            assert all(
+                np.isfinite(x).all()
+                for x in jax.tree.leaves(progress.state.learner.shared)
+                if jnp.issubdtype(x.dtype, jnp.floating)
+            )
+            seen.append(progress.updates)
+    return str(raised.value), seen
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["reward", "observation"])
+def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
+    message, seen = collect(AGENTS["a2c"], Poisoned(make("catch"), where, value), devices)
+    update = int(re.search(r"update (\d+)", message)[1])
+    assert where in message
+    # Every chunk before the bad update was reported, and none with it.
+    assert seen == list(range(5, 5 * ((update - 1) // 5) + 1, 5))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
+    message, seen = collect(BadGradient(network=SMALL), "catch", devices)
+    assert "update 8" in message
+    assert "gradient" in message
+    assert seen == [5]
+
+
+def test_an_environment_that_does_not_restart_is_named():
+    env = make("cartpole").inner
+    agent, env, mesh, config, state = setup(
+        AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1
+    )
+    with pytest.raises(ConfigError, match="auto_reset"):
+        list(anakin(agent, env, mesh, config, state, num_updates=10))
+
+
+# --- what cannot run -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agent", "environment", "devices", "config", "message"),
+    [
+        ("a2c", "catch", 8, {"num_envs": 12}, "num_envs is 12.*8 devices.*8 or 16"),
+        ("a2c", "catch", 4, {"num_envs": 2}, "4 devices.*take 4"),
+        ("a2c", "catch", 1, {"rollout_length": 0}, "rollout_length must be at least 1"),
+        ("a2c", "catch", 1, {"updates_per_chunk": -1}, "updates_per_chunk"),
+        ("ppo", "catch", 1, {"num_envs": 3, "rollout_length": 5}, "4 equal minibatches"),
+        ("ppo", "catch", 1, {"fused": True}, "PPO has no fused form"),
+        ("q_lambda", "pendulum", 1, {}, "discrete actions"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_a_sentence(agent, environment, devices, config, message):
+    compiles = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiles.append(name) if "backend_compile" in name else None
+    )
+    try:
+        with pytest.raises(ConfigError, match=message):
+            setup(AGENTS[agent], environment, devices, **config)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert compiles == []
+
+
+def test_continuous_actions_stay_within_their_bounds():
+    agent, env, mesh, config, state = setup(AGENTS["a2c"], "pendulum")
+    assert isinstance(env.spec.action, Continuous)
+    state, _ = run(agent, env, mesh, config, state, 5)
+    keys = jax.random.split(jax.random.key(0), 16)
+    action, _, _ = agent.act(
+        agent.actor_params(state.learner), (), state.actor.timestep, keys, True
+    )
+    assert np.all(np.abs(action) <= 2.0)

@@ -1,0 +1,160 @@
+"""Policies: samples follow their probabilities, and the formulas are the textbook's."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.ops.distributions import (
+    LOG_SCALE_BOUNDS,
+    Categorical,
+    Normal,
+    num_outputs,
+    policy,
+    to_bounds,
+)
+from podracer.types import Continuous, Discrete
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what rlax imports
+    import rlax
+
+sample = jax.jit(lambda distribution, keys: distribution.sample(keys))
+
+SAMPLES = 20_000
+BOX = Continuous((-2.0, 0.0), (2.0, 1.0))
+
+
+def keys(count: int, seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), count)
+
+
+def repeated(logits: np.ndarray, count: int = SAMPLES) -> Categorical:
+    return Categorical(jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (count, len(logits))))
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [[0.0, 0.0, 0.0], [2.0, -1.0, 0.5, 0.0], [0.3], list(np.linspace(-3, 3, 18)), [40.0, 41.0]],
+)
+def test_samples_follow_the_softmax(logits):
+    actions = sample(repeated(np.array(logits)), keys(SAMPLES))
+    assert actions.dtype == jnp.int32
+    counts = np.bincount(np.asarray(actions), minlength=len(logits))
+    expected = SAMPLES * np.asarray(jax.nn.softmax(jnp.array(logits)), np.float64)
+    chi_square = np.sum((counts - expected) ** 2 / expected)
+    # The mean plus five deviations of a chi-square distribution.
+    freedom = len(logits) - 1
+    assert chi_square <= freedom + 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("low", [-1e9, -np.inf])
+@pytest.mark.parametrize("size", [2, 7, 18, 64])
+def test_impossible_actions_are_never_chosen(size, low):
+    rng = np.random.default_rng(size)
+    logits = rng.normal(size=(SAMPLES, size)).astype(np.float32)
+    impossible = rng.random((SAMPLES, size)) < 0.5
+    impossible[np.arange(SAMPLES), rng.integers(size, size=SAMPLES)] = False
+    distribution = Categorical(jnp.where(impossible, low, logits))
+    for actions in (sample(distribution, keys(SAMPLES)), distribution.mode()):
+        assert not impossible[np.arange(SAMPLES), np.asarray(actions)].any()
+    assert np.isfinite(distribution.log_prob(actions)).all()
+
+
+def test_the_ends_of_the_uniform_number_choose_possible_actions(monkeypatch):
+    """0, and the largest float below 1, with nothing possible at either end."""
+    logits = jnp.array([[-1e9, 1.0, -1e9, 0.3, -1e9]])
+    for uniform, action in ((0.0, 1), (1 - 2**-24, 3)):
+        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, u=uniform: jnp.float32(u))
+        assert Categorical(logits).sample(keys(1)).tolist() == [action]
+
+
+def test_each_key_decides_one_sample():
+    distribution = repeated(np.zeros(1000), 8)
+    actions = sample(distribution, keys(8))
+    assert len(set(actions.tolist())) > 1
+    np.testing.assert_array_equal(actions[::-1], sample(distribution, keys(8)[::-1]))
+
+
+def test_categorical_formulas_equal_rlax():
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(5, 4, 6)) * 3, jnp.float32)
+    actions = jnp.asarray(rng.integers(6, size=(5, 4)), jnp.int32)
+    ours, theirs = Categorical(logits), rlax.softmax()
+    np.testing.assert_allclose(ours.log_prob(actions), theirs.logprob(actions, logits), atol=1e-5)
+    np.testing.assert_allclose(ours.entropy(), theirs.entropy(logits), atol=1e-5)
+    np.testing.assert_array_equal(ours.mode(), jnp.argmax(logits, -1))
+    probabilities = np.exp([ours.log_prob(jnp.full((5, 4), a, jnp.int32)) for a in range(6)])
+    np.testing.assert_allclose(probabilities.sum(0), 1, atol=1e-5)
+
+    grads = [
+        jax.grad(lambda x, d=d: jnp.sum(d(x)))(logits)
+        for d in (lambda x: Categorical(x).log_prob(actions), lambda x: theirs.logprob(actions, x))
+    ]
+    np.testing.assert_allclose(*grads, atol=1e-5)
+
+
+def test_entropy_of_a_masked_policy_and_its_gradient_are_finite():
+    logits = jnp.array([[1.0, -1e9, 0.0]])
+    entropy, grad = jax.value_and_grad(lambda x: Categorical(x).entropy().sum())(logits)
+    np.testing.assert_allclose(entropy, Categorical(logits[:, ::2]).entropy()[0], atol=1e-6)
+    assert np.isfinite(grad).all()
+
+
+def test_normal_formulas():
+    rng = np.random.default_rng(0)
+    mean, log_scale, action = jnp.asarray(rng.normal(size=(3, 5, 4, 2)), jnp.float32)
+    distribution = Normal(mean, log_scale)
+    scale = np.exp(log_scale)
+    density = np.exp(-(((action - mean) / scale) ** 2) / 2) / (scale * np.sqrt(2 * np.pi))
+    expected = np.log(density).sum(-1)
+    np.testing.assert_allclose(distribution.log_prob(action), expected, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(
+        distribution.entropy(), np.log(scale * np.sqrt(2 * np.pi * np.e)).sum(-1), atol=1e-5
+    )
+    np.testing.assert_array_equal(distribution.mode(), mean)
+
+
+def test_normal_samples_have_its_moments():
+    mean, log_scale = jnp.array([1.0, -3.0]), jnp.array([0.5, -1.0])
+    batch = Normal(*(jnp.broadcast_to(x, (SAMPLES, 2)) for x in (mean, log_scale)))
+    samples = np.asarray(sample(batch, keys(SAMPLES)))
+    scale = np.exp(np.asarray(log_scale))
+    error = 5 / np.sqrt(SAMPLES)
+    np.testing.assert_allclose(samples.mean(0), mean, atol=error * scale.max())
+    np.testing.assert_allclose(samples.std(0), scale, rtol=error)
+    assert abs(np.corrcoef(samples.T)[0, 1]) < error
+    entropy = -np.asarray(batch.log_prob(jnp.asarray(samples))).mean()
+    np.testing.assert_allclose(entropy, batch.entropy()[0], atol=2 * error)
+
+
+def test_a_policy_reads_what_num_outputs_asks_for():
+    outputs = jnp.arange(12.0).reshape(1, 3, 4) - 8
+    assert num_outputs(Discrete(4)) == num_outputs(BOX) == 4
+    np.testing.assert_array_equal(policy(Discrete(4), outputs).logits, outputs)
+    normal = policy(BOX, outputs)
+    np.testing.assert_array_equal(normal.mean, outputs[..., :2])
+    np.testing.assert_array_equal(normal.log_scale, np.clip(outputs[..., 2:], *LOG_SCALE_BOUNDS))
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (5, 3)])
+def test_actions_are_scaled_to_the_bounds(batch):
+    def scaled(*action):
+        return to_bounds(BOX, jnp.broadcast_to(jnp.array(action), (*batch, 2)))
+
+    for action, expected in (
+        ((-1.0, -1.0), (-2.0, 0.0)),
+        ((1.0, 1.0), (2.0, 1.0)),
+        ((0.0, 0.5), (0.0, 0.75)),
+        ((-9.0, 9.0), (-2.0, 1.0)),
+    ):
+        np.testing.assert_allclose(scaled(*action), np.broadcast_to(expected, (*batch, 2)))
+
+
+def test_discrete_actions_need_no_bounds():
+    action = jnp.array([0, 3, 1], jnp.int32)
+    assert to_bounds(Discrete(4), action) is action

@@ -1,0 +1,122 @@
+"""Running moments equal those of all data at once, on any number of devices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
+from podracer.ops.moments import Moments, init_moments, normalise, update_moments
+from podracer.types import Array
+
+ITEM = {"vector": Array((3,)), "number": Array(()), "image": Array((2, 2, 1), np.uint8)}
+
+
+update = jax.jit(lambda moments, items: update_moments(moments, items, None))
+
+
+def batches(count: int, shape: tuple[int, ...], seed: int = 0) -> list[dict[str, jax.Array]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "vector": jnp.asarray(rng.normal(i, 2.0 + i, (*shape, 3)), jnp.float32),
+            "number": jnp.asarray(rng.exponential(3.0, shape), jnp.float32),
+            "image": jnp.asarray(rng.integers(0, 256, (*shape, 2, 2, 1)), jnp.uint8),
+        }
+        for i in range(count)
+    ]
+
+
+def gathered(data: list[dict[str, jax.Array]], name: str) -> np.ndarray:
+    """Every item of a leaf, `[items, ...]`, in double precision."""
+    shape = ITEM[name].shape
+    return np.concatenate([np.asarray(b[name], np.float64).reshape(-1, *shape) for b in data])
+
+
+@pytest.mark.parametrize("shape", [(32,), (7, 4)])
+def test_updates_equal_the_moments_of_all_data(shape):
+    data = batches(5, shape)
+    moments = init_moments(ITEM)
+    for batch in data:
+        moments = update(moments, batch)
+    for name in ITEM:
+        items = gathered(data, name)
+        assert moments.count == len(items)
+        np.testing.assert_allclose(moments.mean[name], items.mean(0), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(moments.variance[name], items.var(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_shards_equal_one_device(devices):
+    sharded_update = jax.jit(
+        jax.shard_map(
+            lambda moments, items: update_moments(moments, items, DATA),
+            mesh=make_mesh(find_devices(devices)),
+            in_specs=(REPLICATED, SHARDED),
+            out_specs=REPLICATED,
+            check_vma=False,
+        )
+    )
+    many = one = init_moments(ITEM)
+    for batch in batches(3, (8, 5)):
+        many = jax.device_get(sharded_update(many, batch))
+        one = update(one, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), many, one)
+
+
+def test_a_large_offset_does_not_drown_the_variance():
+    """The naive mean of squares less the square of the mean would be off by thousands here."""
+    rng = np.random.default_rng(0)
+    moments = init_moments(Array(()))
+    data = [rng.normal(1e5, 1.0, 512).astype(np.float32) for _ in range(4)]
+    for batch in data:
+        moments = update(moments, batch)
+    np.testing.assert_allclose(moments.variance, np.concatenate(data).var(dtype=float), rtol=0.02)
+
+
+def test_many_small_updates_keep_their_precision():
+    rng = np.random.default_rng(0)
+    data = rng.normal(3.0, 2.0, (3000, 8)).astype(np.float32)
+
+    @jax.jit
+    def run(data):
+        return jax.lax.scan(
+            lambda moments, batch: (update_moments(moments, batch, None), None),
+            init_moments(Array(())), data,
+        )[0]  # fmt: skip
+
+    moments = run(data)
+    np.testing.assert_allclose(moments.mean, data.mean(dtype=float), rtol=1e-4)
+    np.testing.assert_allclose(moments.variance, data.var(dtype=float), rtol=1e-4)
+
+
+def test_fresh_moments_change_nothing():
+    batch = batches(1, (4,))[0]
+    same = normalise(init_moments(ITEM), batch, clip=1e9)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), same, batch)
+
+
+def test_normalised_items_have_zero_mean_and_unit_variance():
+    data = batches(3, (16, 8))
+    moments = init_moments(ITEM)
+    for batch in data:
+        moments = update(moments, batch)
+    made = [jax.device_get(normalise(moments, batch)) for batch in data]
+    for name in ITEM:
+        items = gathered(made, name)
+        np.testing.assert_allclose(items.mean(0), 0, atol=1e-4)
+        np.testing.assert_allclose(items.var(0), 1, atol=2e-2)
+
+
+def test_normalised_items_are_clipped():
+    moments = Moments(jnp.float32(1), jnp.float32(2), jnp.float32(4))
+    items = jnp.array([2.0, 4.0, 1e6, -1e6])
+    np.testing.assert_allclose(normalise(moments, items), [0, 1, 10, -10], rtol=1e-6)
+    np.testing.assert_allclose(normalise(moments, items, clip=0.5), [0, 0.5, 0.5, -0.5])
+
+
+def test_a_constant_observation_stays_finite():
+    moments = update(init_moments(Array(())), jnp.full(8, 7.0))
+    np.testing.assert_array_equal(normalise(moments, jnp.full(3, 7.0)), 0)
