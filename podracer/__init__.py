@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from podracer.environment import check_environment as check_environment
     from podracer.environment import restart as restart
     from podracer.environment import transition as transition
-    from podracer.recipes import Experiment as Experiment
+    from podracer.experiment import Experiment as Experiment
     from podracer.training import Result as Result
     from podracer.training import load as load
     from podracer.training import train as train
@@ -44,7 +44,7 @@ _HOMES = {
         "restart",
         "transition",
     ),
-    "recipes": ("Experiment",),
+    "experiment": ("Experiment",),
     "training": ("Result", "load", "train"),
     "types": (
         "Array",
@@ -60,7 +60,7 @@ _HOMES = {
     ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,8 @@ from podracer.types import (
 class Agent(Protocol):
     """Five pure functions. `B` is the batch they are called with: one shard of a driver's."""
 
-    spec: EnvironmentSpec | None
+    @property
+    def spec(self) -> EnvironmentSpec | None: ...
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """A fresh state; leaves of `local` lead with `num_envs`."""

@@ -189,13 +189,15 @@ def _chunk(
     state, series = jax.lax.scan(body, state, length=config.updates_per_chunk)
     episodes = state.actor.episodes
     sums = {
-        "frames": jnp.sum(series.pop("frames")),
+        "frames": jnp.sum(series["frames"]),
         "episodes": jnp.sum(episodes.count),
         "episode_return": jnp.sum(episodes.total_return),
         "episode_length": jnp.sum(episodes.total_length),
     }
     metrics = {
-        "mean": global_mean({name: jnp.mean(values) for name, values in series.items()}, axis),
+        "mean": global_mean(
+            {name: jnp.mean(values) for name, values in series.items() if name != "frames"}, axis
+        ),
         "sum": jax.lax.psum(sums, axis) if axis else sums,
         "request": jax.lax.pmax(request[0], axis) if axis else request[0],
         "fault": state.fault,

@@ -107,8 +107,8 @@ def measure_acting(
 
     @jax.jit
     def step(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
-        carry, rewards = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
-        return *carry, jnp.sum(rewards)
+        (actor, key), rewards = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
+        return actor, key, jnp.sum(rewards)
 
     start = (state.actor, jax.random.key(1), jnp.float32(0))
     compile_seconds, seconds = measure(step, start, repetitions)

@@ -46,10 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if not hasattr(error, "exit_code"):
+        code = getattr(error, "exit_code", None)
+        if code is None:
             raise
         print(f"podracer: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        sys.exit(code)
 
 
 def _refuse(what: str, word: str, known: Iterable[str]) -> None:
@@ -120,7 +121,7 @@ def _resume(arguments: Sequence[str]) -> int:
         hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     parsed = _parse(Resume, "resume", arguments)
-    from podracer.training import read_experiment
+    from podracer.experiment import read_experiment
 
     return _run(read_experiment(parsed.run), parsed.run, parsed.hosts, resume=True)
 
@@ -158,8 +159,7 @@ def _join(hosts: Hosts, devices: int) -> None:
         raise ConfigError("give --coordinator, --num-processes and --process-id together.")
     if several and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
         raise ConfigError(
-            f"--process-id {hosts.process_id} must lie below --num-processes "
-            f"{hosts.num_processes}."
+            f"--process-id {hosts.process_id} must lie below --num-processes {hosts.num_processes}."
         )
     if devices:
         if several and devices % hosts.num_processes:  # type: ignore[operator]

@@ -30,8 +30,7 @@ def examine() -> int:
     print(f"{len(devices)} device(s) on {jax.process_count()} process(es):")
     for device in devices[:16]:
         print(f"  {device.id}: {device.platform} {device.device_kind}")
-    use_compilation_cache()
-    print(f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}")
+    print(f"compiled programs are kept in {use_compilation_cache()}")
     checks: dict[str, Callable[[], None]] = {
         "compile and run": _compute,
         "average over all devices": _average,

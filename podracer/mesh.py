@@ -16,13 +16,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from podracer.types import ConfigError, LearnerState, PyTree
 
+Device = Any  # jax.Device, which type checkers take for a variable
 DATA = "data"
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(DATA)
 LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
 
 
-def find_devices(count: int = 0) -> list[jax.Device]:
+def find_devices(count: int = 0) -> list[Device]:
     """The first `count` devices of all hosts (0: every one), or `ConfigError`."""
     devices = jax.devices()
     if count < 0 or count > len(devices):
@@ -41,7 +42,7 @@ def find_devices(count: int = 0) -> list[jax.Device]:
     return [device for host in by_host for device in host[:share]]
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(devices: Sequence[Device] | None = None) -> Mesh:
     """A mesh with the one axis `data` over the given devices (all of them by default)."""
     devices = list(devices) if devices is not None else jax.devices()
     return Mesh(np.asarray(devices), (DATA,), axis_types=(AxisType.Auto,))

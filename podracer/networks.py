@@ -37,9 +37,7 @@ class Network:
 
     init: Callable[[jax.Array], Params]
     carry: Callable[[int], Carry]
-    apply: Callable[
-        [Params, Carry, PyTree, jax.Array], tuple[dict[str, jax.Array], Carry]
-    ]
+    apply: Callable[[Params, Carry, PyTree, jax.Array], tuple[dict[str, jax.Array], Carry]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +119,11 @@ class TorsoNetwork:
             return eqx.filter(make(key), eqx.is_array)
 
         def carry(num_envs: int) -> Carry:
-            return () if self.memory == "none" else {n: t.carry(num_envs) for n, t in structure.items()}
+            return (
+                ()
+                if self.memory == "none"
+                else {n: t.carry(num_envs) for n, t in structure.items()}
+            )
 
         def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
             outputs: dict[str, jax.Array] = {}
@@ -169,7 +171,8 @@ class Convolution(eqx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         padding = self.weight.shape[0] // 2 if self.same else 0
-        return convolution(x, self.weight, self.stride, padding) + self.bias.reshape(1, 1, 1, -1)
+        made: jax.Array = convolution(x, self.weight, self.stride, padding)
+        return made + self.bias.reshape(1, 1, 1, -1)
 
 
 class _Trunk(eqx.Module):
@@ -235,9 +238,7 @@ def _split(config: Torso, leaves: list[Any], shapes: list[tuple[int, ...]]) -> t
     return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]
 
 
-def _make_torso(
-    config: Torso, observation: PyTree, key: jax.Array
-) -> tuple[tuple[Any, ...], int]:
+def _make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
     """The layers of a torso for one observation, and the number of features they give."""
     leaves = jax.tree.leaves(observation)
     images, vectors = _split(config, leaves, [x.shape for x in leaves])

@@ -1,131 +1,19 @@
-"""Experiments as values: the complete configuration of a run, and the named ones.
-
-A recipe is a function that returns a whole `Experiment`. `to_json` and `from_json` keep one in a
-run's `config.json`; only the classes in `KINDS` can come back from a file, never a dotted path.
-"""
+"""The named experiments: each a function that returns a whole `Experiment`."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-import types
-import typing
 from collections.abc import Callable
-from typing import Any
 
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.anakin import AnakinConfig
-from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.experiment import Experiment
+from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-    """Everything that decides what a run computes. Same experiment, same topology: same bytes."""
-
-    recipe: str
-    """Name shown in reports."""
-    environment: str
-    """See `podracer list environments`."""
-    agent: A2C | Impala | PPO | QLambda
-    """The agent and its hyperparameters."""
-    anakin: AnakinConfig
-    """How Anakin runs it."""
-    frames: int
-    """Environment steps to train for, rounded up to whole updates."""
-    seed: int = 0
-    """Of the one key that every random number is folded from."""
-    devices: int = 0
-    """How many of the devices of all hosts to use; 0 for every one."""
-    evaluations: int = 10
-    """How many times to evaluate, evenly spread; the last time at the end. 0 for never."""
-    evaluation_episodes: int = 100
-    """Greedy episodes in each evaluation."""
-    target_return: float | None = None
-    """Stop as soon as an evaluation reaches this mean return."""
-    save_seconds: float = 60.0
-    """Save at least this often; 0 saves every chunk. The end of a run is always saved."""
-    stall_seconds: float = 1800.0
-    """Give up (exit code 76) when a chunk takes longer than this."""
-
-    @property
-    def chunk(self) -> AnakinConfig:
-        """Anakin's settings, the chunk no longer than the run."""
-        updates = min(self.anakin.updates_per_chunk, self._updates)
-        return dataclasses.replace(self.anakin, updates_per_chunk=updates)
-
-    @property
-    def num_updates(self) -> int:
-        """Updates in all: enough for `frames`, in whole chunks."""
-        chunk = self.chunk.updates_per_chunk
-        return math.ceil(self._updates / chunk) * chunk
-
-    @property
-    def evaluation_updates(self) -> frozenset[int]:
-        """Numbers of updates after which to evaluate: ends of chunks, evenly spread."""
-        chunk = self.chunk.updates_per_chunk
-        chunks = self.num_updates // chunk
-        marks = range(1, self.evaluations + 1)
-        return frozenset(math.ceil(i * chunks / self.evaluations) * chunk for i in marks)
-
-    @property
-    def _updates(self) -> int:
-        return math.ceil(self.frames / self.anakin.steps_per_update)
-
-    def check(self) -> None:
-        """Raise `ConfigError` for values that cannot be meant."""
-        for name, least in (
-            ("frames", 1),
-            ("seed", 0),
-            ("devices", 0),
-            ("evaluations", 0),
-            ("evaluation_episodes", 1),
-            ("save_seconds", 0),
-        ):
-            value = getattr(self, name)
-            if not least <= value < 2**63:
-                raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
-        if self.seed >= 2**32:
-            raise ConfigError(f"seed must be below 2^32, but it is {self.seed}.")
-        if not self.stall_seconds > 0:
-            raise ConfigError(f"stall_seconds must be positive, but it is {self.stall_seconds}.")
-        _check_rollout(self.anakin)
-        _check_finite("agent", self.agent)
-
-
-def _check_rollout(config: AnakinConfig) -> None:
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if not isinstance(value, bool) and value < 1:
-            raise ConfigError(f"anakin.{field.name} must be at least 1, but it is {value}.")
-
-
-# Hyperparameters that are shares or rates: what they must lie in.
-_RANGES = {"discount": (0, 1), "lambda_": (0, 1), "clip": (0, math.inf)}
-
-
-def _check_finite(path: str, config: Any) -> None:
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{path}.{field.name}"
-        if dataclasses.is_dataclass(value):
-            _check_finite(name, value)
-        elif isinstance(value, float):
-            low, high = _RANGES.get(field.name, (0, math.inf))
-            if not (math.isfinite(value) and low <= value <= high):
-                raise ConfigError(f"{name} must lie in [{low}, {high}], but it is {value}.")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            least = 0 if field.name == "decay_updates" else 1
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
-        elif isinstance(value, tuple) and any(not isinstance(n, int) or n < 1 for n in value):
-            raise ConfigError(f"{name} must hold positive whole numbers, but it is {value}.")
-
-
-# --- the named experiments -----------------------------------------------------------------------
 
 
 def catch() -> Experiment:
@@ -258,65 +146,3 @@ def find(name: str) -> Experiment:
         hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(RECIPES)}"
         raise ConfigError(f"There is no recipe {name!r}: {hint}.")
     return RECIPES[name]()
-
-
-# --- to a file and back --------------------------------------------------------------------------
-
-KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (Experiment, AnakinConfig, A2C, Impala, PPO, QLambda, TorsoNetwork, MLP, CNN, ResNet)
-}
-
-
-def to_json(value: Any) -> Any:
-    """Plain JSON of a configuration; dataclasses carry their `kind`. `spec` is derived, so left."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        fields.pop("spec", None)
-        return {"kind": type(value).__name__, **fields}
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    return value
-
-
-def from_json(data: Any) -> Any:
-    """A configuration from its JSON. Raises `ConfigError` naming what is unknown or missing."""
-    if isinstance(data, list):
-        return tuple(from_json(item) for item in data)
-    if not isinstance(data, dict):
-        return data
-    kind = KINDS.get(data.get("kind", ""))
-    if kind is None:
-        raise ConfigError(f"the configuration names {data.get('kind')!r}, which is no known kind.")
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for name, value in data.items():
-        if name == "kind":
-            continue
-        if name not in hints:
-            raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
-        values[name] = from_json(value)
-        if not _fits(values[name], hints[name]):
-            raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ConfigError(f"the configuration is incomplete: {error}.") from error
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as configurations need it."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin is typing.Literal:
-        return value in typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(
-            _fits(item, typing.get_args(hint)[0]) for item in value
-        )
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
-import json
 import platform
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,25 +18,16 @@ from podracer.agent import Agent
 from podracer.anakin import Progress, TrainState, abstract_state, anakin, check, init_state
 from podracer.environment import Environment
 from podracer.evaluate import Evaluation, make_evaluator
+from podracer.experiment import Experiment, check_same_experiment, read_experiment, to_json
 from podracer.io import checkpoint
 from podracer.io.console import Console
-from podracer.io.rundir import RunLock, read_limited, run_directory, write_crash, write_json
-from podracer.io.signals import PREEMPTED, StopSignals, Watchdog
+from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
+from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import find_devices, make_mesh
-from podracer.recipes import Experiment
 from podracer.types import ConfigError, LearnerState, PodracerError
 
 SAVE, STOP = 1, 2  # what a host may ask of the others
-# These decide when things happen, not what is computed, so a run may go on with others.
-FREE_ON_RESUME = {
-    "frames",
-    "evaluations",
-    "evaluation_episodes",
-    "target_return",
-    "save_seconds",
-    "stall_seconds",
-}
 
 
 class DeviceError(PodracerError):
@@ -107,7 +96,7 @@ def train(
                 component=getattr(error, "component", "learner"),
                 last_update=run.totals.updates,
                 last_checkpoint=run.saved,
-                experiment=recipes.to_json(experiment),
+                experiment=to_json(experiment),
             )
             raise error from error.__cause__
 
@@ -189,7 +178,7 @@ class Run:
             return None
         like = abstract_state(self.agent, self.env, self.mesh, self.experiment.chunk)
         restored = checkpointer.restore(like)
-        check_same_experiment(restored.metadata["experiment"], recipes.to_json(self.experiment))
+        check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if restored.metadata["devices"] != self.mesh.size and self.is_main:
             print(
                 f"podracer: saved on {restored.metadata['devices']} devices, going on with "
@@ -310,7 +299,7 @@ class Run:
     def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
         metadata = {
             "totals": dataclasses.asdict(self.totals),
-            "experiment": recipes.to_json(self.experiment),
+            "experiment": to_json(self.experiment),
             "devices": self.mesh.size,
         }
         checkpointer.save(self.totals.updates, state, metadata)
@@ -328,33 +317,6 @@ class Run:
         )
 
 
-class Stopwatch:
-    """Wall seconds by stage; what no stage claims is `time_step`, the driver's."""
-
-    def __init__(self) -> None:
-        self._mark = time.perf_counter()
-        self._stages = {"time_evaluate": 0.0, "time_save": 0.0}
-        self._ended = dict.fromkeys(self._stages, self._mark)
-
-    def add(self, stage: str) -> None:
-        """Give the time since the last lap or stage to `stage`."""
-        now = time.perf_counter()
-        self._stages[stage] += now - self._mark
-        self._mark = self._ended[stage] = now
-
-    def since(self, stage: str) -> float:
-        """Seconds since `stage` last ended, or since the beginning."""
-        return time.perf_counter() - self._ended[stage]
-
-    def lap(self) -> dict[str, float]:
-        """Seconds of each stage since the last lap."""
-        now = time.perf_counter()
-        seconds = {"time_step": now - self._mark, **self._stages}
-        self._mark = now
-        self._stages = dict.fromkeys(self._stages, 0.0)
-        return seconds
-
-
 # --- the run directory ---------------------------------------------------------------------------
 
 
@@ -364,7 +326,7 @@ def configuration(experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, 
     device = mesh.devices.flat[0]
     return {
         "recipe": experiment.recipe,
-        "experiment": recipes.to_json(experiment),
+        "experiment": to_json(experiment),
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},
@@ -379,42 +341,11 @@ def configuration(experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, 
     }
 
 
-def read_experiment(directory: Path) -> Experiment:
-    """The experiment of a run. Raises `ConfigError` if there is none or it cannot be read."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
-    try:
-        experiment = recipes.from_json(json.loads(read_limited(path))["experiment"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
-    if not isinstance(experiment, Experiment):
-        raise ConfigError(f"{path} is not a run's configuration.")
-    return experiment
-
-
-def check_same_experiment(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
-
-    def flat(tree: Any, path: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {path: tree}
-        items = tree.items()
-        return {k: v for name, x in items for k, v in flat(x, f"{path}.{name}".lstrip(".")).items()}
-
-    before, after = flat(saved), flat(now)
-    changed = [
-        f"{name} was {before.get(name)} and is {after.get(name)}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in FREE_ON_RESUME
-    ]
-    if changed:
-        raise ConfigError(f"the run was saved with another configuration: {'; '.join(changed)}.")
-
-
 def _claim(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
     """The run's directory: new for a new run, with a run in it for one that goes on."""
     if run_dir is None:
+        if jax.process_count() > 1:
+            raise ConfigError("several processes need a run directory that all of them share.")
         moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
     path = Path(run_dir)
@@ -422,17 +353,20 @@ def _claim(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> 
     exists = (directory / "config.json").exists()
     if resume and not exists:
         raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
-    if exists and not resume and jax.process_index() == 0:
+    if exists and not resume:
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
     return directory
 
 
-def use_compilation_cache() -> None:
-    """Keep compiled programs between processes, unless the user has set a cache already."""
-    if jax.config.jax_compilation_cache_dir is None:
-        cache = Path.home() / ".cache" / "podracer" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+def use_compilation_cache() -> Path:
+    """Keep compiled programs between processes, where the user has set no cache yet."""
+    configured = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if configured is not None:
+        return Path(configured)
+    cache = Path.home() / ".cache" / "podracer" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return cache
 
 
 def _classified(error: Exception) -> Exception:

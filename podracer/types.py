@@ -27,7 +27,7 @@ Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
 
 
-def static(default: Any = dataclasses.MISSING) -> Any:
+def static(*, default: Any = dataclasses.MISSING) -> Any:
     """A field of a `struct` that is part of its structure, not a leaf."""
     return dataclasses.field(default=default, metadata={"static": True})
 
@@ -103,7 +103,7 @@ class Array:
     """Shape and dtype of one observation leaf, without any batch axis."""
 
     shape: tuple[int, ...]
-    dtype: Any = np.dtype(np.float32)
+    dtype: Any = np.float32
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))

@@ -82,9 +82,7 @@ def test_going_on_from_a_state_equals_never_having_stopped():
 
 def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
     agent, env, mesh, config, state = setup(AGENTS["a2c"])
-    progresses = anakin(
-        agent, env, mesh, config, state, num_updates=30, boundary={15}.__contains__
-    )
+    progresses = anakin(agent, env, mesh, config, state, num_updates=30, boundary={15}.__contains__)
     seen = [(p.updates, p.state is not None) for p in progresses]
     expected = [5, 10, 15, 20, 25, 30]
     assert seen == [(updates, updates in (15, 30)) for updates in expected]
@@ -166,7 +164,9 @@ def test_no_key_is_used_twice():
     steps = jnp.arange(50, dtype=jnp.uint32)
     keys = [
         jax.random.key_data(
-            environment_keys(purpose_key(run_key, purpose), jnp.arange(256, dtype=jnp.uint32), steps)
+            environment_keys(
+                purpose_key(run_key, purpose), jnp.arange(256, dtype=jnp.uint32), steps
+            )
         ).reshape(-1, 2)
         for purpose in (Purpose.ACT, Purpose.STEP)
     ]

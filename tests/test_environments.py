@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from podracer.environment import auto_reset, check_environment, restart, transition
-from podracer.envs import ENVIRONMENTS, cartpole, catch, make, names, nearest, pendulum
+from podracer.envs import ENVIRONMENTS, cartpole, catch, make, names, pendulum
 from podracer.envs.cartpole import CartPole, CartPoleState
 from podracer.envs.catch import Catch
 from podracer.envs.pendulum import Pendulum, PendulumState
@@ -369,12 +369,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"catch: .*rows"):
         make("catch", rows=3)
-
-
-def test_nearest_ignores_case() -> None:
-    assert nearest("BREAKOUT-minatar", ["Breakout-MinAtar", "Pong-misc"]).endswith(
-        "Breakout-MinAtar?"
-    )
 
 
 def test_names_lists_what_can_be_made() -> None:

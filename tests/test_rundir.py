@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -169,8 +168,7 @@ def test_any_flipped_bit_breaks_a_seal(tmp_path: Path) -> None:
     """Every bit of a small sealed directory, manifest included."""
     directory = tmp_path / "sealed"
     (directory / "inner").mkdir(parents=True)
-    (directory / "inner" / "data").write_bytes(random.Random(0).randbytes(40))
-    (directory / "empty").touch()
+    (directory / "inner" / "data").write_bytes(b"\0\xff")
     rundir.seal(directory)
     rundir.verify_seal(directory)
     for file in [directory / "inner" / "data", directory / rundir.MANIFEST]:
@@ -183,6 +181,22 @@ def test_any_flipped_bit_breaks_a_seal(tmp_path: Path) -> None:
                 rundir.verify_seal(directory)
         file.write_bytes(whole)
     rundir.verify_seal(directory)
+
+
+def test_a_broken_seal_names_the_file(tmp_path: Path) -> None:
+    directory = tmp_path / "sealed"
+    directory.mkdir()
+    (directory / "data").write_bytes(b"1")
+    rundir.seal(directory)
+    (directory / "more").touch()
+    with pytest.raises(CheckpointError, match="'more' was not there when it was sealed"):
+        rundir.verify_seal(directory)
+    (directory / "more").rename(directory / "data")
+    with pytest.raises(CheckpointError, match="'data' is not what was sealed"):
+        rundir.verify_seal(directory)
+    (directory / "data").unlink()
+    with pytest.raises(CheckpointError, match="'data' is missing"):
+        rundir.verify_seal(directory)
 
 
 # --- crash.json -----------------------------------------------------------------------------------

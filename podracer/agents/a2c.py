@@ -16,6 +16,8 @@ from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.returns import generalised_advantages
 from podracer.types import (
     Carry,
+    Continuous,
+    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -38,8 +40,8 @@ class A2C:
     value_cost: float = 0.5
     entropy_cost: float = 0.01
     max_gradient_norm: float = 0.5
-    network: TorsoNetwork = static(TorsoNetwork(MLP(hidden=(64, 64))))
-    spec: EnvironmentSpec | None = static(None)
+    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         return LearnerState(actor_critic.init(self._network, self._optimiser, key))
@@ -53,7 +55,7 @@ class A2C:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        return actor_critic.act(self._network, self.spec, params, carry, timestep, keys, explore)
+        return actor_critic.act(self._network, self._space, params, carry, timestep, keys, explore)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -67,7 +69,7 @@ class A2C:
         self, params: Params, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
         forward = actor_critic.reuse if reuse else actor_critic.unroll
-        policy, values = forward(self._network, self.spec, params, trajectory)
+        policy, values = forward(self._network, self._space, params, trajectory)
         after, valid = trajectory.after(), trajectory.valid()
         fixed = jax.lax.stop_gradient(values)
         advantages = generalised_advantages(
@@ -93,6 +95,10 @@ class A2C:
     @property
     def _network(self) -> Network:
         return actor_critic.build(self.network, self.spec)
+
+    @property
+    def _space(self) -> Discrete | Continuous:
+        return actor_critic.known(self.spec).action
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

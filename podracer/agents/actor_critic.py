@@ -10,6 +10,9 @@ from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
 from podracer.types import (
     Carry,
+    ConfigError,
+    Continuous,
+    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -20,16 +23,23 @@ from podracer.types import (
 )
 
 
+def known(spec: EnvironmentSpec | None) -> EnvironmentSpec:
+    """The environment that the agent was made for, or `ConfigError`."""
+    if spec is None:
+        raise ConfigError("the agent has no `spec`: make it for an environment first.")
+    return spec
+
+
 def build(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Network:
     """Heads `policy` (small initial weights: a nearly uniform policy) and `value`."""
-    assert spec is not None, "make the agent for an environment first"
+    spec = known(spec)
     heads = {"policy": Head(num_outputs(spec.action), 0.01), "value": Head(1)}
     return network.build(spec.observation, heads)
 
 
 def act(
     network: Network,
-    spec: EnvironmentSpec,
+    space: Discrete | Continuous,
     params: Params,
     carry: Carry,
     timestep: TimeStep,
@@ -38,12 +48,12 @@ def act(
 ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
     """One action for each environment `[B]`; extras are the network's outputs and the sample.
 
-    The sample is the action before it is brought to the environment's bounds: what log-probabilities
-    are of. No gradient flows through it.
+    The sample is the action before it is brought to the environment's bounds, which is what
+    log-probabilities are of. No gradient flows through it.
     """
     observation = jax.tree.map(lambda x: x[None], timestep.observation)
     outputs, carry = network.apply(params, carry, observation, timestep.first[None])
-    distribution = policy(spec.action, outputs["policy"][0])
+    distribution = policy(space, outputs["policy"][0])
     sample = distribution.sample(keys) if explore else distribution.mode()
     sample = jax.lax.stop_gradient(sample)
     extras = {
@@ -51,7 +61,7 @@ def act(
         "value": outputs["value"][0, :, 0],
         "sample": sample,
     }
-    return to_bounds(spec.action, sample), extras, carry
+    return to_bounds(space, sample), extras, carry
 
 
 def final_value(network: Network, params: Params, trajectory: Trajectory) -> jax.Array:
@@ -63,21 +73,21 @@ def final_value(network: Network, params: Params, trajectory: Trajectory) -> jax
 
 
 def unroll(
-    network: Network, spec: EnvironmentSpec, params: Params, trajectory: Trajectory
+    network: Network, space: Discrete | Continuous, params: Params, trajectory: Trajectory
 ) -> tuple[Policy, jax.Array]:
     """A second forward pass: the policy `[T, B]` and the values `[T+1, B]`."""
     timesteps = trajectory.timesteps()
     outputs, _ = network.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
-    return policy(spec.action, outputs["policy"][:-1]), outputs["value"][..., 0]
+    return policy(space, outputs["policy"][:-1]), outputs["value"][..., 0]
 
 
 def reuse(
-    network: Network, spec: EnvironmentSpec, params: Params, trajectory: Trajectory
+    network: Network, space: Discrete | Continuous, params: Params, trajectory: Trajectory
 ) -> tuple[Policy, jax.Array]:
     """The same from acting's own outputs, and a forward pass of the final timestep alone."""
     extras = trajectory.steps.extras
     last = final_value(network, params, trajectory)
-    return policy(spec.action, extras["policy"]), jnp.concatenate([extras["value"], last[None]])
+    return policy(space, extras["policy"]), jnp.concatenate([extras["value"], last[None]])
 
 
 def init(network: Network, optimiser: optax.GradientTransformation, key: jax.Array) -> PyTree:

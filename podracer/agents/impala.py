@@ -16,6 +16,8 @@ from podracer.ops.distributions import policy as make_policy
 from podracer.ops.returns import vtrace
 from podracer.types import (
     Carry,
+    Continuous,
+    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -40,8 +42,8 @@ class Impala:
     value_cost: float = 0.5
     entropy_cost: float = 0.01
     max_gradient_norm: float = 40.0
-    network: TorsoNetwork = static(TorsoNetwork(MLP(hidden=(64, 64))))
-    spec: EnvironmentSpec | None = static(None)
+    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         return LearnerState(actor_critic.init(self._network, self._optimiser, key))
@@ -56,9 +58,9 @@ class Impala:
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         action, extras, carry = actor_critic.act(
-            self._network, self.spec, params, carry, timestep, keys, explore
+            self._network, self._space, params, carry, timestep, keys, explore
         )
-        behaviour = make_policy(self.spec.action, extras["policy"])
+        behaviour = make_policy(self._space, extras["policy"])
         log_prob = behaviour.log_prob(extras["sample"])
         return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
 
@@ -71,7 +73,7 @@ class Impala:
         return state, {**metrics, **more}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
-        policy, values = actor_critic.unroll(self._network, self.spec, params, trajectory)
+        policy, values = actor_critic.unroll(self._network, self._space, params, trajectory)
         extras, after, valid = trajectory.steps.extras, trajectory.after(), trajectory.valid()
         log_prob = policy.log_prob(extras["sample"])
         fixed, ratio = jax.lax.stop_gradient((values, jnp.exp(log_prob - extras["log_prob"])))
@@ -103,6 +105,10 @@ class Impala:
     @property
     def _network(self) -> Network:
         return actor_critic.build(self.network, self.spec)
+
+    @property
+    def _space(self) -> Discrete | Continuous:
+        return actor_critic.known(self.spec).action
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

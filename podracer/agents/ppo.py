@@ -24,6 +24,8 @@ from podracer.ops.returns import discounted_sums, generalised_advantages
 from podracer.types import (
     Carry,
     ConfigError,
+    Continuous,
+    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -62,20 +64,19 @@ class PPO:
     value_cost: float = 0.5
     entropy_cost: float = 0.01
     max_gradient_norm: float = 0.5
-    epochs: int = static(4)
-    minibatches: int = static(4)
-    normalise_observations: bool = static(False)
-    normalise_rewards: bool = static(False)
-    decay_updates: int = static(0)
-    network: TorsoNetwork = static(TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
-    spec: EnvironmentSpec | None = static(None)
+    epochs: int = static(default=4)
+    minibatches: int = static(default=4)
+    normalise_observations: bool = static(default=False)
+    normalise_rewards: bool = static(default=False)
+    decay_updates: int = static(default=0)
+    network: TorsoNetwork = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
+    spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        assert self.spec is not None
         shared = actor_critic.init(self._network, self._optimiser, key)
         shared["observations"] = shared["returns"] = ()
         if self.normalise_observations:
-            shared["observations"] = init_moments(self.spec.observation)
+            shared["observations"] = init_moments(actor_critic.known(self.spec).observation)
         if self.normalise_rewards:
             shared["returns"] = init_moments(jnp.zeros(()))
         # Discounted sums of past rewards, whose deviation scales the rewards.
@@ -92,9 +93,9 @@ class PPO:
     ) -> tuple[jax.Array, PyTree, Carry]:
         timestep = self._normalised(params["observations"], timestep)
         action, extras, carry = actor_critic.act(
-            self._network, self.spec, params["params"], carry, timestep, keys, explore
+            self._network, self._space, params["params"], carry, timestep, keys, explore
         )
-        behaviour = policy(self.spec.action, extras.pop("policy"))
+        behaviour = policy(self._space, extras.pop("policy"))
         return action, {**extras, "log_prob": behaviour.log_prob(extras["sample"])}, carry
 
     def learn(
@@ -181,7 +182,7 @@ class PPO:
     def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         outputs, _ = self._network.apply(params, carry, batch.observation, batch.first)
-        now = policy(self.spec.action, outputs["policy"])
+        now = policy(self._space, outputs["policy"])
         value = outputs["value"][..., 0]
         log_ratio = now.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
@@ -218,6 +219,10 @@ class PPO:
     @property
     def _network(self) -> Network:
         return actor_critic.build(self.network, self.spec)
+
+    @property
+    def _space(self) -> Discrete | Continuous:
+        return actor_critic.known(self.spec).action
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

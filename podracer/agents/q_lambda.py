@@ -38,8 +38,8 @@ class QLambda:
     learning_rate: float = 1e-4
     discount: float = 1.0
     lambda_: float = 0.99
-    network: TorsoNetwork = static(TorsoNetwork(MLP(hidden=(256,))))
-    spec: EnvironmentSpec | None = static(None)
+    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256,))))
+    spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         return LearnerState(actor_critic.init(self._network, optax.adam(self.learning_rate), key))
@@ -108,7 +108,7 @@ class QLambda:
 
     @property
     def _network(self) -> Network:
-        assert self.spec is not None, "make the agent for an environment first"
-        if not isinstance(self.spec.action, Discrete):
-            raise ConfigError(f"QLambda needs discrete actions; {self.spec.name} has continuous.")
-        return self.network.build(self.spec.observation, {"q": Head(self.spec.action.num_actions)})
+        spec = actor_critic.known(self.spec)
+        if not isinstance(spec.action, Discrete):
+            raise ConfigError(f"QLambda needs discrete actions; {spec.name} has continuous ones.")
+        return self.network.build(spec.observation, {"q": Head(spec.action.num_actions)})

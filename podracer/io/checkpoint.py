@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +104,7 @@ class Checkpointer:
             if jax.process_index() == 0:
                 shutil.rmtree(target, ignore_errors=True)  # what a failed save could not remove
                 target.mkdir()
-            arrays = {_orbax_name(path): _data(leaf) for path, leaf in leaves.items()}
+            arrays = {path: _data(leaf) for path, leaf in leaves.items()}
             self._orbax.save(target / "state", args=ocp.args.PyTreeSave(arrays))
         except OSError as error:
             raise _storage_error(step, error) from error
@@ -225,7 +224,7 @@ def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
     digest = hashlib.sha256()
     for path in sorted(entries):
         digest.update(encode_json([path, *entries[path]]))
-        digest.update(np.ascontiguousarray(array(path)).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array(path)).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -268,17 +267,17 @@ def _read_arrays(
     path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
 ) -> dict[str, Any]:
     """Arrays by path: on their devices, or on the host where there is no sharding."""
-    stored = {name: _orbax_name(name) for name, (shape, _, _) in entries.items() if 0 not in shape}
+    stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
     host = ocp.RestoreArgs(restore_type=np.ndarray)
     targets = {
-        orbax: ocp.ArrayRestoreArgs(sharding=place) if (place := shardings[name]) else host
-        for name, orbax in stored.items()
+        name: ocp.ArrayRestoreArgs(sharding=place) if (place := shardings[name]) else host
+        for name in stored
     }
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
             found = reader.metadata(path / "state").item_metadata.tree
             declared = {name: [list(a.shape), np.dtype(a.dtype).name] for name, a in found.items()}
-            if declared != {orbax: entries[name][:2] for name, orbax in stored.items()}:
+            if declared != {name: entry[:2] for name, entry in stored.items()}:
                 raise CheckpointError(f"{path}: the arrays are not those of meta.json")
             size = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in found.values())
             if not any(shardings.values()) and size > _MEMORY:
@@ -287,10 +286,7 @@ def _read_arrays(
             arrays = reader.restore(path / "state", args=item)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
-    return {
-        name: arrays[stored[name]] if name in stored else np.zeros(shape, dtype)
-        for name, (shape, dtype, _) in entries.items()
-    }
+    return {n: arrays[n] if n in stored else np.zeros(*entry[:2]) for n, entry in entries.items()}
 
 
 def _meta(path: Path) -> dict[str, Any]:
@@ -355,14 +351,13 @@ def _describe(path: str, leaf: Any) -> list[Any]:
 
 
 def _data(leaf: Any) -> Any:
-    """What is stored of a leaf; host arrays are copied, for their owner may write to them."""
+    """What is stored of a leaf."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(leaf)
-    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
-
-
-def _orbax_name(path: str) -> str:
-    return quote(path, safe="[]'.")  # a slash would be a directory to Orbax
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated and leaf.is_fully_addressable:
+        # Orbax would have each device slice and send its part: a kernel per device and leaf.
+        return leaf.addressable_data(0)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding | None:

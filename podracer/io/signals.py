@@ -91,3 +91,30 @@ class Watchdog:
                 with contextlib.suppress(Exception):
                     self._on_expiry(message)
                 os._exit(76)
+
+
+class Stopwatch:
+    """Wall seconds by stage; what no stage claims is `time_step`, the driver's."""
+
+    def __init__(self) -> None:
+        self._mark = time.perf_counter()
+        self._stages = {"time_evaluate": 0.0, "time_save": 0.0}
+        self._ended = dict.fromkeys(self._stages, self._mark)
+
+    def add(self, stage: str) -> None:
+        """Give the time since the last lap or stage to `stage`."""
+        now = time.perf_counter()
+        self._stages[stage] += now - self._mark
+        self._mark = self._ended[stage] = now
+
+    def since(self, stage: str) -> float:
+        """Seconds since `stage` last ended, or since the beginning."""
+        return time.perf_counter() - self._ended[stage]
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of each stage since the last lap."""
+        now = time.perf_counter()
+        seconds = {"time_step": now - self._mark, **self._stages}
+        self._mark = now
+        self._stages = dict.fromkeys(self._stages, 0.0)
+        return seconds

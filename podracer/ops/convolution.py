@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")

@@ -108,7 +108,7 @@ def vtrace(
 def discounted_sums(
     before: Float[Array, "*b"], r_t: Series, decay_t: Series, ended_t: Mask
 ) -> tuple[Series, Float[Array, "*b"]]:
-    """Running sums `Rₜ = rₜ + γ Rₜ₋₁` of past rewards `[T, ...]`, from `before`, and where they end.
+    """Sums `Rₜ = rₜ + γ Rₜ₋₁` of past rewards `[T, ...]`, from `before`, and where they end.
 
     A sum starts again after `ended_t`. Their deviation is the scale of the returns, which rewards
     are divided by (Engstrom et al. 2020, "Implementation Matters", section 3).

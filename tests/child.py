@@ -1,0 +1,79 @@
+"""Runs of the command line in child processes, to be killed, stopped and compared."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conftest import CACHE
+
+TIMINGS = ("seconds", "frames_per_second")
+
+
+def command(*arguments):
+    return [sys.executable, "-c", "from podracer.cli import main; main()", *map(str, arguments)]
+
+
+def environment(**extra):
+    """A child's environment: CPU only, the tests' compile cache."""
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        **extra,
+    }
+
+
+def start(*arguments, **extra):
+    return subprocess.Popen(
+        command(*arguments),
+        env=environment(**extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, timeout=120):
+    """Exit code, standard output and error of a child that must end by itself."""
+    try:
+        out, error = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        out, error = process.communicate()
+        raise AssertionError(f"still running after {timeout} s:\n{out}\n{error}") from None
+    return process.returncode, out, error
+
+
+def call(*arguments, **extra):
+    return finish(start(*arguments, **extra))
+
+
+def wait_for_lines(process, run: Path, lines: int, timeout=90):
+    """Until the run has recorded so many lines, or has ended."""
+    path = run / "metrics.jsonl"
+    deadline = time.monotonic() + timeout
+    while process.poll() is None and time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b"\n") >= lines:
+            return
+        time.sleep(0.01)
+    assert process.poll() is not None, "no progress"
+
+
+def records(run: Path):
+    """What a run recorded, without what depends on the clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line.items() if k not in TIMINGS and not k.startswith("time_")}
+        for line in lines
+    ]
+
+
+def fingerprint(run: Path):
+    code, out, error = call("fingerprint", run)
+    assert code == 0, error
+    return out.split()[0]

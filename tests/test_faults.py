@@ -1,0 +1,140 @@
+"""Real signals on real processes: what a killed, preempted or stopped run loses (nothing)."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+from child import call, finish, fingerprint, records, start, wait_for_lines
+
+RUN = (
+    "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20,
+    "--hidden", 16, "--frames", 16 * 8 * 20 * 300, "--evaluations", 5, "--save-seconds", 0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory):
+    """The run that nothing happened to."""
+    run = tmp_path_factory.mktemp("twin") / "run"
+    code, _, error = call(*RUN, "--run-dir", run)
+    assert code == 0, error
+    return fingerprint(run), records(run)
+
+
+def interrupt_until_done(run, number, times, seed, expected):
+    """Send a signal at `times` random moments, resuming after each; then run to the end.
+
+    Returns how many hit an unfinished save."""
+    dice = random.Random(seed)
+    hits = mid_save = 0
+    process = start(*RUN, "--run-dir", run)
+    while hits < times:
+        lines = len((run / "metrics.jsonl").read_bytes().splitlines()) if hits else 0
+        wait_for_lines(process, run, lines + 1)
+        time.sleep(dice.uniform(0, 0.4))
+        process.send_signal(number)
+        code, _, error = finish(process)
+        assert code == expected, error
+        hits += 1
+        steps = (run / "checkpoints").glob("[0-9]*")
+        mid_save += any(not (step / "manifest.json").exists() for step in steps)
+        process = start("resume", run)
+    code, _, error = finish(process)
+    assert code == 0, error
+    return mid_save
+
+
+@pytest.mark.parametrize(
+    "times", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_sigkill_and_resume_equal_an_uninterrupted_run(twin, tmp_path, times, capsys):
+    run = tmp_path / "run"
+    mid_save = interrupt_until_done(run, signal.SIGKILL, times, seed=1, expected=-signal.SIGKILL)
+    assert fingerprint(run) == twin[0]
+    assert records(run) == twin[1]
+    with capsys.disabled():
+        print(f"\nSIGKILL: {times} of {times} bit-exact, {mid_save} of them during a save")
+
+
+@pytest.mark.parametrize(
+    "times", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
+def test_sigterm_saves_exits_75_and_loses_nothing(twin, tmp_path, times, capsys):
+    run = tmp_path / "run"
+    interrupt_until_done(run, signal.SIGTERM, times, seed=2, expected=75)
+    assert fingerprint(run) == twin[0]
+    assert records(run) == twin[1]
+    with capsys.disabled():
+        print(f"\nSIGTERM: {times} of {times} saved and bit-exact")
+
+
+def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
+    run = tmp_path / "run"
+    process = start(*RUN, "--run-dir", run)
+    wait_for_lines(process, run, 3)
+    process.send_signal(signal.SIGINT)
+    code, out, error = finish(process)
+    assert code == 130, error
+    assert "Stopped, saved" in out
+    saved = max(int(step.name) for step in (run / "checkpoints").glob("[0-9]*"))
+    assert saved == records(run)[-1]["updates"]
+    assert not (run / "crash.json").exists()
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path):
+    """Also while the main thread is deep inside a compiled chunk that takes minutes."""
+    run = tmp_path / "run"
+    process = start(
+        "train", "catch_a2c", "--run-dir", run, "--updates-per-chunk", 400_000,
+        "--frames", 10**10, "--evaluations", 0,
+    )  # fmt: skip
+    while not (run / "config.json").exists():
+        time.sleep(0.05)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, _, error = finish(process, timeout=5)
+    assert code == 130
+    assert "without saving" in error
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
+    run = tmp_path / "run"
+    process = start(*RUN, "--run-dir", run)
+    wait_for_lines(process, run, 1)
+    for arguments in (("resume", run), (*RUN, "--run-dir", run)):
+        code, _, error = call(*arguments)
+        assert code == 78
+        assert str(run) in error
+    process.terminate()
+    assert finish(process)[0] == 75
+
+
+def test_a_chunk_that_never_ends_is_noticed(tmp_path):
+    run = tmp_path / "run"
+    code, _, error = call(
+        "train", "catch_a2c", "--run-dir", run, "--updates-per-chunk", 400_000,
+        "--frames", 10**10, "--evaluations", 0, "--stall-seconds", 8,
+    )  # fmt: skip
+    assert code == 76
+    assert "no progress" in error
+    crash = json.loads((run / "crash.json").read_text())
+    assert crash["code"] == 76
+    assert crash["component"] == "watchdog"
+
+
+def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
+    run = tmp_path / "run"
+    arguments = (*RUN[:-1], 1000, "--run-dir", run)
+    process = start(*arguments)
+    wait_for_lines(process, run, 1)
+    process.kill()
+    finish(process)
+    code, _, error = call("resume", run)
+    assert code == 0, error
+    updates = [record["updates"] for record in records(run)]
+    assert updates == list(range(20, 6001, 20))

@@ -1,0 +1,127 @@
+"""Gradients and means over devices equal those on one device; what cannot be shared is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.mesh import (
+    DATA,
+    REPLICATED,
+    SHARDED,
+    check_divisible,
+    find_devices,
+    global_grad,
+    global_mean,
+    make_mesh,
+    shardings,
+)
+from podracer.types import ConfigError
+
+
+def loss(params, x, y):
+    hidden = jnp.tanh(x @ params["in"])
+    error = (hidden @ params["out"] - y) ** 2
+    return jnp.mean(error), {"error": jnp.mean(jnp.abs(error))}
+
+
+def problem() -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    params = {"in": rng.normal(size=(3, 16)), "out": rng.normal(size=16), "unused": np.ones(2)}
+    x, y = rng.normal(size=(64, 3)), rng.normal(size=64)
+    return jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), (params, x, y))
+
+
+def sharded(function, devices: int, check_vma: bool = False):
+    """`function(params, x, y)` with the batch shared by the devices, result replicated."""
+    return jax.jit(
+        jax.shard_map(
+            function,
+            mesh=make_mesh(find_devices(devices)),
+            in_specs=(REPLICATED, SHARDED, SHARDED),
+            out_specs=REPLICATED,
+            check_vma=check_vma,
+        )
+    )
+
+
+def close(got, expected) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-6), got, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_the_gradient_of_all_shards_is_that_of_the_whole_batch(devices):
+    params, x, y = problem()
+    expected, _ = global_grad(loss, params, x, y, axis=None)
+    step = sharded(lambda *args: global_grad(loss, *args, axis=DATA)[0], devices)
+    close(step(params, x, y), expected)
+
+
+def test_without_an_axis_it_is_the_plain_gradient():
+    params, x, y = problem()
+    grads, aux = global_grad(loss, params, x, y, axis=None)
+    expected, metrics = jax.grad(loss, has_aux=True)(params, x, y)
+    close((grads, aux), (expected, metrics))
+
+
+def test_the_trap_that_global_grad_avoids():
+    """With `check_vma=True` the same two lines return the sum over devices, not the mean: JAX
+    sums the gradient of a replicated input by itself, and the mean of equal sums changes nothing.
+    """
+    params, x, y = problem()
+    expected, _ = global_grad(loss, params, x, y, axis=None)
+
+    def naive(params, x, y):
+        return jax.lax.pmean(jax.grad(loss, has_aux=True)(params, x, y)[0], DATA)
+
+    close(sharded(naive, 4, check_vma=False)(params, x, y), expected)
+    wrong = sharded(naive, 4, check_vma=True)(params, x, y)
+    close(wrong, jax.tree.map(lambda g: 4 * g, expected))
+
+
+def test_global_mean_keeps_shapes_and_equals_the_mean():
+    _, x, y = problem()
+    tree = {"x": x, "y": [y]}
+    mean = sharded(lambda _, x, y: global_mean({"x": x, "y": [y]}, DATA), 4)((), x, y)
+    close(mean, jax.tree.map(lambda v: v.reshape(4, 16, *v.shape[1:]).mean(0), tree))
+    assert global_mean(tree, None) is tree
+
+
+def test_global_mean_is_one_collective():
+    _, x, y = problem()
+    text = sharded(lambda _, x, y: global_mean((x, y, x[0]), DATA), 4).lower((), x, y).as_text()
+    assert text.count("all_reduce") == 1
+
+
+def test_find_devices_counts():
+    assert find_devices() == jax.devices()
+    assert find_devices(3) == jax.devices()[:3]
+    for count in (9, -1):
+        with pytest.raises(ConfigError, match=rf"--devices {count} was asked .* 8 cpu device"):
+            find_devices(count)
+
+
+def test_meshes_and_shardings():
+    mesh = make_mesh(find_devices(4))
+    assert mesh.axis_names == (DATA,)
+    assert make_mesh().size == 8
+    placed = shardings(mesh, {"state": REPLICATED, "batch": SHARDED})
+    batch = jax.device_put(jnp.zeros((8, 2)), placed["batch"])
+    assert {shard.data.shape for shard in batch.addressable_shards} == {(2, 2)}
+    assert placed["state"].is_fully_replicated
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "advice"),
+    [(10, 4, "take 8 or 12"), (3, 4, "take 4"), (0, 2, "take 2")],
+)
+def test_uneven_shares_are_refused_with_the_nearest_even_ones(count, devices, advice):
+    with pytest.raises(ConfigError, match=rf"num_envs is {count}, .* {devices} devices .*{advice}"):
+        check_divisible("num_envs", count, devices)
+
+
+def test_even_shares_pass():
+    check_divisible("num_envs", 12, 4)
+    check_divisible("num_envs", 5, 1)

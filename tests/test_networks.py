@@ -1,0 +1,247 @@
+"""Networks: memory that is cleared where an episode starts, observations of any kind, heads."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.networks import CNN, MLP, Head, Network, ResNet, TorsoNetwork
+from podracer.types import Array
+
+T, B = 6, 3
+HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
+VECTOR = Array((5,))
+IMAGE = Array((8, 8, 2), np.uint8)
+SMALL_CNN = CNN(channels=(4, 6), kernels=(3, 2), strides=(2, 1), hidden=(16,))
+SMALL_RESNET = ResNet(channels=(4,), blocks=1, hidden=16)
+MEMORIES = ("none", "gru", "lstm")
+
+
+def observe(observation, seed: int = 0, lead: tuple[int, ...] = (T, B)):
+    """Random observations `[*lead, ...]` of a tree of `Array`."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(array: Array) -> jax.Array:
+        if array.dtype == np.uint8:
+            return jnp.asarray(rng.integers(0, 256, (*lead, *array.shape)), jnp.uint8)
+        return jnp.asarray(rng.normal(size=(*lead, *array.shape)), array.dtype)
+
+    return jax.tree.map(leaf, observation)
+
+
+def make(torso=MLP((16,)), observation=VECTOR, memory="none", shared=True) -> Network:
+    builder = TorsoNetwork(torso, shared=shared, memory=memory, memory_size=7)
+    return builder.build(observation, HEADS)
+
+
+def random_params(network: Network):
+    """Parameters of the network's shapes. Its own orthogonal ones take seconds to compile."""
+    rng = np.random.default_rng(5)
+    return jax.tree.map(
+        lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype),
+        jax.eval_shape(network.init, jax.random.key(0)),
+    )
+
+
+def firsts(*starts: tuple[int, int]) -> jax.Array:
+    """Bool `[T, B]`, set at each (t, b)."""
+    first = np.zeros((T, B), bool)
+    for start in starts:
+        first[start] = True
+    return jnp.asarray(first)
+
+
+def close(got, expected, atol: float = 1e-5) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), got, expected)
+
+
+def carried(network: Network, seed: int = 3):
+    """Memory as it is in the middle of an episode: not zero."""
+    leaves, structure = jax.tree.flatten(network.carry(B))
+    noise = np.random.default_rng(seed).normal(size=(len(leaves), B, 7)).astype(np.float32)
+    return jax.tree.unflatten(structure, list(noise))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_an_unroll_equals_single_steps(memory, shared):
+    network = make(memory=memory, shared=shared)
+    params, observation = random_params(network), observe(VECTOR)
+    first = firsts((0, 0), (2, 1), (4, 0), (4, 2))
+    apply = jax.jit(network.apply)
+    outputs, last = apply(params, carried(network), observation, first)
+
+    carry, steps = carried(network), []
+    for t in range(T):
+        made, carry = apply(params, carry, observation[t : t + 1], first[t : t + 1])
+        steps.append(made)
+    close(outputs, jax.tree.map(lambda *x: jnp.concatenate(x), *steps))
+    close(last, carry)
+    assert {name: x.shape for name, x in outputs.items()} == {
+        "policy": (T, B, 4),
+        "value": (T, B, 1),
+    }
+
+
+@pytest.mark.parametrize("memory", MEMORIES[1:])
+def test_memory_is_cleared_where_an_episode_starts(memory):
+    network = make(memory=memory)
+    params, observation = random_params(network), observe(VECTOR)
+    t, b = 3, 1
+    apply = jax.jit(network.apply)
+    outputs, last = apply(params, carried(network), observation, firsts((t, b)))
+    uncut, _ = apply(params, carried(network), observation, firsts())
+    fresh, fresh_last = apply(params, network.carry(B), observation[t:], firsts()[t:])
+
+    def column(tree, index):
+        return jax.tree.map(lambda x: x[..., index, :], tree)
+
+    after = jax.tree.map(lambda x: x[t:], outputs)
+    close(column(after, b), column(fresh, b))
+    close(column(last, b), column(fresh_last, b))
+    # The other environments, and the steps before, remember as if nothing had happened.
+    for other in (0, 2):
+        close(column(outputs, other), column(uncut, other))
+    close(outputs["value"][:t], uncut["value"][:t])
+    assert np.abs(outputs["value"] - uncut["value"])[t:, b].min() > 1e-4
+
+
+@pytest.mark.parametrize("memory", MEMORIES[1:])
+def test_memory_remembers_and_a_start_forgets(memory):
+    """The last output depends on the first observation, unless an episode starts in between."""
+    network = make(memory=memory)
+    params, observation = random_params(network), observe(VECTOR)
+
+    def last_value(start, first):
+        inputs = jnp.concatenate([start[None], observation[1:]])
+        return network.apply(params, network.carry(B), inputs, first)[0]["value"][-1].sum()
+
+    sensitivity = jax.jit(jax.grad(last_value))
+    assert np.abs(sensitivity(observation[0], firsts((0, 0)))).min() > 0
+    cut = sensitivity(observation[0], firsts((0, 0), (2, 1)))
+    assert not np.abs(cut[1]).any()
+    assert np.abs(cut[0]).min() > 0
+
+
+def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
+    network = make()
+    params, observation = random_params(network), observe(VECTOR)
+    assert network.carry(B) == ()
+    outputs, carry = network.apply(params, (), observation, firsts())
+    assert carry == ()
+    close(network.apply(params, (), observation, firsts((2, 1)))[0], outputs)
+
+
+@pytest.mark.parametrize(
+    ("torso", "observation", "memory", "shared"),
+    [
+        (MLP((16, 8), "tanh"), VECTOR, "none", False),
+        (MLP((16,), "tanh"), VECTOR, "gru", False),
+        (MLP((16,), "silu"), {"a": VECTOR, "b": Array((2, 3)), "c": Array(())}, "lstm", False),
+        (MLP(()), VECTOR, "none", True),
+        (SMALL_CNN, IMAGE, "none", True),
+        (SMALL_CNN, {"image": IMAGE, "vector": VECTOR, "map": Array((8, 8, 1))}, "gru", True),
+        (SMALL_RESNET, {"image": Array((7, 5, 3)), "vector": VECTOR}, "none", True),
+        (SMALL_RESNET, IMAGE, "lstm", True),
+    ],
+)
+def test_every_parameter_receives_a_gradient(torso, observation, memory, shared):
+    network = make(torso, observation, memory, shared)
+    params = random_params(network)
+    inputs, first = observe(observation), firsts((0, 0), (3, 1))
+
+    @jax.jit
+    def grads(params):
+        def loss(params):
+            outputs, _ = network.apply(params, network.carry(B), inputs, first)
+            return sum(jnp.sum(jnp.sin(1.0 + x)) for x in outputs.values())
+
+        return jax.grad(loss)(params)
+
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads(params)):
+        assert np.isfinite(grad).all(), path
+        assert np.abs(grad).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_parameters_are_arrays_only(memory, key):
+    network = make(MLP((4,)), VECTOR, memory, shared=False)
+    params = network.init(key)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(params))
+    same = jax.jit(lambda x: x)(params)
+    assert jax.tree.structure(same) == jax.tree.structure(params)
+    other = jax.eval_shape(network.init, jax.random.key(1))
+    assert jax.tree.structure(other) == jax.tree.structure(params)
+
+
+def test_heads_share_a_torso_or_have_one_each():
+    def sensitivity(shared: bool):
+        """Which parameters the value alone depends on, and how many there are."""
+        network = make(shared=shared)
+        params = random_params(network)
+
+        def value(params):
+            return network.apply(params, (), observe(VECTOR), firsts())[0]["value"].sum()
+
+        reached = [bool(np.abs(x).max() > 0) for x in jax.tree.leaves(jax.grad(value)(params))]
+        return sum(reached), len(reached)
+
+    # A layer and a head each; weight and bias.
+    assert sensitivity(shared=True) == (4, 6)
+    assert sensitivity(shared=False) == (4, 8)
+
+
+def test_heads_start_with_their_scale(key):
+    network = make(MLP((64,)))
+    outputs, _ = network.apply(network.init(key), (), observe(VECTOR), firsts())
+    assert np.abs(outputs["policy"]).max() < 0.1 < np.abs(outputs["value"]).max()
+
+
+def test_bytes_are_scaled_to_one_and_floats_are_not():
+    as_bytes, as_floats = (make(observation=Array((5,), kind)) for kind in (np.uint8, np.float32))
+    params = random_params(as_bytes)
+    image = observe(Array((5,), np.uint8))
+    expected, _ = as_floats.apply(params, (), image.astype(jnp.float32) / 255, firsts())
+    close(as_bytes.apply(params, (), image, firsts())[0], expected)
+
+
+def test_images_and_vectors_are_both_seen():
+    observation = {"image": IMAGE, "vector": VECTOR}
+    network = make(SMALL_CNN, observation)
+    params, inputs = random_params(network), observe(observation)
+    base = network.apply(params, (), inputs, firsts())[0]["value"]
+    for name in observation:
+        other = {**inputs, name: observe(observation, seed=1)[name]}
+        changed = network.apply(params, (), other, firsts())[0]["value"]
+        assert np.abs(changed - base).min() > 0
+
+
+def test_environments_do_not_see_each_other():
+    """Nothing in a network mixes the batch: swapping environments swaps outputs."""
+    observation = {"image": IMAGE, "vector": VECTOR}
+    network = make(SMALL_RESNET, observation, "gru")
+    params, inputs, first = random_params(network), observe(observation), firsts((0, 0), (3, 1))
+    order = np.array([2, 0, 1])
+    apply = jax.jit(network.apply)
+    outputs, carry = apply(params, network.carry(B), inputs, first)
+    swapped, other = apply(
+        params, network.carry(B), jax.tree.map(lambda x: x[:, order], inputs), first[:, order]
+    )
+    close(swapped, jax.tree.map(lambda x: x[:, order], outputs))
+    close(other, jax.tree.map(lambda x: x[order], carry))
+
+
+@pytest.mark.parametrize(
+    ("torso", "observation", "message"),
+    [
+        (SMALL_CNN, VECTOR, "CNN needs an image observation"),
+        (SMALL_RESNET, {"vector": VECTOR}, "ResNet needs an image observation"),
+        (CNN(), Array((10, 10, 4)), "leaves nothing of a .* image"),
+        (SMALL_CNN, {"a": IMAGE, "b": Array((9, 8, 1))}, "same height and width"),
+    ],
+)
+def test_what_does_not_fit_is_refused_when_it_is_built(torso, observation, message):
+    with pytest.raises(ValueError, match=message):
+        make(torso, observation)
