@@ -68,8 +68,8 @@ def _observe(state: BoardState) -> jax.Array:
 
 def main(**overrides: Any) -> float:
     """Train on the board; return the mean return of the last evaluation."""
+    podracer.check_environment(Board())  # `train` does it too; in your own tests, call it
     environment = podracer.auto_reset(Board())
-    podracer.check_environment(environment)  # `train` does it too; in your own tests, call it
     experiment = podracer.Experiment(
         recipe="board_ppo",
         environment="board",

@@ -61,7 +61,7 @@ class Totals:
 def train(
     experiment: Experiment | str,
     *,
-    environment: Environment | None = None,
+    environment: Environment | str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     show: bool = False,
@@ -69,7 +69,7 @@ def train(
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; everything is left in `run_dir`.
 
-    `environment` takes the place of the named one; `overrides` replace fields of the experiment;
+    `environment`, a name or an object, takes the place of the experiment's own; `overrides` replace fields of the experiment;
     `show` reports to the terminal. With `resume` the newest valid checkpoint of `run_dir` goes on,
     exactly. SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
 
@@ -77,6 +77,8 @@ def train(
     `CheckpointError`, `StorageError` or `DeviceError`, with the reason left in `crash.json`.
     """
     experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
+    if isinstance(environment, str):
+        overrides["environment"], environment = environment, None
     experiment = dataclasses.replace(experiment, **overrides)
     experiment.check()
     use_compilation_cache()

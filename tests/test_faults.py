@@ -10,34 +10,41 @@ from child import call, finish, fingerprint, records, start, wait_for_lines
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20,
-    "--hidden", 16, "--frames", 16 * 8 * 20 * 300, "--evaluations", 5, "--save-seconds", 0,
+    "--hidden", 16, "--evaluations", 5, "--save-seconds", 0,
 )  # fmt: skip
+CHUNK = 16 * 8 * 20
+QUICK = (*RUN, "--frames", CHUNK * 60)
+LONG = (*RUN, "--frames", CHUNK * 500)
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def twin(tmp_path_factory):
-    """The run that nothing happened to."""
-    run = tmp_path_factory.mktemp("twin") / "run"
-    code, _, error = call(*RUN, "--run-dir", run)
-    assert code == 0, error
-    return fingerprint(run), records(run)
+_twins = {}
 
 
-def interrupt_until_done(run, number, times, seed, expected):
-    """Send a signal at `times` random moments, resuming after each; then run to the end.
+def twin(arguments, directory):
+    """Fingerprint and records of the same run when nothing happens to it."""
+    if arguments not in _twins:
+        code, _, error = call(*arguments, "--run-dir", directory / "twin")
+        assert code == 0, error
+        _twins[arguments] = fingerprint(directory / "twin"), records(directory / "twin")
+    return _twins[arguments]
 
-    Returns how many hit an unfinished save."""
-    dice = random.Random(seed)
-    hits = mid_save = 0
-    process = start(*RUN, "--run-dir", run)
-    while hits < times:
-        lines = len((run / "metrics.jsonl").read_bytes().splitlines()) if hits else 0
+
+def interrupt_until_done(arguments, run, number, times, expected):
+    """Send a signal at random moments, resuming after each; at last run to the end.
+
+    Returns how many signals fell into a save that was not sealed yet."""
+    dice = random.Random(times)
+    mid_save = 0
+    process = start(*arguments, "--run-dir", run)
+    for _ in range(times):
+        path = run / "metrics.jsonl"
+        lines = path.read_bytes().count(b"\n") if path.exists() else 0
         wait_for_lines(process, run, lines + 1)
-        time.sleep(dice.uniform(0, 0.4))
+        time.sleep(dice.uniform(0, 0.3))
         process.send_signal(number)
         code, _, error = finish(process)
         assert code == expected, error
-        hits += 1
         steps = (run / "checkpoints").glob("[0-9]*")
         mid_save += any(not (step / "manifest.json").exists() for step in steps)
         process = start("resume", run)
@@ -47,32 +54,30 @@ def interrupt_until_done(run, number, times, seed, expected):
 
 
 @pytest.mark.parametrize(
-    "times", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+    ("arguments", "times"), [(QUICK, 2), pytest.param(LONG, 20, marks=SLOW)], ids=["2", "20"]
 )
-def test_sigkill_and_resume_equal_an_uninterrupted_run(twin, tmp_path, times, capsys):
+def test_sigkill_and_resume_equal_an_uninterrupted_run(arguments, times, tmp_path, capsys):
     run = tmp_path / "run"
-    mid_save = interrupt_until_done(run, signal.SIGKILL, times, seed=1, expected=-signal.SIGKILL)
-    assert fingerprint(run) == twin[0]
-    assert records(run) == twin[1]
+    mid_save = interrupt_until_done(arguments, run, signal.SIGKILL, times, -signal.SIGKILL)
+    assert (fingerprint(run), records(run)) == twin(arguments, tmp_path)
     with capsys.disabled():
         print(f"\nSIGKILL: {times} of {times} bit-exact, {mid_save} of them during a save")
 
 
 @pytest.mark.parametrize(
-    "times", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+    ("arguments", "times"), [(QUICK, 1), pytest.param(LONG, 10, marks=SLOW)], ids=["1", "10"]
 )
-def test_sigterm_saves_exits_75_and_loses_nothing(twin, tmp_path, times, capsys):
+def test_sigterm_saves_exits_75_and_loses_nothing(arguments, times, tmp_path, capsys):
     run = tmp_path / "run"
-    interrupt_until_done(run, signal.SIGTERM, times, seed=2, expected=75)
-    assert fingerprint(run) == twin[0]
-    assert records(run) == twin[1]
+    interrupt_until_done(arguments, run, signal.SIGTERM, times, 75)
+    assert (fingerprint(run), records(run)) == twin(arguments, tmp_path)
     with capsys.disabled():
         print(f"\nSIGTERM: {times} of {times} saved and bit-exact")
 
 
 def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
     run = tmp_path / "run"
-    process = start(*RUN, "--run-dir", run)
+    process = start(*LONG, "--run-dir", run)
     wait_for_lines(process, run, 3)
     process.send_signal(signal.SIGINT)
     code, out, error = finish(process)
@@ -104,9 +109,9 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
     run = tmp_path / "run"
-    process = start(*RUN, "--run-dir", run)
+    process = start(*LONG, "--run-dir", run)
     wait_for_lines(process, run, 1)
-    for arguments in (("resume", run), (*RUN, "--run-dir", run)):
+    for arguments in (("resume", run), (*LONG, "--run-dir", run)):
         code, _, error = call(*arguments)
         assert code == 78
         assert str(run) in error
@@ -129,12 +134,11 @@ def test_a_chunk_that_never_ends_is_noticed(tmp_path):
 
 def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
     run = tmp_path / "run"
-    arguments = (*RUN[:-1], 1000, "--run-dir", run)
-    process = start(*arguments)
+    process = start(*QUICK, "--save-seconds", 1000, "--run-dir", run)
     wait_for_lines(process, run, 1)
     process.kill()
     finish(process)
     code, _, error = call("resume", run)
     assert code == 0, error
     updates = [record["updates"] for record in records(run)]
-    assert updates == list(range(20, 6001, 20))
+    assert updates == list(range(20, 1201, 20))

@@ -1,0 +1,121 @@
+"""The command line as a user meets it: files, exit codes, sentences."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from child import call
+from PIL import Image
+
+from podracer.cli import COMMANDS, USAGE
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    code, out, error = call(
+        "train", "catch_a2c", "--frames", 409_600, "--seed", 3, "--run-dir", directory,
+        "--devices", 2,
+    )  # fmt: skip
+    assert code == 0, error
+    assert "Finished" in out
+    return directory
+
+
+def test_eval_prints_what_training_measured(run):
+    code, out, error = call("eval", run, "--json")
+    assert code == 0, error
+    figures = json.loads(out)
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert figures["return_mean"] == pytest.approx(last["evaluation_return"])
+    assert figures["episodes"] == 100
+    assert figures["return_mean"] > 0.9
+
+
+def test_play_draws_the_board(run, tmp_path):
+    out = tmp_path / "catch.gif"
+    code, _, error = call("play", run, "--out", out, "--episodes", 2)
+    assert code == 0, error
+    with Image.open(out) as image:
+        assert image.n_frames >= 10  # frames that do not change are merged
+        assert image.size == (120, 240)
+        assert np.asarray(image.convert("RGB")).max() > 200
+
+
+def test_report_is_one_file_without_addresses(run):
+    code, out, error = call("report", run)
+    assert code == 0, error
+    page = (run / "report.html").read_text()
+    assert out.strip() == str(run / "report.html")
+    assert page.count("data:image/png;base64,") >= 3
+    assert not re.search(r"(src|href)=[\"']https?:", page)
+
+
+def test_fingerprint_is_of_the_whole_state(run):
+    code, out, error = call("fingerprint", run)
+    assert code == 0, error
+    assert re.fullmatch(r"[0-9a-f]{64}  .* at update 200\n", out)
+
+
+def test_list_and_usage_name_everything():
+    code, out, _ = call("list")
+    assert code == 0
+    for word in ("agents:", "PPO", "recipes:", "cartpole_ppo", "environments:", "catch"):
+        assert word in out
+    for name in COMMANDS:
+        assert f"podracer {name}" in USAGE
+
+
+def test_doctor_finds_that_everything_works():
+    code, out, _ = call("doctor")
+    assert code == 0, out
+    assert out.count("works") >= 3
+
+
+def test_bench_separates_compile_time():
+    code, out, error = call("bench", "anakin", "--repetitions", 1, "--envs-per-device", 8, "--json")
+    assert code == 0, error
+    figures = json.loads(out)
+    for part in ("environment", "environment_and_acting", "training"):
+        assert figures[part]["steps_per_second"] > 0
+        assert figures[part]["compile_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian",), "did you mean train"),
+        (("train", "cartpole_pp"), "did you mean cartpole_ppo"),
+        (("train", "catch", "--frmaes", "10"), "--frames"),
+        (("train", "catch", "--frames", "ten"), "ten"),
+        (("train", "catch", "--frames", "-5"), "frames must be at least 1"),
+        (("train", "catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
+        (("train", "catch", "--environment", "gymnax:Brakout"), "Brakout"),
+        (("train", "catch", "--run-dir", "runs/../../.x"), "run name"),
+        (("train", "catch", "--process-id", "0"), "together"),
+        (("train", "catch_a2c", "--learning-rate", "nan"), "learning_rate"),
+        (("eval", "nowhere"), "holds no run"),
+        (("resume", "nowhere"), "holds no run"),
+        (("report", "nowhere"), "holds no run"),
+        (("list", "everything"), "everything"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_code_78(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, error = call(*arguments)
+    assert code == 78, (out, error)
+    assert message in out + error
+    assert "Traceback" not in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_without_a_checkpoint_is_code_65(tmp_path, run):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((run / "config.json").read_text())
+    (broken / "checkpoints").mkdir()
+    for command in ("eval", "fingerprint"):
+        code, _, error = call(command, broken)
+        assert code == 65, error
+        assert "Traceback" not in error

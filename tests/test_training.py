@@ -1,0 +1,210 @@
+"""Runs from Python: what they leave, and that going on equals never having stopped."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from child import records
+
+import podracer
+from podracer import recipes
+from podracer.agents.a2c import A2C
+from podracer.agents.ppo import PPO
+from podracer.agents.q_lambda import QLambda
+from podracer.anakin import AnakinConfig
+from podracer.experiment import Experiment, from_json, read_experiment, to_json
+from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.networks import MLP, TorsoNetwork
+from podracer.training import DeviceError, load_run
+from podracer.types import ConfigError
+
+SMALL = TorsoNetwork(MLP((16,)))
+STEPS = 16 * 8
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=A2C(network=SMALL),
+    anakin=AnakinConfig(16, 8, 5),
+    frames=40 * STEPS,
+    evaluations=4,
+    evaluation_episodes=8,
+    devices=1,
+)
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        A2C(network=SMALL),
+        QLambda(network=SMALL),
+        PPO(network=SMALL, epochs=2, normalise_observations=True, normalise_rewards=True),
+        PPO(
+            network=TorsoNetwork(MLP((16,)), memory="lstm", memory_size=8), epochs=1, minibatches=2
+        ),
+    ],
+    ids=["a2c", "q_lambda", "ppo-normalised", "ppo-lstm"],
+)
+def test_resumed_equals_uninterrupted(agent, tmp_path):
+    """State and records, to the byte, when the run is cut at its middle boundary."""
+    experiment = dataclasses.replace(EXPERIMENT, agent=agent)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(experiment, run_dir=whole)
+    half = dataclasses.replace(experiment, frames=20 * STEPS, evaluations=2)
+    podracer.train(half, run_dir=cut)
+    podracer.train(experiment, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut / "checkpoints") == stored_fingerprint(whole / "checkpoints")
+    assert records(cut) == records(whole)
+
+
+def test_what_a_run_leaves(tmp_path):
+    run = tmp_path / "run"
+    result = podracer.train(EXPERIMENT, run_dir=run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["updates"] for line in lines] == list(range(5, 41, 5))
+    assert [line["updates"] for line in lines if "evaluation_return" in line] == [10, 20, 30, 40]
+    assert lines[-1]["frames"] == 40 * STEPS
+    assert {"seconds", "frames_per_second", "episode_return", "loss", "time_step"} <= lines[
+        0
+    ].keys()
+    config = json.loads((run / "config.json").read_text())
+    assert from_json(config["experiment"]) == EXPERIMENT == read_experiment(run)
+    assert config["versions"]["jax"] == jax.__version__
+    assert result.exit_code == 0
+    assert result.metrics["updates"] == 40
+    agent, state = podracer.load(run)
+    assert fingerprint(state) == fingerprint(result.state)
+    assert agent == result.agent
+    assert not (run / "crash.json").exists()
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    scalars = events.Scalars("evaluation/return")
+    assert [event.step for event in scalars] == [10, 20, 30, 40]
+
+
+def test_an_evaluation_can_be_repeated(tmp_path):
+    from podracer.evaluate import make_evaluator
+
+    result = podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    agent, env, state = load_run(tmp_path / "run")
+    again = make_evaluator(agent, env, 8)(agent.actor_params(state.learner), state.key)
+    assert np.array_equal(again.returns, result.evaluation.returns)
+    assert again.unfinished == 0
+    assert set(again.lengths) == {9}
+
+
+def test_a_target_ends_the_run(tmp_path):
+    run = tmp_path / "run"
+    result = podracer.train(EXPERIMENT, run_dir=run, target_return=-1.0)
+    assert result.metrics["updates"] == 10
+    # A finished run stays finished.
+    again = podracer.train(EXPERIMENT, run_dir=run, target_return=-1.0, resume=True)
+    assert again.exit_code == 0
+    assert records(run)[-1]["updates"] == 10
+
+
+def test_more_devices_on_resume_is_said_and_works(tmp_path, capsys):
+    half = dataclasses.replace(EXPERIMENT, frames=20 * STEPS, devices=2)
+    podracer.train(half, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="devices was 2 and is 4"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True, devices=4)
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, frames=10 * STEPS)
+    other = dataclasses.replace(EXPERIMENT, agent=A2C(network=SMALL, discount=0.5))
+    with pytest.raises(ConfigError, match=r"agent.discount was 0.99 and is 0.5"):
+        podracer.train(other, run_dir=run, resume=True)
+    assert json.loads((run / "crash.json").read_text())["code"] == 78
+
+
+def test_a_directory_is_used_once(tmp_path):
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds no run"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "other", resume=True)
+
+
+@pytest.mark.parametrize("text", ["RESOURCE_EXHAUSTED: Out of memory", "DATA_LOSS: gone"])
+def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text):
+    def broken(*_, **__):
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr("podracer.training.anakin", broken)
+    with pytest.raises(DeviceError) as raised:
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
+    assert raised.value.exit_code == 71
+    crash = json.loads((tmp_path / "run" / "crash.json").read_text())
+    assert crash["code"] == 71
+    assert crash["last_update"] == 0
+
+
+BAD = [
+    ({"frames": 0}, "frames must be at least 1"),
+    ({"seed": -1}, "seed must be at least 0"),
+    ({"seed": 2**32}, "seed must be below"),
+    ({"evaluations": -1}, "evaluations"),
+    ({"evaluation_episodes": 0}, "evaluation_episodes"),
+    ({"devices": 9}, "--devices 9 was asked for, but this run sees 8"),
+    ({"devices": -1}, "devices must be at least 0"),
+    ({"save_seconds": -1.0}, "save_seconds"),
+    ({"save_seconds": float("nan")}, "save_seconds"),
+    ({"stall_seconds": 0.0}, "stall_seconds"),
+    ({"environment": "cathc"}, "did you mean catch"),
+    ({"agent": A2C(learning_rate=float("nan"))}, "agent.learning_rate"),
+    ({"agent": A2C(discount=1.5)}, "agent.discount must lie in"),
+    ({"agent": PPO(epochs=0)}, "agent.epochs must be at least 1"),
+    ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must hold positive"),
+    ({"anakin": AnakinConfig(0, 8, 5)}, "anakin.num_envs must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_impossible_values_are_refused_before_anything_is_made(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", **change)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["..", "a b", "x" * 81, ".hidden", "a\nb", "CON", "a\x00b"])
+def test_hostile_run_names_are_refused(tmp_path, name):
+    with pytest.raises(ConfigError):
+        podracer.train(EXPERIMENT, run_dir=f"{tmp_path}/{name}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_every_recipe_is_whole(name):
+    experiment = recipes.find(name)
+    experiment.check()
+    assert experiment.recipe == name
+    assert from_json(json.loads(json.dumps(to_json(experiment)))) == experiment
+    chunk = experiment.chunk
+    assert experiment.num_updates * chunk.steps_per_update >= experiment.frames
+    assert max(experiment.evaluation_updates) == experiment.num_updates
+    assert all(updates % chunk.updates_per_chunk == 0 for updates in experiment.evaluation_updates)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kind": "os.system", "command": "true"},
+        {"kind": "Experiment", "recipe": "x", "surprise": 1},
+        {"kind": "AnakinConfig", "num_envs": "many"},
+        {"kind": "MLP", "hidden": ["wide"]},
+        {"kind": "MLP", "activation": "exec"},
+        {"kind": "Experiment", "recipe": "x"},
+        {"_target_": "os.system"},
+    ],
+)
+def test_a_configuration_cannot_name_what_it_likes(data):
+    with pytest.raises(ConfigError):
+        from_json(data)
