@@ -23,7 +23,7 @@ def catch() -> Experiment:
         environment="catch",
         agent=QLambda(),
         anakin=AnakinConfig(128, 16, 100, fused=True),
-        frames=16_384_000,
+        frames=4_096_000,
     )
 
 
@@ -55,9 +55,9 @@ def cartpole_ppo() -> Experiment:
         recipe="cartpole_ppo",
         environment="cartpole",
         agent=PPO(learning_rate=1e-3),
-        anakin=AnakinConfig(64, 64, 10),
-        frames=1_024_000,
-        evaluations=25,
+        anakin=AnakinConfig(32, 32, 10),
+        frames=512_000,
+        evaluations=50,
         evaluation_episodes=128,
         target_return=475.0,
     )

@@ -166,9 +166,7 @@ def by_hand(actions: np.ndarray, episode: int, time: int, lambda_: float) -> Exp
         rewards = [reward_of(episode, start + i, a) for i, a in enumerate(played)]
         values = [value_of(episode, start + i) for i in range(len(rewards) + 1)]
         complete = start + len(rewards) == length
-        advantages = episode_advantages(
-            rewards, values, complete and kind == "terminal", lambda_
-        )
+        advantages = episode_advantages(rewards, values, complete and kind == "terminal", lambda_)
         rows += [
             ((episode, start + i), True, reward, advantage)
             for i, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
