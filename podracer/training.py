@@ -69,9 +69,9 @@ def train(
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; everything is left in `run_dir`.
 
-    `environment`, a name or an object, takes the place of the experiment's own; `overrides` replace fields of the experiment;
-    `show` reports to the terminal. With `resume` the newest valid checkpoint of `run_dir` goes on,
-    exactly. SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
+    `environment`, a name or an object, takes the place of the experiment's own; `overrides` replace
+    its other fields; `show` reports to the terminal. With `resume` the newest valid checkpoint of
+    `run_dir` goes on, exactly. SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
 
     Raises `ConfigError` before any compile for what cannot run; later `NonFiniteError`,
     `CheckpointError`, `StorageError` or `DeviceError`, with the reason left in `crash.json`.

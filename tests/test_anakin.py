@@ -220,7 +220,8 @@ jax.tree_util.register_dataclass(
 def collect(agent, env, devices, num_updates=100):
     agent, env, mesh, config, state = setup(agent, env, devices)
     seen = []
-    with pytest.raises(NonFiniteError) as raised:
+
+    def consume():
         for progress in anakin(
             agent, env, mesh, config, state, num_updates=num_updates, boundary=lambda _: True
         ):
@@ -230,6 +231,9 @@ def collect(agent, env, devices, num_updates=100):
                 if jnp.issubdtype(x.dtype, jnp.floating)
             )
             seen.append(progress.updates)
+
+    with pytest.raises(NonFiniteError) as raised:
+        consume()
     return str(raised.value), seen
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from child import call, finish, fingerprint, records, start, wait_for_lines
+from child import call, fingerprint, finish, records, start, wait_for_lines
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20,

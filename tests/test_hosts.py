@@ -5,7 +5,7 @@ import signal
 import socket
 
 import pytest
-from child import finish, fingerprint, records, start, wait_for_lines
+from child import fingerprint, finish, records, start, wait_for_lines
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,

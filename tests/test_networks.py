@@ -14,6 +14,7 @@ T, B = 6, 3
 HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
 VECTOR = Array((5,))
 IMAGE = Array((8, 8, 2), np.uint8)
+SMALL = MLP((16,))
 SMALL_CNN = CNN(channels=(4, 6), kernels=(3, 2), strides=(2, 1), hidden=(16,))
 SMALL_RESNET = ResNet(channels=(4,), blocks=1, hidden=16)
 MEMORIES = ("none", "gru", "lstm")
@@ -31,7 +32,7 @@ def observe(observation, seed: int = 0, lead: tuple[int, ...] = (T, B)):
     return jax.tree.map(leaf, observation)
 
 
-def make(torso=MLP((16,)), observation=VECTOR, memory="none", shared=True) -> Network:
+def make(torso=SMALL, observation=VECTOR, memory="none", shared=True) -> Network:
     builder = TorsoNetwork(torso, shared=shared, memory=memory, memory_size=7)
     return builder.build(observation, HEADS)
 

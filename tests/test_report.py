@@ -15,7 +15,8 @@ import pytest
 import scipy.stats
 from PIL import Image, ImageSequence
 
-from podracer.io.report import bootstrap_interval, interquartile_mean, running_mean, write_report
+from podracer.io.curves import bootstrap_interval, interquartile_mean, running_mean
+from podracer.io.report import write_report
 from podracer.io.video import write_video
 from podracer.types import ConfigError, PodracerError
 

@@ -149,7 +149,7 @@ def episode_advantages(
     rewards: list[float], values: list[float], terminal: bool, lambda_: float
 ) -> list[float]:
     """GAE by its definition, within an episode whose state after n rewards has `values[n]`."""
-    values = values[:-1] + [0.0 if terminal else values[-1]]
+    values = [*values[:-1], 0.0 if terminal else values[-1]]
     deltas = [r + DISCOUNT * values[i + 1] - values[i] for i, r in enumerate(rewards)]
     return [
         sum((DISCOUNT * lambda_) ** (k - t) * deltas[k] for k in range(t, len(deltas)))

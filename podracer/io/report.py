@@ -7,75 +7,30 @@ reinforcement learning at the edge of the statistical precipice").
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import html
-import io
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from podracer.io.console import clock, compact, number
+from podracer.io.curves import (
+    COLORS,
+    Groups,
+    Panel,
+    Run,
+    bootstrap_interval,
+    figure,
+    flatten,
+    interquartile_mean,
+    running_mean,
+)
 from podracer.io.sinks import group, read_metrics
 
-_COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
-_THEMES = {"light": ("#1f2328", "#6b7280", "#d8dce2"), "dark": ("#e6e8eb", "#9aa3ad", "#3a4049")}
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
-_SMOOTH = 50  # a curve is the running mean over one part in this many of its records
-_POINTS = 1000  # drawn for one curve at most
-_GRID = 200  # points at which the seeds of a group are compared
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What a run directory says of its run; whatever is missing there is empty here."""
-
-    name: str
-    config: dict[str, Any]
-    records: list[dict[str, Any]]
-    crash: dict[str, Any]
-
-    def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
-        """The finite values of a metric and where they stand, both f64 `[records]`."""
-        pairs = np.array([(r.get(over), r.get(key)) for r in self.records], float).reshape(-1, 2)
-        x, y = pairs[np.isfinite(pairs).all(axis=1)].T
-        return x, y
-
-    def last(self, key: str) -> Any:
-        values = [r[key] for r in self.records if r.get(key) is not None]
-        return values[-1] if values else None
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The experiment's settings by dotted name, as JSON."""
-        return dict(_flatten(self.config.get("experiment", {})))
-
-    @property
-    def recipe(self) -> str:
-        return str(self.config.get("recipe", "-"))
-
-
-Groups = dict[str, list[Run]]  # label to its runs
-
-
-class Panel(NamedTuple):
-    """What to draw in one pair of axes: a metric over frames or seconds, perhaps with dots."""
-
-    title: str
-    key: str
-    over: str
-    points: str = ""
-
 
 _CURVES = (
     ("Learning", 2, 3.4, (
@@ -126,14 +81,6 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
-def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, tree if isinstance(tree, str) else json.dumps(tree)
-
-
 def _groups(runs: Sequence[Run]) -> Groups:
     """Runs that differ in nothing but the seed, under what sets them apart from the others."""
     found: Groups = {}
@@ -155,112 +102,6 @@ def _label(members: Sequence[Run], runs: Sequence[Run]) -> str:
         if key != "seed" and any(peer.get(key) != value for peer in peers)
     ]
     return ", ".join([first.recipe, *apart, f"{len(members)} seeds"])
-
-
-def running_mean(values: np.ndarray) -> np.ndarray:
-    """Centred mean over about 2 % of the values `[n]`, over fewer of them near the ends."""
-    half = len(values) // _SMOOTH // 2
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    start, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
-    return (total[end] - total[start]) / (end - start)
-
-
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean `[...]` over the middle half of `[seeds, ...]`; of fewer than four seeds, the mean."""
-    cut = len(values) // 4
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)
-
-
-def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval of the interquartile mean of `[seeds, ...]`, seeds drawn anew 1000 times.
-
-    The percentile bootstrap, with the same draws at every call.
-    """
-    generator = np.random.default_rng(0)
-    draws = generator.integers(len(values), size=(1000, len(values)))
-    means = np.stack([interquartile_mean(values[draw]) for draw in draws])
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return low, high
-
-
-def _figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float) -> str:
-    """Panels as one picture for a light page and one for a dark page."""
-    pictures = {}
-    for theme, style in _THEMES.items():
-        with matplotlib.rc_context(_style(*style)):
-            rows = -(-len(panels) // columns)
-            figure = Figure(figsize=(10.8, rows * height), layout="constrained")
-            for index, panel in enumerate(panels):
-                _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
-            buffer = io.BytesIO()
-            FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
-        pictures[theme] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    alt = html.escape(", ".join(panel.title for panel in panels))
-    return (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{pictures["dark"]}">'
-        f'<img alt="{alt}" src="{pictures["light"]}"></picture>'
-    )
-
-
-def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
-    return {
-        "text.color": strong, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft,
-        "axes.edgecolor": faint, "grid.color": faint, "grid.linewidth": 0.6, "font.size": 8,
-        "axes.titlesize": 9, "axes.titlelocation": "left", "axes.titlepad": 9,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
-        "axes.facecolor": "none", "figure.facecolor": "none", "text.parse_math": False,
-        "xtick.major.size": 0, "ytick.major.size": 0, "figure.dpi": 160,
-        "figure.constrained_layout.w_pad": 0.15,
-    }  # fmt: skip
-
-
-def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
-    """One curve for each group, with a band if it has several seeds."""
-    for color, members in zip(itertools.cycle(_COLORS), groups.values(), strict=False):
-        series = [run.series(panel.key, panel.over) for run in members]
-        series = [(x, y) for x, y in series if len(x)]
-        for x, y in series:
-            _line(axes, x, y, color, lone=len(series) == 1)
-        if len(series) > 1:
-            _band(axes, [(x, running_mean(y)) for x, y in series], color)
-        for run in members if panel.points else ():
-            edge = matplotlib.rcParams["text.color"]
-            x, y = run.series(panel.points, panel.over)
-            axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
-    axes.set(title=panel.title, xlabel=panel.over)
-    axes.grid(axis="y")
-    axes.margins(x=0.02, y=0.08)
-    for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
-        axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(_tick))
-
-
-def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -> None:
-    some = slice(None, None, max(1, len(x) // _POINTS))
-    if lone and len(x) >= 2 * _SMOOTH:
-        axes.plot(x[some], y[some], color=color, alpha=0.25, lw=0.7)
-    alpha, width = (1.0, 1.6) if lone else (0.35, 0.7)
-    marker = "." if len(x) == 1 else ""
-    axes.plot(x[some], running_mean(y)[some], color=color, alpha=alpha, lw=width, marker=marker)
-
-
-def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -> None:
-    start, end = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
-    if end > start:
-        at = np.linspace(start, end, _GRID)
-        values = np.stack([np.interp(at, x, y) for x, y in series])
-        low, high = bootstrap_interval(values)
-        axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
-        axes.plot(at, interquartile_mean(values), color=color, lw=1.8)
-
-
-def _tick(value: float, _: int | None) -> str:
-    """A round number, so without the zeros that `compact` keeps in line."""
-    if abs(value) < 1000:
-        return f"{value:.4g}"
-    power = min(int(math.log10(abs(value)) + 1e-9) // 3, 4)
-    return f"{value / 1000**power:.4g}" + " kMBT"[power]
 
 
 def _page(runs: Sequence[Run]) -> str:
@@ -348,11 +189,11 @@ def _learning(groups: Groups) -> Iterator[str]:
         for key in keys
         if group(key) == "learn"
     ]
-    legend = _legend(zip(groups, itertools.cycle(_COLORS), strict=False))
+    legend = _legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, columns, height, panels in (*_CURVES, ("Losses and other metrics", 3, 1.9, metrics)):
         if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
-            figure = _figure(groups, shown, columns, height)
-            yield _section(title, (legend if len(groups) > 1 else "") + figure)
+            drawn = figure(groups, shown, columns, height)
+            yield _section(title, (legend if len(groups) > 1 else "") + drawn)
 
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -368,7 +209,7 @@ def _stages(runs: Sequence[Run]) -> str:
     if not longest:
         return ""
     names = dict.fromkeys(name for stages in spent for name in stages if name != "other")
-    colors = dict(zip(names, itertools.cycle(_COLORS), strict=False)) | {"other": "#8a919a"}
+    colors = dict(zip(names, itertools.cycle(COLORS), strict=False)) | {"other": "#8a919a"}
     part = '<i style="width:{:.3f}%;background:{}"></i>'
     rows = []
     for run, stages in zip(runs, spent, strict=True):
@@ -398,7 +239,7 @@ def _configuration(runs: Sequence[Run]) -> str:
     tables = []
     for run in runs:
         about = {part: run.config.get(part, {}) for part in ("versions", "device")}
-        tables.append(run.settings | dict(_flatten(about)))
+        tables.append(run.settings | dict(flatten(about)))
     differing, shared = [], []
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [table.get(key, "-") for table in tables]
