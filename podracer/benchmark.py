@@ -1,4 +1,7 @@
-"""How fast Anakin is, and where its time goes: environment alone, with acting, with learning."""
+"""How fast Anakin is, and where its time goes: environment alone, with acting, with learning.
+
+`podracer bench anakin` and the scripts in `benchmarks/` are made of these parts.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import importlib.metadata
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +26,11 @@ from podracer.agent import Agent
 from podracer.anakin import AnakinConfig, TrainState, init_state, make_chunk
 from podracer.environment import Environment, action_struct
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
-from podracer.rollout import rollout
+from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
 from podracer.training import build, use_compilation_cache
 from podracer.types import PyTree
+
+Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 
 
 def machine() -> dict[str, Any]:
@@ -36,6 +43,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
         "podracer": importlib.metadata.version("podracer"),
+        "commit": _commit(),
     }
 
 
@@ -47,26 +55,51 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def measure(
-    function: Callable[[PyTree], PyTree], state: PyTree, repetitions: int
-) -> tuple[float, list[float]]:
-    """Compile seconds, and the seconds of warm repetitions of a jitted `state -> state`."""
+def _commit() -> str | None:
+    """The commit of the checkout that runs, `-dirty` if it was changed; None outside of one."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Lap:
+    """One warm repetition. The processor's seconds, of all threads, hardly feel a busy machine."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Callable[[], Lap]]:
+    """Compile seconds, and what runs a warm repetition of `calls` calls, each on the last's state.
+
+    `state` is consumed. The first call of all is left out of every repetition.
+    """
     began = time.perf_counter()
-    compiled = function.lower(state).compile()  # type: ignore[attr-defined]
+    compiled = program.lower(state).compile()  # type: ignore[attr-defined]
     compile_seconds = time.perf_counter() - began
     state = jax.block_until_ready(compiled(state))
-    seconds = []
-    for _ in range(repetitions):
-        began = time.perf_counter()
-        state = jax.block_until_ready(compiled(state))
-        seconds.append(time.perf_counter() - began)
-    return compile_seconds, seconds
+
+    def lap() -> Lap:
+        nonlocal state
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            state = compiled(state)
+        jax.block_until_ready(state)
+        return Lap(time.perf_counter() - began, time.process_time() - used)
+
+    return compile_seconds, lap
 
 
-def measure_anakin(
-    agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh, repetitions: int
-) -> dict[str, float]:
-    """Steps per second (median over warm chunks) and compile seconds of the whole program."""
+def training(
+    agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh
+) -> tuple[Program, TrainState]:
+    """One chunk of the whole program, and its first state."""
     chunk = make_chunk(agent, env, mesh, config)
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
@@ -75,19 +108,16 @@ def measure_anakin(
     def step(state: TrainState) -> TrainState:
         return chunk(state, request)[0]
 
-    compile_seconds, seconds = measure(step, state, repetitions)
-    steps = config.steps_per_update * config.updates_per_chunk
-    return _rates(compile_seconds, seconds, steps)
+    return step, state
 
 
-def measure_acting(
-    agent: Agent, env: Environment, config: AnakinConfig, repetitions: int, *, act: bool
-) -> dict[str, float]:
+def acting(
+    agent: Agent, env: Environment, config: AnakinConfig, *, act: bool
+) -> tuple[Program, PyTree]:
     """The same for the environment with acting, or (`act=False`) alone, on one device."""
-    mesh = make_mesh(jax.devices()[:1])
-    state = init_state(agent, env, mesh, config, jax.random.key(0))
+    state = init_state(agent, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
     params = agent.actor_params(state.learner)
-    want = action_struct(env.spec)  # type: ignore[arg-type]
+    want = action_struct(env.spec)
     shape = (config.num_envs, *want.shape)
 
     class Still:
@@ -96,32 +126,41 @@ def measure_acting(
         def act(self, params, carry, timestep, keys, explore):
             return jnp.zeros(shape, want.dtype), (), carry
 
-    actor = agent if act else Still()
+    actor: Any = agent if act else Still()
+    indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
+    times = jnp.arange(config.rollout_length, dtype=jnp.uint32)
 
-    def body(carry: tuple[Any, jax.Array], _: None) -> tuple[tuple[Any, jax.Array], jax.Array]:
-        state, key = carry
-        key, *keys = jax.random.split(key, 3)
-        keys = [jax.random.split(k, (config.rollout_length, config.num_envs)) for k in keys]
-        state, trajectory = rollout(actor, env, params, state, *keys)  # type: ignore[arg-type]
-        return (state, key), jnp.sum(trajectory.after().reward)
+    def body(carry: tuple[Any, jax.Array], _: None) -> tuple[tuple[Any, jax.Array], PyTree]:
+        state, start = carry
+        keys = [
+            environment_keys(purpose_key(jax.random.key(1), purpose), indices, start + times)
+            for purpose in (Purpose.ACT, Purpose.STEP)
+        ]
+        state, trajectory = rollout(actor, env, params, state, *keys)
+        # Everything that acting leaves is used, or the compiler would not compute it.
+        used = jax.tree.map(jnp.sum, (trajectory.after().reward, trajectory.steps.extras))
+        return (state, start + jnp.uint32(config.rollout_length)), used
 
     @jax.jit
-    def step(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
-        (actor, key), rewards = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
-        return actor, key, jnp.sum(rewards)
+    def step(carry: tuple[Any, jax.Array, PyTree]) -> tuple[Any, jax.Array, PyTree]:
+        carry, used = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
+        return *carry, used
 
-    start = (state.actor, jax.random.key(1), jnp.float32(0))
-    compile_seconds, seconds = measure(step, start, repetitions)
-    return _rates(compile_seconds, seconds, config.steps_per_update * config.updates_per_chunk)
+    start = (state.actor, jnp.uint32(0))
+    used = jax.eval_shape(partial(jax.lax.scan, body, length=config.updates_per_chunk), start)[1]
+    return step, (*start, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), used))
 
 
-def _rates(compile_seconds: float, seconds: list[float], steps: int) -> dict[str, float]:
+def measure(program: Program, state: PyTree, steps: int, repetitions: int) -> dict[str, float]:
+    """Steps per second (median over warm repetitions) of a program that does `steps` of them."""
+    compile_seconds, lap = prepare(program, state)
+    seconds = [lap().seconds for _ in range(repetitions)]
     return {
         "steps_per_second": steps / statistics.median(seconds),
         "best": steps / min(seconds),
         "worst": steps / max(seconds),
         "compile_seconds": compile_seconds,
-        "repetitions": len(seconds),
+        "repetitions": repetitions,
     }
 
 
@@ -133,14 +172,15 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
     agent, env = build(experiment)
     config = dataclasses.replace(experiment.anakin, num_envs=envs_per_device * mesh.size)
     one = dataclasses.replace(config, num_envs=envs_per_device)
+    share = one.steps_per_update * one.updates_per_chunk
     return {
         "benchmark": "anakin",
         **machine(),
         "devices": mesh.size,
         **dataclasses.asdict(config),
-        "environment": measure_acting(agent, env, one, repetitions, act=False),
-        "environment_and_acting": measure_acting(agent, env, one, repetitions, act=True),
-        "training": measure_anakin(agent, env, config, mesh, repetitions),
+        "environment": measure(*acting(agent, env, one, act=False), share, repetitions),
+        "environment_and_acting": measure(*acting(agent, env, one, act=True), share, repetitions),
+        "training": measure(*training(agent, env, config, mesh), share * mesh.size, repetitions),
     }
 
 

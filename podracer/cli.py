@@ -11,6 +11,7 @@ import difflib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None:
-            raise
+            traceback.print_exc()
+            sys.exit(70)
         print(f"podracer: {error}", file=sys.stderr)
         sys.exit(code)
 
@@ -80,7 +82,9 @@ RunPath = Annotated[Path, tyro.conf.Positional]
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Several processes as one run; on Slurm, TPU pods and JobSets they find each other."""
+    """Several processes as one run. Under Slurm's srun and on TPU pods they find each other;
+    elsewhere give all three, or set them as JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID (an indexed Kubernetes job numbers its processes itself)."""
 
     coordinator: str | None = None
     """Address of process 0, such as 10.0.0.1:1234."""
@@ -88,6 +92,21 @@ class Hosts:
     """How many processes there are."""
     process_id: int | None = None
     """Which of them this is, from 0."""
+
+    def filled(self) -> Hosts:
+        """With what the launcher left in the environment."""
+
+        def number(*names: str) -> int | None:
+            found = [os.environ[name] for name in names if name in os.environ]
+            return int(found[0]) if found and found[0].isdigit() else None
+
+        if "JAX_COORDINATOR_ADDRESS" not in os.environ or self != Hosts():
+            return self
+        return Hosts(
+            os.environ["JAX_COORDINATOR_ADDRESS"],
+            number("JAX_NUM_PROCESSES"),
+            number("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +172,7 @@ def _join(hosts: Hosts, devices: int) -> None:
 
     from podracer.types import ConfigError
 
+    hosts = hosts.filled()
     given = [hosts.coordinator, hosts.num_processes, hosts.process_id]
     several = any(x is not None for x in given)
     if several and any(x is None for x in given):
@@ -175,12 +195,9 @@ def _join(hosts: Hosts, devices: int) -> None:
 
 
 def _in_cluster() -> bool:
-    """Whether a launcher that JAX understands started several processes."""
-    environment = os.environ
-    slurm = int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment
-    tpu = "," in environment.get("TPU_WORKER_HOSTNAMES", "")
-    jobset = "JOBSET_NAME" in environment and "JOB_COMPLETION_INDEX" in environment
-    return slurm or tpu or jobset or "JAX_COORDINATOR_ADDRESS" in environment
+    """Whether a launcher whose variables JAX reads by itself started several processes."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
 
 
 # --- after training ------------------------------------------------------------------------------

@@ -140,6 +140,8 @@ def check_environment(environment: Any) -> EnvironmentSpec:
     Shapes and dtypes are found by abstract evaluation of `reset` and `step`, so nothing runs.
     Raises `ConfigError` naming the leaf, what was expected and what came.
     """
+    if isinstance(environment, AutoReset):
+        check_environment(environment.inner)  # whose own words are clearer
     spec = _checked_spec(environment)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state, opening = _evaluate(spec.name, "reset", environment.reset, key)

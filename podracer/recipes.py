@@ -102,7 +102,7 @@ def breakout_ppo() -> Experiment:
         recipe="breakout_ppo",
         environment="gymnax:Breakout-MinAtar",
         agent=PPO(
-            learning_rate=2.5e-3,
+            learning_rate=5e-3,
             minibatches=8,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
         ),

@@ -16,7 +16,7 @@ import jax
 from podracer import envs, recipes
 from podracer.agent import Agent
 from podracer.anakin import Progress, TrainState, abstract_state, anakin, check, init_state
-from podracer.environment import Environment
+from podracer.environment import Environment, check_environment
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, check_same_experiment, read_experiment, to_json
 from podracer.io import checkpoint
@@ -83,6 +83,8 @@ def train(
     experiment.check()
     use_compilation_cache()
     agent, env = build(experiment, environment)
+    if environment is not None:
+        experiment = dataclasses.replace(experiment, environment=check_environment(env).name)
     mesh = make_mesh(find_devices(experiment.devices))
     check(agent, env, experiment.chunk, mesh.size)
     directory = _claim(experiment, run_dir, resume)

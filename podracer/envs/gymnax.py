@@ -94,7 +94,7 @@ def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Env
         for key, _ in params:
             if key not in fields:
                 raise ConfigError(f"gymnax:{name} has no parameter {key!r}: {nearest(key, fields)}")
-        chosen = defaults.replace(**dict(params))
+        chosen = dataclasses.replace(defaults, **dict(params))
         return env, chosen, _spec(name, env, chosen)
 
 
