@@ -7,9 +7,11 @@ mesh axis and do nothing more than their local work when it is None.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -86,4 +88,25 @@ def global_grad(
     mean over equally many items, the result is the gradient of the mean over all items.
     """
     grads, aux = jax.grad(loss, has_aux=True)(params, *args)
+    return global_mean(grads, axis), aux
+
+
+def global_grad_in_blocks(
+    loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, blocks: PyTree, *, axis: str | None
+) -> tuple[PyTree, Any]:
+    """`global_grad` of a mean over equal blocks, the leading axis of `blocks`, one at a time.
+
+    What a block's backward pass keeps then stays in a processor's cache. `aux` is averaged too.
+    """
+    count = jax.tree.leaves(blocks)[0].shape[0]
+    one = partial(jax.grad(loss, has_aux=True), params)
+    if count == 1:
+        return global_grad(loss, params, jax.tree.map(lambda x: x[0], blocks), axis=axis)
+
+    def add(total: PyTree, block: PyTree) -> tuple[PyTree, None]:
+        return jax.tree.map(lambda t, x: t + x / count, total, one(block)), None
+
+    shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], blocks))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    grads, aux = jax.lax.scan(add, zeros, blocks)[0]
     return global_mean(grads, axis), aux

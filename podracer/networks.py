@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.ops.convolution import convolution
+from podracer.ops.dense import dense
 from podracer.types import Carry, Params, PyTree
 
 Activation = Literal["relu", "tanh", "silu"]
@@ -151,7 +152,8 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.weight + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
+        made: jax.Array = dense(x, self.weight)
+        return made + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
 
 
 class Convolution(eqx.Module):

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents import actor_critic
-from podracer.mesh import global_grad, global_mean
+from podracer.mesh import global_grad_in_blocks, global_mean
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import policy
-from podracer.ops.minibatches import shuffled_minibatches
+from podracer.ops.minibatches import in_blocks, shuffled_minibatches
 from podracer.ops.moments import init_moments, normalise, update_moments
 from podracer.ops.returns import discounted_sums, generalised_advantages
 from podracer.types import (
@@ -175,7 +175,11 @@ class PPO:
     def _minibatch_update(
         self, axis: str | None, learner: LearnerState, batch: Batch
     ) -> tuple[LearnerState, Metrics]:
-        grads, metrics = global_grad(self._loss, learner.shared["params"], batch, axis=axis)
+        # Blocks that fit a processor's cache; an accelerator takes the minibatch at once.
+        rows = batch.valid.size if jax.default_backend() != "cpu" else 512
+        grads, metrics = global_grad_in_blocks(
+            self._loss, learner.shared["params"], in_blocks(batch, rows), axis=axis
+        )
         learner, more = actor_critic.apply_gradients(self._optimiser, learner, grads)
         return learner, {**metrics, **more}
 

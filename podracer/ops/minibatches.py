@@ -37,14 +37,32 @@ def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
     return items if n == 1 << bits else walk(items)
 
 
+def in_blocks(batch: PyTree, rows: int) -> PyTree:
+    """Leaves `[T, N, ...]` to `[K, T, N / K, ...]`, blocks of at most `rows` steps where N has a
+    divisor that comes near; otherwise K is 1. Items stay in order."""
+    T, n = jax.tree.leaves(batch)[0].shape[:2]
+    most = max(1, rows // T)
+    fits = (size for size in range(min(most, n), most // 2, -1) if n % size == 0)
+    return _split(batch, n // next(fits, n))
+
+
 def shuffled_minibatches(key: jax.Array, batch: PyTree, count: int) -> PyTree:
     """Leaves `[T, N, ...]` to `[count, T, N / count, ...]`, every item in one minibatch."""
     n = jax.tree.leaves(batch)[0].shape[1]
     order = permutation(key, n)
 
+    # Promising bounds spares a comparison and a fill of every number.
+    shuffled = jax.tree.map(
+        lambda x: x.at[:, order].get(mode="promise_in_bounds", unique_indices=True), batch
+    )
+    return _split(shuffled, count)
+
+
+def _split(batch: PyTree, count: int) -> PyTree:
+    """Leaves `[T, N, ...]` to `[count, T, N / count, ...]`, in order."""
+
     def split(x: jax.Array) -> jax.Array:
-        # Promising bounds spares a comparison and a fill of every number.
-        x = x.at[:, order].get(mode="promise_in_bounds", unique_indices=True)
-        return jnp.moveaxis(x.reshape(x.shape[0], count, n // count, *x.shape[2:]), 1, 0)
+        shape = (x.shape[0], count, x.shape[1] // count, *x.shape[2:])
+        return jnp.moveaxis(x.reshape(shape), 1, 0)
 
     return jax.tree.map(split, batch)

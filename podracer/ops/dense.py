@@ -1,0 +1,43 @@
+"""A matrix product whose weight gradient is fast on a CPU.
+
+XLA's CPU backend folds the transpose of the activations into the gradient's product, and then takes
+a slow path for it. Behind a barrier the transpose is made, and the product is a plain one.
+`benchmarks/dense.py` measures it.
+"""
+
+from __future__ import annotations
+
+import jax
+from jaxtyping import Array, Float
+
+
+@jax.custom_vjp
+def dense(x: Float[Array, "*b n"], w: Float[Array, "n m"]) -> Float[Array, "*b m"]:
+    """`x @ w`."""
+    return x @ w
+
+
+def _keep(x: jax.Array, w: jax.Array):
+    return x @ w, (x, w)
+
+
+def _gradients(saved: tuple[jax.Array, jax.Array], g: jax.Array):
+    x, w = saved
+    rows, grads = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+    dw = jax.lax.platform_dependent(rows, grads, cpu=_transposed_first, default=_plain)
+    return g @ w.T, dw
+
+
+def _plain(x: jax.Array, g: jax.Array) -> jax.Array:
+    return x.T @ g
+
+
+def _transposed_first(x: jax.Array, g: jax.Array) -> jax.Array:
+    """`xᵀ g`, the smaller of the two transposed."""
+    barrier = jax.lax.optimization_barrier
+    if x.shape[-1] <= g.shape[-1]:
+        return barrier(x.T) @ g
+    return barrier(barrier(g.T) @ x).T
+
+
+dense.defvjp(_keep, _gradients)
