@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from podracer.ops.convolution import convolution
 from podracer.ops.dense import dense
-from podracer.types import Carry, Params, PyTree
+from podracer.types import Carry, ConfigError, Params, PyTree
 
 Activation = Literal["relu", "tanh", "silu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -249,14 +249,14 @@ def _make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tup
     conv_key, dense_key = jax.random.split(key)
     if images:
         if len({x.shape[:2] for x in images}) > 1:
-            raise ValueError("image observations must have the same height and width")
+            raise ConfigError("image observations must have the same height and width")
         height, width = images[0].shape[:2]
         channels = sum(x.shape[2] for x in images)
         made = _convolutions(config, (height, width, channels), conv_key)
         layers.append(made[0])
         size += math.prod(made[1])
     elif not isinstance(config, MLP):
-        raise ValueError(f"{type(config).__name__} needs an image observation [H, W, C]")
+        raise ConfigError(f"{type(config).__name__} needs an image observation [H, W, C]")
     hidden = (config.hidden,) if isinstance(config, ResNet) else config.hidden
     dense = []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
@@ -281,7 +281,7 @@ def _convolutions(
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
             channels = outputs
         if height < 1 or width < 1:
-            raise ValueError(f"{config} leaves nothing of a {shape} image")
+            raise ConfigError(f"{config} leaves nothing of a {shape} image")
     elif isinstance(config, ResNet):
         for outputs, stage in zip(
             config.channels, jax.random.split(key, len(config.channels)), strict=True

@@ -38,7 +38,7 @@ def start(*arguments, **extra):
     )
 
 
-def finish(process, timeout=120):
+def finish(process, timeout=240):
     """Exit code, standard output and error of a child that must end by itself."""
     try:
         out, error = process.communicate(timeout=timeout)

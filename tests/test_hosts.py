@@ -9,7 +9,7 @@ from child import fingerprint, finish, records, start, wait_for_lines
 
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
-    "--hidden", 16, "--devices", 4, "--evaluations", 2,
+    "--hidden", 16, "--devices", 2, "--evaluations", 2,
 )  # fmt: skip
 
 
@@ -23,18 +23,22 @@ def hosts(arguments, number=2):
     ]
 
 
+def end(processes, expected):
+    """All must leave with this code."""
+    results = [finish(process) for process in processes]
+    assert [code for code, _, _ in results] == [expected] * len(processes), results
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """Two processes of two devices each, from the first update to the last."""
+    """Two processes of one device each, from the first update to the last."""
     run = tmp_path_factory.mktemp("hosts") / "run"
-    for process in hosts((*RUN, "--frames", 16 * 8 * 60, "--run-dir", run)):
-        code, _, error = finish(process)
-        assert code == 0, error
+    end(hosts((*RUN, "--frames", 16 * 8 * 60, "--run-dir", run)), 0)
     return run
 
 
 def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
-    """Every parameter as in one process with four devices, to the rounding of the sums."""
+    """Every parameter as in one process with two devices, to the rounding of the sums."""
     alone = tmp_path / "alone"
     code, _, error = finish(start(*RUN, "--frames", 16 * 8 * 60, "--run-dir", alone))
     assert code == 0, error
@@ -50,9 +54,7 @@ def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     processes = hosts((*RUN, "--frames", 16 * 8 * 60_000, "--save-seconds", 0, "--run-dir", run))
     wait_for_lines(processes[0], run, 2)
     processes[1].send_signal(signal.SIGTERM)
-    for process in processes:
-        code, _, error = finish(process)
-        assert code == 75, error
+    end(processes, 75)
     saved = records(run)
     for interrupted, whole in zip(saved, records(one), strict=False):
         shared = interrupted.keys() & whole.keys()  # evaluations fall elsewhere
@@ -60,8 +62,6 @@ def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     config = json.loads((run / "config.json").read_text())
     config["experiment"]["frames"] = 16 * 8 * (saved[-1]["updates"] + 10)
     (run / "config.json").write_text(json.dumps(config))
-    for process in hosts(("resume", run)):
-        code, _, error = finish(process)
-        assert code == 0, error
+    end(hosts(("resume", run)), 0)
     assert records(run)[-1]["updates"] == saved[-1]["updates"] + 10
     assert len(fingerprint(run)) == 64

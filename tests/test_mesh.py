@@ -14,6 +14,7 @@ from podracer.mesh import (
     check_divisible,
     find_devices,
     global_grad,
+    global_grad_in_blocks,
     global_mean,
     make_mesh,
     shardings,
@@ -57,6 +58,22 @@ def test_the_gradient_of_all_shards_is_that_of_the_whole_batch(devices):
     expected, _ = global_grad(loss, params, x, y, axis=None)
     step = sharded(lambda *args: global_grad(loss, *args, axis=DATA)[0], devices)
     close(step(params, x, y), expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_blocks_have_the_gradient_of_the_whole(devices, count):
+    params, x, y = problem()
+    expected, metrics = global_grad(loss, params, x, y, axis=None)
+
+    def step(params, x, y):
+        blocks = jax.tree.map(lambda v: v.reshape(count, -1, *v.shape[1:]), (x, y))
+        grads, aux = global_grad_in_blocks(
+            lambda params, block: loss(params, *block), params, blocks, axis=DATA
+        )
+        return grads, global_mean(aux, DATA)
+
+    close(sharded(step, devices)(params, x, y), (expected, metrics))
 
 
 def test_without_an_axis_it_is_the_plain_gradient():

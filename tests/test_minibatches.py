@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.minibatches import permutation, shuffled_minibatches
+from podracer.ops.minibatches import in_blocks, permutation, shuffled_minibatches
 
 KEYS = 2000
 SIZES = [*range(1, 10), 13, 31, 32, 33, 64, 97, 129, 300, 1024, 4099]
@@ -85,3 +85,22 @@ def test_minibatches_hold_every_item_once_and_keep_leaves_together(key):
     np.testing.assert_array_equal(dealt["carry"][0][:, 0], order * 2.0)
     for t in range(T):
         np.testing.assert_array_equal(dealt["both"][:, t, :, 0], 100 * t + order)
+
+
+@pytest.mark.parametrize(
+    ("n", "rows", "blocks"),
+    [
+        (24, 48, 1),  # all of it fits
+        (24, 24, 2),
+        (24, 23, 3),  # a divisor below the limit
+        (23, 24, 1),  # none but 1 and the whole
+        (24, 1, 24),  # at least one item each
+    ],
+)
+def test_blocks_keep_the_order_and_the_limit(n, rows, blocks):
+    T = 2
+    both = jnp.arange(T * n * 3).reshape(T, n, 3)
+    made = in_blocks({"both": both, "carry": both[:1]}, rows)
+    assert made["both"].shape == (blocks, T, n // blocks, 3)
+    np.testing.assert_array_equal(jnp.concatenate(list(made["both"]), axis=1), both)
+    np.testing.assert_array_equal(jnp.concatenate(list(made["carry"]), axis=1), both[:1])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from podracer.networks import CNN, MLP, Head, Network, ResNet, TorsoNetwork
-from podracer.types import Array
+from podracer.ops.dense import dense
+from podracer.types import Array, ConfigError
 
 T, B = 6, 3
 HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
@@ -234,6 +235,20 @@ def test_environments_do_not_see_each_other():
     close(other, jax.tree.map(lambda x: x[order], carry))
 
 
+@pytest.mark.parametrize("sizes", [(3, 8), (8, 3), (5, 5), (4, 1)])
+@pytest.mark.parametrize("batch", [(6,), (4, 3), ()])
+def test_the_dense_product_and_its_gradients_are_the_plain_ones(batch, sizes):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(*batch, sizes[0])), jnp.float32)
+    w = jnp.asarray(rng.normal(size=sizes), jnp.float32)
+
+    def through(product):
+        grads = jax.grad(lambda x, w: jnp.sum(jnp.sin(product(x, w))), (0, 1))
+        return product(x, w), grads(x, w), jax.vmap(grads, (None, 0))(x, jnp.stack([w, -w]))
+
+    close(*jax.jit(lambda: (through(dense), through(jnp.matmul)))())
+
+
 @pytest.mark.parametrize(
     ("torso", "observation", "message"),
     [
@@ -244,5 +259,5 @@ def test_environments_do_not_see_each_other():
     ],
 )
 def test_what_does_not_fit_is_refused_when_it_is_built(torso, observation, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         make(torso, observation)
