@@ -71,9 +71,7 @@ def notebook_loss(params: Any, env_state: Any, timestep: Any, key: jax.Array):
         value = reward + discount * ((1 - LAMBDA) * value + LAMBDA * after)
         return value, value
 
-    _, targets = jax.lax.scan(
-        target, next_value[-1], (reward, discount, next_value), reverse=True
-    )
+    _, targets = jax.lax.scan(target, next_value[-1], (reward, discount, next_value), reverse=True)
     return jnp.mean((jax.lax.stop_gradient(targets) - qa) ** 2), (env_state, timestep)
 
 
@@ -155,7 +153,7 @@ def at_once(turned: bool, params: tuple[jax.Array, jax.Array], xs: jax.Array):
 
 
 def floor(name: str, update: Any, devices: int) -> Contender:
-    """On every device 100 updates' products, forward and backward, at the shapes of the experiment."""
+    """100 updates' products on every device, forward and backward, at the experiment's shapes."""
     mesh = make_mesh(find_devices(devices))
 
     def chunk(state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:

@@ -161,7 +161,9 @@ def parser(about: str | None, *, devices: int = 1) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--devices", type=int, default=devices, help="CPU devices (default %(default)s)")
+    made.add_argument(
+        "--devices", type=int, default=devices, help="CPU devices (default %(default)s)"
+    )
     made.add_argument("--repetitions", type=int, default=7, help="warm repetitions (default 7)")
     made.add_argument("--quick", action="store_true", help="tiny sizes, only to see that it works")
     made.add_argument("--out", type=Path, help="append one JSON line for each measurement to this")
@@ -182,9 +184,7 @@ def plain_convolutions() -> Iterator[None]:
     def plain(x: jax.Array, w: jax.Array, stride: int, padding: int = 0) -> jax.Array:
         pads = ((padding, padding), (padding, padding))
         layout = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(
-            x, w, (stride, stride), pads, dimension_numbers=layout
-        )
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=layout)
 
     ours = networks.convolution
     networks.convolution = plain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 from podracer.ops.minibatches import in_blocks, permutation, shuffled_minibatches
 
 KEYS = 2000
-SIZES = [*range(1, 10), 13, 31, 32, 33, 64, 97, 129, 300, 1024, 4099]
+SIZES = [1, 2, 3, 5, 8, 13, 32, 33, 97, 300, 1024]
 
 
+@functools.cache
 def orders(n: int, count: int = KEYS) -> np.ndarray:
     """Permutations `[count, n]` from as many keys."""
     keys = jax.random.split(jax.random.key(n), count)
@@ -49,7 +52,7 @@ def test_items_land_everywhere_alike(n):
         assert np.sum((counts - KEYS / 4) ** 2) / (KEYS / 4) < 3 + 5 * np.sqrt(6)
 
 
-@pytest.mark.parametrize("n", [60, 64, 1000, 1024])
+@pytest.mark.parametrize("n", [60, 64, 1000])
 def test_neighbours_part(n):
     """Items that follow each other, in time or in the batch, are dealt as a fair shuffle deals
     them: on average over keys, and not all together or never for some of the keys."""

@@ -75,39 +75,51 @@ def check(agent: Any, probe: str, updates: int = 200) -> None:
         assert episode_return > known.best_return - 0.1
 
 
-# The other probes add nothing but the place of a bug to those that always run.
-@pytest.mark.parametrize(
-    "probe",
-    [
-        *(
-            pytest.param(probe, marks=pytest.mark.slow)
-            for probe in ("constant", "observation", "discount", "action")
-        ),
-        "policy",
-        "timeout",
-    ],
+# What always runs has every agent learn a value and a policy; the rest says where a bug is.
+FAST = (
+    ("a2c", "timeout"),
+    ("impala", "timeout"),
+    ("ppo", "timeout"),
+    ("q_lambda", "timeout"),
+    ("impala", "policy"),
+    ("q_lambda", "policy"),
+    ("a2c", "continuous"),
+    ("ppo", "memory"),
 )
-@pytest.mark.parametrize("name", AGENTS)
+
+
+def cases(probes: tuple[str, ...], names: Any = AGENTS) -> list[Any]:
+    """Agents and probes, those that are not in `FAST` marked as slow."""
+    return [
+        pytest.param(name, probe, marks=() if (name, probe) in FAST else pytest.mark.slow)
+        for probe in probes
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "probe"),
+    cases(("constant", "observation", "discount", "action", "policy", "timeout")),
+)
 def test_values_and_actions(name, probe):
     check(AGENTS[name], probe)
 
 
-@pytest.mark.parametrize("name", ["a2c", "impala", "ppo"])
-def test_continuous_actions(name):
+@pytest.mark.parametrize(("name", "probe"), cases(("continuous",), ("a2c", "impala", "ppo")))
+def test_continuous_actions(name, probe):
     agent = AGENTS[name]
     if isinstance(agent, PPO):
         # Its advantages never shrink, so its steps must.
         agent = dataclasses.replace(agent, decay_updates=300)
-    check(agent, "continuous", updates=300)
+    check(agent, probe, updates=300)
 
 
-@pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(n, marks=pytest.mark.slow) for n in AGENTS if n != "ppo")]
-)
-def test_memory_recalls_the_cue(name):
-    check(dataclasses.replace(AGENTS[name], network=RECURRENT), "memory", updates=300)
+@pytest.mark.parametrize(("name", "probe"), cases(("memory",)))
+def test_memory_recalls_the_cue(name, probe):
+    check(dataclasses.replace(AGENTS[name], network=RECURRENT), probe, updates=300)
 
 
+@pytest.mark.slow
 def test_without_memory_the_cue_is_lost():
     """The other side of the test above: nothing leaks the cue to a feed-forward agent."""
     _, _, episode_return = train(AGENTS["ppo"], "memory", updates=300)

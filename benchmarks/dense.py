@@ -1,0 +1,46 @@
+"""The weight gradient of a matrix product, as `podracer/ops/dense.py` writes it and as JAX does.
+
+When the two take equally long here, on a new release of JAX, that file can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from harness import Contender, compare, here, parse, parser
+
+from podracer.ops.dense import dense
+
+SHAPES = ((4, 64), (64, 64), (64, 2), (50, 256), (256, 3), (400, 64), (1024, 128))
+CALLS = 20  # in a repetition, in a loop as a learner has them
+Product = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def contender(name: str, product: Product, rows: int, inputs: int, outputs: int) -> Contender:
+    x = jax.random.normal(jax.random.key(0), (rows, inputs))
+
+    def update(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+        gradient = jax.grad(lambda w: 0.5 * jnp.sum(product(x, w) ** 2))(w)
+        return w - 1e-9 * gradient, None
+
+    program = jax.jit(lambda w: jax.lax.scan(update, w, length=CALLS)[0])
+    w = jax.random.normal(jax.random.key(1), (inputs, outputs))
+    return here(name, program, w, rows * CALLS)
+
+
+def main() -> None:
+    options = parse(parser(__doc__))
+    for rows in (128,) if options.quick else (128, 512, 8192):
+        for inputs, outputs in SHAPES:
+            made = [
+                contender("ours", dense, rows, inputs, outputs),
+                contender("plain", jnp.matmul, rows, inputs, outputs),
+            ]
+            about = {"rows": rows, "inputs": inputs, "outputs": outputs}
+            compare("dense", about, made, options, unit="rows")
+
+
+if __name__ == "__main__":
+    main()

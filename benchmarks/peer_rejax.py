@@ -1,0 +1,117 @@
+"""PPO of rejax (tested with 0.1.3), as a contender of `ppo.py`; runs in a Python that has it.
+
+Without `--solve` it is a contender as `harness.elsewhere` wants it: one JSON object, then a
+repetition for each line that it reads. With `--solve SEED` it trains until an evaluation of 128
+greedy episodes is at 475, and prints how long that took. Nothing of podracer is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import sys
+import time
+from typing import Any
+
+import jax
+from rejax import get_algo
+from rejax.evaluate import evaluate
+
+SOLVED, EPISODES = 475.0, 128
+
+
+def create(options: argparse.Namespace, steps: int) -> Any:
+    """The algorithm; `train` then takes `steps` steps and evaluates once, at the end."""
+    return get_algo("ppo").create(
+        env=options.environment,
+        agent_kwargs={"activation": options.activation, "hidden_layer_sizes": (64, 64)},
+        num_envs=options.envs,
+        num_steps=options.length,
+        num_minibatches=options.minibatches,
+        num_epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        max_grad_norm=0.5,
+        total_timesteps=steps,
+        eval_freq=steps,
+        skip_initial_evaluation=True,
+    )
+
+
+def compiled(algorithm: Any, seed: int) -> tuple[Any, Any, float]:
+    """The training function, the first state, and the seconds that compiling took."""
+    state = jax.jit(algorithm.init_state)(jax.random.key(seed))
+    began = time.perf_counter()
+    train = jax.jit(lambda state: algorithm.train(train_state=state)).lower(state).compile()
+    return train, state, time.perf_counter() - began
+
+
+def repeat(options: argparse.Namespace) -> None:
+    steps = options.envs * options.length * options.updates
+    algorithm = create(options, steps).replace(eval_callback=lambda algorithm, state, key: ())
+    train, state, compile_seconds = compiled(algorithm, 0)
+    state, _ = jax.block_until_ready(train(state))
+    versions = {name: importlib.metadata.version(name) for name in ("rejax", "gymnax", "jax")}
+    hello = {"steps": steps, "compile_seconds": compile_seconds}
+    print(json.dumps({**hello, "peer": versions}), flush=True)
+    for _ in sys.stdin:
+        began, used = time.perf_counter(), time.process_time()
+        state, _ = jax.block_until_ready(train(state))
+        lap = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
+        print(json.dumps(lap), flush=True)
+
+
+def greedy_evaluation(algorithm: Any, state: Any, key: jax.Array) -> jax.Array:
+    """The mean return of its own evaluation, made greedy."""
+
+    def act(observation: jax.Array, key: jax.Array) -> jax.Array:
+        params = state.actor_ts.params
+        policy = algorithm.actor.apply(params, observation[None], method="_action_dist")
+        return policy.mode()[0]
+
+    limit = algorithm.env_params.max_steps_in_episode
+    _, returns = evaluate(act, key, algorithm.env, algorithm.env_params, EPISODES, limit)
+    return returns.mean()
+
+
+def solve(options: argparse.Namespace) -> None:
+    every = options.evaluate_every
+    algorithm = create(options, every).replace(eval_callback=greedy_evaluation)
+    train, state, compile_seconds = compiled(algorithm, options.solve)
+    steps, score, began = 0, 0.0, time.perf_counter()
+    while score < SOLVED and steps < options.limit:
+        state, scores = train(state)
+        score = float(scores[-1])
+        steps = int(state.global_step)
+    print(
+        json.dumps({
+            "seconds": time.perf_counter() - began,
+            "steps": steps,
+            "score": score,
+            "compile_seconds": compile_seconds,
+        })
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--environment", default="CartPole-v1")
+    parser.add_argument("--envs", type=int, default=4)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--minibatches", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--updates", type=int, default=1)
+    parser.add_argument("--activation", default="tanh")
+    parser.add_argument("--learning-rate", type=float, default=2.5e-4)
+    parser.add_argument("--solve", type=int, metavar="SEED")
+    parser.add_argument("--evaluate-every", type=int, default=1000)
+    parser.add_argument("--limit", type=int, default=1_000_000)
+    options = parser.parse_args()
+    if options.solve is None:
+        repeat(options)
+    else:
+        solve(options)
+
+
+if __name__ == "__main__":
+    main()
