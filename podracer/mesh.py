@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils  # no stable home yet
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -57,6 +58,12 @@ def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
         specs,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
+
+
+def wait_for_all_processes(where: str) -> None:
+    """Until every process of the run has come here; nothing to wait for in a run of one."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(where)
 
 
 def check_divisible(what: str, count: int, num_devices: int) -> None:

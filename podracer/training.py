@@ -24,7 +24,7 @@ from podracer.io.console import Console
 from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from podracer.mesh import find_devices, make_mesh
+from podracer.mesh import find_devices, make_mesh, wait_for_all_processes
 from podracer.types import ConfigError, LearnerState, PodracerError
 
 SAVE, STOP = 1, 2  # what a host may ask of the others
@@ -88,6 +88,7 @@ def train(
     mesh = make_mesh(find_devices(experiment.devices))
     check(agent, env, experiment.chunk, mesh.size)
     directory = _claim(experiment, run_dir, resume)
+    wait_for_all_processes("directory claimed")  # or a slow process would find a fast one's run
     run = Run(experiment, agent, env, mesh, directory, show)
     with RunLock(directory) if run.is_main else contextlib.nullcontext():
         try:

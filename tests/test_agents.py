@@ -343,14 +343,10 @@ def one_update(name: str, devices: int) -> Any:
     ("name", "devices"),
     [
         ("q_lambda", 8),
-        ("impala", 4),
         ("ppo", 2),
-        *(
-            slow(name, devices)
-            for name in ("a2c", "impala", "ppo", "q_lambda")
-            for devices in (2, 4, 8)
-            if (name, devices) not in (("q_lambda", 8), ("impala", 4), ("ppo", 2))
-        ),
+        *(slow(name, devices) for name in ("a2c", "impala") for devices in (2, 4, 8)),
+        *(slow("q_lambda", devices) for devices in (2, 4)),
+        *(slow("ppo", devices) for devices in (4, 8)),
     ],
 )
 def test_shards_learn_what_one_device_learns(name, devices):
@@ -411,8 +407,8 @@ def test_the_fused_program_learns_what_the_other_learns():
     fused = dataclasses.replace(config, fused=True)
     chunk = make_chunk(agent, env, make_mesh(find_devices(1)), fused)
     state, metrics = chunk(jax.tree.map(jnp.copy, first_state("q_lambda")), jnp.zeros(1, jnp.int32))
-    learner, expected = one_update("q_lambda", 1)
-    close(gradient(state.learner), gradient(learner), atol=2e-6)
+    two_pass, expected = one_update("q_lambda", 1)
+    close(gradient(state.learner), gradient(two_pass), atol=2e-6)
     close(metrics["mean"], expected, atol=1e-5)
 
 
@@ -426,10 +422,9 @@ def test_the_fused_update_computes_less(name, memory, monkeypatch):
     actor = jax.eval_shape(lambda: enter(agent))
 
     def flops(reuse: bool) -> float:
-        lowered = jax.jit(partial(gradients, agent, reuse, 2)).lower(params, actor)
+        lowered = jax.jit(partial(gradients, agent, reuse, 1)).lower(params, actor)
         return lowered.compile().cost_analysis()["flops"]
 
-    print(flops(True), flops(False))
     assert flops(True) < 0.9 * flops(False)
 
 
