@@ -143,8 +143,8 @@ def acting(
 
     @jax.jit
     def step(carry: tuple[Any, jax.Array, PyTree]) -> tuple[Any, jax.Array, PyTree]:
-        carry, used = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
-        return *carry, used
+        (state, time), used = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
+        return state, time, used
 
     start = (state.actor, jnp.uint32(0))
     used = jax.eval_shape(partial(jax.lax.scan, body, length=config.updates_per_chunk), start)[1]
