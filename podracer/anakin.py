@@ -18,6 +18,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
 from podracer.agent import Agent, FusedAgent, check_agent
@@ -29,7 +30,6 @@ from podracer.mesh import (
     SHARDED,
     check_divisible,
     global_grad,
-    global_mean,
     shardings,
 )
 from podracer.rollout import (
@@ -51,6 +51,7 @@ from podracer.types import (
     struct,
 )
 
+SAVE, STOP = 1, 2  # what a host may ask of all; the larger counts
 FAULTS = ("observation", "reward", "loss", "gradient", "restart")
 
 
@@ -159,8 +160,8 @@ def make_chunk(
 ) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
     """The compiled program: `(state, request) -> (state, metrics)`, state donated.
 
-    `request` is an i32 scalar of this host; its maximum over all hosts comes back in the metrics,
-    which is how hosts agree to save or stop at the same update.
+    `request`, i32 `[devices]`, is 0, `SAVE` or `STOP` from every host; the largest comes back in
+    the metrics, which is how hosts agree to save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
     chunk = jax.shard_map(
@@ -187,21 +188,8 @@ def _chunk(
         return _update(agent, env, config, axis, state)
 
     state, series = jax.lax.scan(body, state, length=config.updates_per_chunk)
+    metrics = _reduced(state, series, request[0], axis)
     episodes = state.actor.episodes
-    sums = {
-        "frames": jnp.sum(series["frames"]),
-        "episodes": jnp.sum(episodes.count),
-        "episode_return": jnp.sum(episodes.total_return),
-        "episode_length": jnp.sum(episodes.total_length),
-    }
-    metrics = {
-        "mean": global_mean(
-            {name: jnp.mean(values) for name, values in series.items() if name != "frames"}, axis
-        ),
-        "sum": jax.lax.psum(sums, axis) if axis else sums,
-        "request": jax.lax.pmax(request[0], axis) if axis else request[0],
-        "fault": state.fault,
-    }
     fresh = no_episodes(episodes.count.shape[0])
     episodes = dataclasses.replace(
         fresh,
@@ -210,6 +198,38 @@ def _chunk(
     )
     actor = dataclasses.replace(state.actor, episodes=episodes)
     return dataclasses.replace(state, actor=actor), metrics
+
+
+def _reduced(state: TrainState, series: Metrics, request: jax.Array, axis: str | None) -> Metrics:
+    """A chunk's metrics over all shards, in two all-reduces: integers, then floats.
+
+    Reductions that do not depend on each other may overtake each other on a CPU and mix their
+    numbers (decision 0012). So the integers wait for the last update, and the floats wait for the
+    number of shards.
+    """
+    episodes = state.actor.episodes
+    integers = jnp.stack([
+        jnp.int32(1),
+        jnp.sum(series["frames"]),
+        jnp.sum(episodes.count),
+        jnp.sum(episodes.total_length),
+        jnp.int32(request == SAVE),
+        jnp.int32(request == STOP),
+    ])  # fmt: skip
+    integers = jax.lax.psum(integers, axis) if axis else integers
+    shards, frames, count, length, save, stop = integers
+    means = {name: jnp.mean(series[name]) / shards for name in series if name != "frames"}
+    floats, unravel = ravel_pytree((means, jnp.sum(episodes.total_return)))
+    means, total_return = unravel(jax.lax.psum(floats, axis) if axis else floats)
+    return {
+        "mean": means,
+        "frames": frames,
+        "episodes": count,
+        "episode_return": total_return,
+        "episode_length": length,
+        "request": jnp.where(stop > 0, STOP, jnp.where(save > 0, SAVE, 0)),
+        "fault": state.fault,
+    }
 
 
 def _update(
@@ -308,9 +328,9 @@ def anakin(
     """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
 
     A chunk is a boundary if `boundary(updates)` says so, if a host asked for one by a `request()`
-    above 0 (on several hosts seen one chunk later, by all at the same chunk), or if it is the last.
-    There metrics are fetched at once and `Progress.state` is set; it is donated to the next chunk
-    when the iterator moves on. At every other chunk metrics come one chunk late.
+    of `SAVE` or `STOP` (on several hosts seen one chunk later, by all at the same chunk), or if it
+    is the last. There metrics are fetched at once and `Progress.state` is set; it is donated to the
+    next chunk when the iterator moves on. At every other chunk metrics come one chunk late.
     Raises `NonFiniteError` naming the update; neither it nor any later one was applied.
     """
     chunk = make_chunk(agent, env, mesh, config)
@@ -361,12 +381,11 @@ def _fetch(updates: int, metrics: PyTree) -> tuple[Progress, int]:
         raise NonFiniteError(
             f"update {at + 1}: not finite: {', '.join(met)}. The update was not applied."
         )
-    sums = values["sum"]
-    episodes = int(sums["episodes"])
+    episodes = int(values["episodes"])
     shown: dict[str, float | None] = {
         "episodes": episodes,
-        "episode_return": float(sums["episode_return"]) / episodes if episodes else None,
-        "episode_length": float(sums["episode_length"]) / episodes if episodes else None,
+        "episode_return": float(values["episode_return"]) / episodes if episodes else None,
+        "episode_length": float(values["episode_length"]) / episodes if episodes else None,
         **{name: float(value) for name, value in values["mean"].items()},
     }
-    return Progress(updates, int(sums["frames"]), shown), int(values["request"])
+    return Progress(updates, int(values["frames"]), shown), int(values["request"])

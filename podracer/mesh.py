@@ -77,7 +77,11 @@ def check_divisible(what: str, count: int, num_devices: int) -> None:
 
 
 def global_mean(tree: PyTree, axis: str | None) -> PyTree:
-    """Mean over all shards of a tree of float arrays, in one all-reduce."""
+    """Mean over all shards of a tree of float arrays, in one all-reduce.
+
+    Two reductions of a program must depend on each other (decision 0012): give one call all that
+    is known, or let the later one use the result of the earlier.
+    """
     if axis is None:
         return tree
     flat, unravel = ravel_pytree(tree)

@@ -20,9 +20,25 @@ from podracer.ops.convolution import convolution
 from podracer.ops.dense import dense
 from podracer.types import Carry, ConfigError, Params, PyTree
 
+
+@jax.custom_vjp
+def relu(x: jax.Array) -> jax.Array:
+    """The larger of x and 0. Its gradient looks at the result, which the next layer keeps anyway;
+    that of `jax.nn.relu` keeps the sign of x besides."""
+    return jnp.maximum(x, 0.0)
+
+
+def _keep_result(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jnp.maximum(x, 0.0)
+    return y, y
+
+
+relu.defvjp(_keep_result, lambda y, g: (jnp.where(y > 0, g, 0.0),))
+
+
 Activation = Literal["relu", "tanh", "silu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
+    "relu": relu,
     "tanh": jnp.tanh,
     "silu": jax.nn.silu,
 }
@@ -307,7 +323,7 @@ def _apply_torso(config: Torso, layers: tuple[Any, ...], observation: PyTree) ->
         image = _apply_convolutions(config, layers[0], jnp.concatenate(images, axis=-1))
         parts.append(image.reshape(image.shape[0], -1))
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-    activation = jax.nn.relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
+    activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
     for layer in layers[-1]:
         x = activation(layer(x))
     return x
@@ -322,5 +338,5 @@ def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) ->
         x = first(x)
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
         for one, two in zip(blocks[::2], blocks[1::2], strict=True):
-            x = x + two(jax.nn.relu(one(jax.nn.relu(x))))
-    return jax.nn.relu(x)
+            x = x + two(relu(one(relu(x))))
+    return relu(x)

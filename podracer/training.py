@@ -15,7 +15,16 @@ import jax
 
 from podracer import envs, recipes
 from podracer.agent import Agent
-from podracer.anakin import Progress, TrainState, abstract_state, anakin, check, init_state
+from podracer.anakin import (
+    SAVE,
+    STOP,
+    Progress,
+    TrainState,
+    abstract_state,
+    anakin,
+    check,
+    init_state,
+)
 from podracer.environment import Environment, check_environment
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, check_same_experiment, read_experiment, to_json
@@ -26,8 +35,6 @@ from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import find_devices, make_mesh, wait_for_all_processes
 from podracer.types import ConfigError, LearnerState, PodracerError
-
-SAVE, STOP = 1, 2  # what a host may ask of the others
 
 
 class DeviceError(PodracerError):

@@ -132,6 +132,45 @@ def test_the_program_has_no_callback_and_no_collective_but_reductions():
     assert not re.search(r"custom-call.*callback|infeed|outfeed", text)
 
 
+def collectives_by_computation(text):
+    """Of a compiled program: for each computation, its instructions that reduce over devices (by
+    themselves or in what they call), each with the instructions that it waits for."""
+    computations, name = {}, None
+    for line in text.splitlines():
+        if opening := re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line):
+            name = opening[1]
+            computations[name] = {}
+        elif instruction := re.match(r"\s+(?:ROOT )?%(\S+) = (.*)$", line):
+            code = re.sub(r"metadata=\{.*", "", instruction[2])
+            computations[name][instruction[1]] = (code, re.findall(r"%([\w.\-]+)", code))
+
+    def reduces(code, names):
+        if re.search(r" (all-reduce|all-gather|collective-permute|all-to-all)", code):
+            return True
+        return any(
+            reduces(*inner) for name in names for inner in computations.get(name, {}).values()
+        )
+
+    for instructions in computations.values():
+        waits = {}
+        for name, (_, names) in instructions.items():  # in an order that can be executed
+            direct = [other for other in names if other in waits]
+            waits[name] = set(direct).union(*(waits[other] for other in direct))
+        yield {name: waits[name] for name in instructions if reduces(*instructions[name])}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_reduction_can_overtake_another(name):
+    """XLA gives all of a program's reductions one channel; on a CPU, two that do not depend on
+    each other may meet, mix their numbers and overwrite memory."""
+    several = 0
+    for waits in collectives_by_computation(compiled_text(devices=2, agent=name)):
+        order = list(waits)
+        several += len(order) > 1
+        assert all(order[i] in waits[order[i + 1]] for i in range(len(order) - 1)), order
+    assert several >= 2, "the update and the chunk reduce more than once"
+
+
 def test_one_device_needs_no_collective():
     assert "all-reduce" not in compiled_text(devices=1)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.ops import distributions
 from podracer.ops.distributions import (
     LOG_SCALE_BOUNDS,
     Categorical,
@@ -63,7 +64,9 @@ def test_the_ends_of_the_uniform_number_choose_possible_actions(monkeypatch):
     """0, and the largest float below 1, with nothing possible at either end."""
     logits = jnp.array([[-1e9, 1.0, -1e9, 0.3, -1e9]])
     for uniform, action in ((0.0, 1), (1 - 2**-24, 3)):
-        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, u=uniform: jnp.float32(u))
+        monkeypatch.setattr(
+            distributions, "random_uniform", lambda keys, u=uniform: jnp.full(keys.shape, u)
+        )
         assert Categorical(logits).sample(keys(1)).tolist() == [action]
 
 

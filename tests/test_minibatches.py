@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.minibatches import in_blocks, permutation, shuffled_minibatches
+from podracer.ops.minibatches import in_blocks, permutation, take
 
 KEYS = 2000
 SIZES = [1, 2, 3, 5, 8, 13, 32, 33, 97, 300, 1024]
@@ -69,41 +69,34 @@ def test_neighbours_part(n):
     assert np.std(correlation) < 1.5 / np.sqrt(n)
 
 
-def test_minibatches_hold_every_item_once_and_keep_leaves_together(key):
-    T, N, count = 3, 24, 4
+def test_items_are_taken_from_every_leaf_alike():
+    T, N = 3, 24
     item, time = jnp.arange(N), jnp.arange(T)
     batch = {
         "item": jnp.broadcast_to(item[None], (T, N)),
         "both": 100 * time[:, None, None] + item[None, :, None] + jnp.zeros((1, 1, 5), int),
         "carry": (item[None] * 2.0,),  # leaves may differ in T
     }
-    dealt = shuffled_minibatches(key, batch, count)
-    assert dealt["item"].shape == (count, T, N // count)
-    assert dealt["both"].shape == (count, T, N // count, 5)
-    assert dealt["carry"][0].shape == (count, 1, N // count)
-
-    order = np.asarray(dealt["item"])[:, 0]
-    np.testing.assert_array_equal(np.sort(order.ravel()), np.arange(N))
-    assert (order.ravel() != np.arange(N)).any()
-    np.testing.assert_array_equal(dealt["carry"][0][:, 0], order * 2.0)
+    items = np.asarray([7, 0, 23, 3])
+    taken = take(batch, jnp.asarray(items, jnp.uint32))
+    np.testing.assert_array_equal(taken["item"], np.tile(items, (T, 1)))
+    np.testing.assert_array_equal(taken["carry"][0], items[None] * 2.0)
     for t in range(T):
-        np.testing.assert_array_equal(dealt["both"][:, t, :, 0], 100 * t + order)
+        np.testing.assert_array_equal(taken["both"][t], np.tile(100 * t + items, (5, 1)).T)
 
 
 @pytest.mark.parametrize(
-    ("n", "rows", "blocks"),
+    ("n", "most", "blocks"),
     [
-        (24, 48, 1),  # all of it fits
-        (24, 24, 2),
-        (24, 23, 3),  # a divisor below the limit
-        (23, 24, 1),  # none but 1 and the whole
-        (24, 1, 24),  # at least one item each
+        (24, 24, 1),  # all of it fits
+        (24, 12, 2),
+        (24, 11, 3),  # a divisor below the limit
+        (23, 12, 1),  # none but 1 and the whole
+        (24, 0, 24),  # at least one item each
     ],
 )
-def test_blocks_keep_the_order_and_the_limit(n, rows, blocks):
-    T = 2
-    both = jnp.arange(T * n * 3).reshape(T, n, 3)
-    made = in_blocks({"both": both, "carry": both[:1]}, rows)
-    assert made["both"].shape == (blocks, T, n // blocks, 3)
-    np.testing.assert_array_equal(jnp.concatenate(list(made["both"]), axis=1), both)
-    np.testing.assert_array_equal(jnp.concatenate(list(made["carry"]), axis=1), both[:1])
+def test_blocks_keep_the_order_and_the_limit(n, most, blocks):
+    items = jnp.arange(n, dtype=jnp.uint32) * 3
+    made = in_blocks(items, most)
+    assert made.shape == (blocks, n // blocks)
+    np.testing.assert_array_equal(made.ravel(), items)

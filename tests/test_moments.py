@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
-from podracer.ops.moments import Moments, init_moments, normalise, update_moments
+from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalise
 from podracer.types import Array
 
 ITEM = {"vector": Array((3,)), "number": Array(()), "image": Array((2, 2, 1), np.uint8)}
 
 
-update = jax.jit(lambda moments, items: update_moments(moments, items, None))
+def add(moments: Moments, items, axis: str | None) -> Moments:
+    """Merge in a batch of numbers, or of items as in ITEM."""
+    number = items["number"] if isinstance(items, dict) else items
+    return merge(moments, moments_of(items, axis, batch_axes=number.ndim))
+
+
+update = jax.jit(lambda moments, items: add(moments, items, None))
 
 
 def batches(count: int, shape: tuple[int, ...], seed: int = 0) -> list[dict[str, jax.Array]]:
@@ -52,7 +58,7 @@ def test_updates_equal_the_moments_of_all_data(shape):
 def test_shards_equal_one_device(devices):
     sharded_update = jax.jit(
         jax.shard_map(
-            lambda moments, items: update_moments(moments, items, DATA),
+            lambda moments, items: add(moments, items, DATA),
             mesh=make_mesh(find_devices(devices)),
             in_specs=(REPLICATED, SHARDED),
             out_specs=REPLICATED,
@@ -83,7 +89,7 @@ def test_many_small_updates_keep_their_precision():
     @jax.jit
     def run(data):
         return jax.lax.scan(
-            lambda moments, batch: (update_moments(moments, batch, None), None),
+            lambda moments, batch: (add(moments, batch, None), None),
             init_moments(Array(())), data,
         )[0]  # fmt: skip
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents import actor_critic
-from podracer.mesh import global_grad_in_blocks, global_mean
+from podracer.mesh import global_grad_in_blocks
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import policy
-from podracer.ops.minibatches import in_blocks, shuffled_minibatches
-from podracer.ops.moments import init_moments, normalise, update_moments
+from podracer.ops.minibatches import in_blocks, permutation, take
+from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalise
 from podracer.ops.returns import discounted_sums, generalised_advantages
 from podracer.types import (
     Carry,
@@ -48,7 +48,7 @@ class Batch:
     log_prob: jax.Array
     value: jax.Array  # as acting saw it
     target: jax.Array
-    advantage: jax.Array  # standardised over all shards
+    advantage: jax.Array
     valid: jax.Array  # f32, 0 where an episode was cut
     carry: Carry  # memory at the start of each item, [1, N, ...]; () without memory
 
@@ -103,20 +103,37 @@ class PPO:
     ) -> tuple[LearnerState, Metrics]:
         raw = trajectory.steps.timestep.observation
         trajectory, scale, sums = self._normalised_trajectory(state, trajectory, axis)
-        batch = self._batch(state.shared["params"], trajectory, axis)
-        self._check_minibatches(batch.valid.shape[1])
+        batch = self._batch(state.shared["params"], trajectory)
+        # Measured together: fewer reductions, and none that could overtake another.
+        batch, observations = self._standardised(state.shared["observations"], batch, raw, axis)
+        items = batch.valid.shape[1]
+        self._check_minibatches(items)
 
         def epoch(learner: LearnerState, key: jax.Array) -> tuple[LearnerState, Metrics]:
-            minibatches = shuffled_minibatches(key, batch, self.minibatches)
-            return jax.lax.scan(partial(self._minibatch_update, axis), learner, minibatches)
+            minibatches = permutation(key, items).reshape(self.minibatches, -1)
+            return jax.lax.scan(partial(self._minibatch_update, axis, batch), learner, minibatches)
 
         keys = jax.random.split(key, self.epochs)
         learner, metrics = jax.lax.scan(epoch, LearnerState(state.shared), keys)
-        shared = {**learner.shared, "returns": scale}
-        if self.normalise_observations:
-            # Only now: acting and learning must see the same observations.
-            shared["observations"] = update_moments(shared["observations"], raw, axis)
+        # The new moments only now: acting and learning must see the same observations.
+        shared = {**learner.shared, "returns": scale, "observations": observations}
         return LearnerState(shared, sums), jax.tree.map(jnp.mean, metrics)
+
+    def _standardised(
+        self, moments: PyTree, batch: Batch, observation: PyTree, axis: str | None
+    ) -> tuple[Batch, PyTree]:
+        """Advantages with zero mean and unit deviation over the batch of all shards; and the
+        moments with what was observed."""
+        measured = {"advantage": batch.advantage}
+        if self.normalise_observations:
+            measured["observation"] = observation
+        seen = moments_of(measured, axis)
+        centred = batch.advantage - seen.mean["advantage"]
+        advantage = centred * jax.lax.rsqrt(seen.variance["advantage"] + 1e-8)
+        if self.normalise_observations:
+            part = Moments(seen.count, seen.mean["observation"], seen.variance["observation"])
+            moments = merge(moments, part)
+        return dataclasses.replace(batch, advantage=advantage), moments
 
     def _normalised_trajectory(
         self, state: LearnerState, trajectory: Trajectory, axis: str | None
@@ -131,7 +148,7 @@ class PPO:
         ended = after.last | (after.discount == 0)
         decay = jnp.full_like(after.reward, 1.0) * self.discount
         returns, sums = discounted_sums(state.local, after.reward, decay, ended)
-        scale = update_moments(state.shared["returns"], returns, axis)
+        scale = merge(state.shared["returns"], moments_of(returns, axis))
         deviation = jax.lax.rsqrt(scale.variance + 1e-8)
 
         def scaled(timestep: TimeStep) -> TimeStep:
@@ -144,7 +161,7 @@ class PPO:
             sums,
         )
 
-    def _batch(self, params: Params, trajectory: Trajectory, axis: str | None) -> Batch:
+    def _batch(self, params: Params, trajectory: Trajectory) -> Batch:
         steps, extras, after = trajectory.steps, trajectory.steps.extras, trajectory.after()
         last = actor_critic.final_value(self._network, params, trajectory)
         values = jnp.concatenate([extras["value"], last[None]])
@@ -164,7 +181,7 @@ class PPO:
             log_prob=extras["log_prob"],
             value=extras["value"],
             target=extras["value"] + advantage,
-            advantage=_standardised(advantage, axis),
+            advantage=advantage,
             valid=valid.astype(jnp.float32),
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
@@ -173,12 +190,16 @@ class PPO:
         return batch
 
     def _minibatch_update(
-        self, axis: str | None, learner: LearnerState, batch: Batch
+        self, axis: str | None, batch: Batch, learner: LearnerState, items: jax.Array
     ) -> tuple[LearnerState, Metrics]:
-        # Blocks that fit a processor's cache; an accelerator takes the minibatch at once.
-        rows = batch.valid.size if jax.default_backend() != "cpu" else 512
+        # Blocks that fit a processor's cache, each gathered where it is used; an accelerator takes
+        # the minibatch at once.
+        rows = 512 if jax.default_backend() == "cpu" else batch.valid.size
         grads, metrics = global_grad_in_blocks(
-            self._loss, learner.shared["params"], in_blocks(batch, rows), axis=axis
+            lambda params, block: self._loss(params, take(batch, block)),
+            learner.shared["params"],
+            in_blocks(items, rows // batch.valid.shape[0]),
+            axis=axis,
         )
         learner, more = actor_critic.apply_gradients(self._optimiser, learner, grads)
         return learner, {**metrics, **more}
@@ -237,10 +258,3 @@ class PPO:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(rate, eps=1e-5)
         )
-
-
-def _standardised(advantage: jax.Array, axis: str | None) -> jax.Array:
-    """Zero mean and unit deviation over the whole batch of all shards: one batch, any mesh."""
-    mean = global_mean(jnp.mean(advantage), axis)
-    variance = global_mean(jnp.mean((advantage - mean) ** 2), axis)
-    return (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart, transition
+from podracer.ops.random import random_word
 from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
 
 GRAVITY = 9.8  # m/s^2
@@ -45,7 +46,7 @@ class CartPole:
 
     def reset(self, key: jax.Array) -> tuple[CartPoleState, TimeStep]:
         # One random word, 8 bits for each coordinate: four words would cost as much as the step.
-        levels = jax.random.bits(key) >> jnp.arange(0, 32, 8, dtype=jnp.uint32) & 255
+        levels = random_word(key) >> jnp.arange(0, 32, 8, dtype=jnp.uint32) & 255
         motion = 0.05 * (levels.astype(jnp.float32) / 127.5 - 1)
         return CartPoleState(motion, jnp.int32(0)), restart(motion)
 

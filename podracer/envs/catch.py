@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart
+from podracer.ops.random import random_word
 from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
 
 ROWS, COLUMNS = 10, 5
@@ -67,7 +68,7 @@ class Catch:
 
 
 def _start(key: jax.Array) -> CatchState:
-    column = (jax.random.bits(key) % COLUMNS).astype(jnp.int32)
+    column = (random_word(key) % COLUMNS).astype(jnp.int32)
     return CatchState(row=jnp.int32(0), column=column, paddle=jnp.int32(COLUMNS // 2))
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from podracer.ops.random import random_uniform
 from podracer.types import Continuous, Discrete, struct
 
 LOG_SCALE_BOUNDS = (-5.0, 2.0)
@@ -26,7 +27,7 @@ class Categorical:
     def sample(self, keys: jax.Array) -> jax.Array:
         """One action for each key `[B]`, by inverting the distribution function: one uniform
         number a sample, where the Gumbel trick needs one for each action."""
-        uniform = jax.vmap(lambda key: jax.random.uniform(key, ()))(keys)
+        uniform = random_uniform(keys)
         below = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
         # Scaled by the actual total, so that rounding can never choose an impossible action.
         threshold = uniform[..., None] * below[..., -1:]

@@ -1,4 +1,4 @@
-"""Shuffling a batch into minibatches, without sorting."""
+"""Shuffling a batch into minibatches, without sorting and without moving it."""
 
 from __future__ import annotations
 
@@ -37,32 +37,18 @@ def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
     return items if n == 1 << bits else walk(items)
 
 
-def in_blocks(batch: PyTree, rows: int) -> PyTree:
-    """Leaves `[T, N, ...]` to `[K, T, N / K, ...]`, blocks of at most `rows` steps where N has a
-    divisor that comes near; otherwise K is 1. Items stay in order."""
-    T, n = jax.tree.leaves(batch)[0].shape[:2]
-    most = max(1, rows // T)
+def in_blocks(items: UInt32[Array, "n"], most: int) -> UInt32[Array, "K m"]:
+    """The items in equal blocks of at most `most` where n has a divisor that comes near; otherwise
+    K is 1. They stay in order."""
+    n = items.shape[0]
+    most = max(1, most)
     fits = (size for size in range(min(most, n), most // 2, -1) if n % size == 0)
-    return _split(batch, n // next(fits, n))
+    return items.reshape(-1, next(fits, n))
 
 
-def shuffled_minibatches(key: jax.Array, batch: PyTree, count: int) -> PyTree:
-    """Leaves `[T, N, ...]` to `[count, T, N / count, ...]`, every item in one minibatch."""
-    n = jax.tree.leaves(batch)[0].shape[1]
-    order = permutation(key, n)
-
+def take(batch: PyTree, items: UInt32[Array, "m"]) -> PyTree:
+    """The given items of leaves `[T, N, ...]`: `[T, m, ...]`."""
     # Promising bounds spares a comparison and a fill of every number.
-    shuffled = jax.tree.map(
-        lambda x: x.at[:, order].get(mode="promise_in_bounds", unique_indices=True), batch
+    return jax.tree.map(
+        lambda x: x.at[:, items].get(mode="promise_in_bounds", unique_indices=True), batch
     )
-    return _split(shuffled, count)
-
-
-def _split(batch: PyTree, count: int) -> PyTree:
-    """Leaves `[T, N, ...]` to `[count, T, N / count, ...]`, in order."""
-
-    def split(x: jax.Array) -> jax.Array:
-        shape = (x.shape[0], count, x.shape[1] // count, *x.shape[2:])
-        return jnp.moveaxis(x.reshape(shape), 1, 0)
-
-    return jax.tree.map(split, batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -27,41 +29,35 @@ def init_moments(item: PyTree) -> Moments:
     )
 
 
-def update_moments(moments: Moments, items: PyTree, axis: str | None) -> Moments:
-    """Add a batch `[*b, ...]` from every shard, all of the same size, in two all-reduces.
+def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Moments:
+    """Moments of a batch `[T, B, ...]` of every shard, in two all-reduces for all leaves."""
+    batch = tuple(range(batch_axes))
+    shards = 1 if axis is None else jax.lax.axis_size(axis)
+    count = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * shards
+    mean = global_mean(jax.tree.map(lambda x: jnp.mean(x, batch), items), axis)
+    spread = jax.tree.map(
+        lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch)) ** 2, batch), items, mean
+    )
+    return Moments(jnp.float32(count), mean, global_mean(spread, axis))
+
+
+def merge(one: Moments, other: Moments) -> Moments:
+    """Moments of all that the two have seen.
 
     Source: Chan, Golub and LeVeque 1979, the pairwise combination of means and variances.
     """
-    leaf, shape = jax.tree.leaves(items)[0], jax.tree.leaves(moments.mean)[0].shape
-    added = float(leaf.size // max(1, _size(shape)))
-    batch_axes = tuple(range(leaf.ndim - len(shape)))
-    shards = global_mean(jnp.float32(1), axis) * (1 if axis is None else jax.lax.axis_size(axis))
-    added = added * shards
-    mean = global_mean(jax.tree.map(lambda x: jnp.mean(x, batch_axes), items), axis)
-    spread = jax.tree.map(
-        lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch_axes)) ** 2, batch_axes), items, mean
-    )
-    variance = global_mean(spread, axis)
-    total = moments.count + added
-    share = added / total
+    total = one.count + other.count
+    share = other.count / total
 
-    def combine(old_mean, old_variance, new_mean, new_variance):
-        delta = new_mean - old_mean
-        between = delta**2 * share * (1 - share)
-        return old_variance * (1 - share) + new_variance * share + between
+    def variance(mean: jax.Array, spread: jax.Array, mean2: jax.Array, spread2: jax.Array):
+        between = (mean2 - mean) ** 2 * share * (1 - share)
+        return spread * (1 - share) + spread2 * share + between
 
     return Moments(
         count=total,
-        mean=jax.tree.map(lambda old, new: old + (new - old) * share, moments.mean, mean),
-        variance=jax.tree.map(combine, moments.mean, moments.variance, mean, variance),
+        mean=jax.tree.map(lambda m, m2: m + (m2 - m) * share, one.mean, other.mean),
+        variance=jax.tree.map(variance, one.mean, one.variance, other.mean, other.variance),
     )
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def normalise(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
