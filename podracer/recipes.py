@@ -103,11 +103,13 @@ def breakout_ppo() -> Experiment:
         environment="gymnax:Breakout-MinAtar",
         agent=PPO(
             learning_rate=5e-3,
+            lambda_=0.9,
+            decay_updates=620,
             minibatches=8,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
         ),
-        anakin=AnakinConfig(64, 128, 20),
-        frames=10_000_000,
+        anakin=AnakinConfig(128, 64, 20),
+        frames=5_000_000,
         evaluations=20,
     )
 
