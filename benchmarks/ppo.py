@@ -35,6 +35,7 @@ from harness import (
 )
 
 from podracer import recipes
+from podracer.agents import ppo
 from podracer.agents.ppo import PPO
 from podracer.anakin import AnakinConfig, init_state
 from podracer.anakin import anakin as train
@@ -175,6 +176,10 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     contenders = [_convolutional("our convolution", agent, env, config, options)]
     with plain_convolutions():
         contenders.append(_convolutional("plain convolution", agent, env, config, options))
+        in_blocks = ppo.in_blocks
+        ppo.in_blocks = lambda items, most: items[None]
+        contenders.append(_convolutional("plain, whole minibatches", agent, env, config, options))
+        ppo.in_blocks = in_blocks
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,
@@ -182,9 +187,10 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
         "minibatches": agent.minibatches,
         "devices": options.devices,
     }
-    results = compare(f"ppo {title}", about, contenders, options)
+    ours, *others = compare(f"ppo {title}", about, contenders, options)
     print()
-    _say(*results)
+    for other in others:
+        _say(ours, other)
 
 
 def _convolutional(

@@ -192,9 +192,10 @@ class PPO:
     def _minibatch_update(
         self, axis: str | None, batch: Batch, learner: LearnerState, items: jax.Array
     ) -> tuple[LearnerState, Metrics]:
-        # Blocks that fit a processor's cache, each gathered where it is used; an accelerator takes
-        # the minibatch at once.
-        rows = 512 if jax.default_backend() == "cpu" else batch.valid.size
+        # Blocks whose activations fit a processor's cache (convolutions have more of them), each
+        # gathered where it is used; an accelerator takes the minibatch at once.
+        rows = 512 if isinstance(getattr(self.network, "torso", None), MLP) else 256
+        rows = rows if jax.default_backend() == "cpu" else batch.valid.size
         grads, metrics = global_grad_in_blocks(
             lambda params, block: self._loss(params, take(batch, block)),
             learner.shared["params"],
