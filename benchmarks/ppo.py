@@ -176,10 +176,12 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     contenders = [_convolutional("our convolution", agent, env, config, options)]
     with plain_convolutions():
         contenders.append(_convolutional("plain convolution", agent, env, config, options))
-        in_blocks = ppo.in_blocks
-        ppo.in_blocks = lambda items, most: items[None]
-        contenders.append(_convolutional("plain, whole minibatches", agent, env, config, options))
-        ppo.in_blocks = in_blocks
+        if title != "nature":  # whose minibatches are smaller than a block
+            in_blocks = ppo.in_blocks
+            ppo.in_blocks = lambda items, most: items[None]
+            name = "plain, whole minibatches"
+            contenders.append(_convolutional(name, agent, env, config, options))
+            ppo.in_blocks = in_blocks
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,

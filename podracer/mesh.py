@@ -1,7 +1,7 @@
 """Devices, partition specs and gradients: the only file with a collective besides the drivers.
 
-An agent meets the mesh in two functions, `global_grad` and `global_mean`. Both take the name of the
-mesh axis and do nothing more than their local work when it is None.
+An agent meets the mesh in `global_grad`, or `global_grad_in_blocks`, and `global_mean`. They take
+the name of the mesh axis and do nothing more than their local work when it is None.
 """
 
 from __future__ import annotations

@@ -194,8 +194,9 @@ class PPO:
     ) -> tuple[LearnerState, Metrics]:
         # Blocks whose activations fit a processor's cache (convolutions have more of them), each
         # gathered where it is used; an accelerator takes the minibatch at once.
-        rows = 512 if isinstance(getattr(self.network, "torso", None), MLP) else 256
-        rows = rows if jax.default_backend() == "cpu" else batch.valid.size
+        dense = isinstance(getattr(self.network, "torso", None), MLP)
+        on_cpu = jax.default_backend() == "cpu"
+        rows = (512 if dense else 256) if on_cpu else batch.valid.size
         grads, metrics = global_grad_in_blocks(
             lambda params, block: self._loss(params, take(batch, block)),
             learner.shared["params"],
