@@ -37,8 +37,9 @@ from harness import (
 from podracer import recipes
 from podracer.agents import ppo
 from podracer.agents.ppo import PPO
-from podracer.anakin import AnakinConfig, init_state
+from podracer.anakin import AnakinConfig
 from podracer.anakin import anakin as train
+from podracer.driver import init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import make_evaluator
 from podracer.mesh import find_devices, make_mesh
@@ -224,7 +225,7 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
         boundary=experiment.evaluation_updates.__contains__,
     ):
         compiling += progress.compile_seconds
-        steps = progress.updates * experiment.anakin.steps_per_update
+        steps = progress.updates * experiment.driver.steps_per_update
         if progress.state is not None:
             params = agent.actor_params(progress.state.learner)
             score = float(evaluate(params, progress.state.key).returns.mean())
@@ -243,10 +244,10 @@ def solve_elsewhere(python: str, seed: int, settings: dict[str, Any]) -> dict[st
 
 def time_to_solve(options: argparse.Namespace) -> None:
     recipe = recipes.cartpole_ppo()
-    every = min(recipe.evaluation_updates) * recipe.anakin.steps_per_update
+    every = min(recipe.evaluation_updates) * recipe.driver.steps_per_update
     equal = {
-        "--envs": recipe.anakin.num_envs,
-        "--length": recipe.anakin.rollout_length,
+        "--envs": recipe.driver.num_envs,
+        "--length": recipe.driver.rollout_length,
         "--minibatches": recipe.agent.minibatches,
         "--epochs": recipe.agent.epochs,
         "--learning-rate": recipe.agent.learning_rate,

@@ -87,8 +87,8 @@ class Reinforce:
 
 def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
-    anakin = podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20)
-    settings = {"agent": Reinforce(), "recipe": "cartpole_reinforce", "anakin": anakin}
+    driver = podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20)
+    settings = {"agent": Reinforce(), "recipe": "cartpole_reinforce", "driver": driver}
     result = podracer.train("cartpole_ppo", show=True, **(settings | overrides))
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())

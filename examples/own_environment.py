@@ -74,7 +74,7 @@ def main(**overrides: Any) -> float:
         recipe="board_ppo",
         environment="board",
         agent=PPO(learning_rate=2e-3),
-        anakin=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20),
+        driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20),
         frames=163_840,
         evaluations=4,
     )

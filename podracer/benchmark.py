@@ -23,7 +23,8 @@ from jax.sharding import Mesh
 
 from podracer import recipes
 from podracer.agent import Agent
-from podracer.anakin import AnakinConfig, TrainState, init_state, make_chunk
+from podracer.anakin import AnakinConfig, make_chunk
+from podracer.driver import TrainState, init_state
 from podracer.environment import Environment, action_struct
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
@@ -170,7 +171,7 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
     mesh = make_mesh(find_devices(devices))
     experiment = recipes.catch()
     agent, env = build(experiment)
-    config = dataclasses.replace(experiment.anakin, num_envs=envs_per_device * mesh.size)
+    config = dataclasses.replace(experiment.driver, num_envs=envs_per_device * mesh.size)
     one = dataclasses.replace(config, num_envs=envs_per_device)
     share = one.steps_per_update * one.updates_per_chunk
     return {

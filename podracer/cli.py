@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import json
 import os
 import sys
@@ -115,8 +116,8 @@ class Place:
 
     run_dir: Path | None = None
     """Where the run is kept; by default a new directory under runs/."""
-    arch: Literal["anakin"] = "anakin"
-    """The architecture."""
+    arch: Literal["anakin", "sebulba"] = "anakin"
+    """The architecture. Its flags follow it: see `podracer train RECIPE --arch sebulba --help`."""
 
 
 def _train(arguments: Sequence[str]) -> int:
@@ -125,11 +126,23 @@ def _train(arguments: Sequence[str]) -> int:
     from podracer import recipes
 
     experiment = recipes.find(recipe)
-
+    arch = _named_arch(rest) or experiment.arch
+    experiment = experiment.under(arch)
     fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
     command = dataclasses.make_dataclass("Train", fields, frozen=True)
-    parsed = _parse(command, f"train {recipe}", rest, command(Place(), experiment, Hosts()))
+    parsed = _parse(
+        command, f"train {recipe}", rest, command(Place(arch=arch), experiment, Hosts())
+    )
     return _run(parsed.experiment, parsed.place.run_dir, parsed.hosts, resume=False)
+
+
+def _named_arch(arguments: Sequence[str]) -> str | None:
+    """What `--arch` says, before the flags that depend on it are known."""
+    for flag, value in itertools.pairwise([*arguments, ""]):
+        name, _, joined = flag.partition("=")
+        if name == "--arch" and (joined or value) in ("anakin", "sebulba"):
+            return joined or value
+    return None
 
 
 def _resume(arguments: Sequence[str]) -> int:

@@ -43,6 +43,46 @@ class Environment(Protocol):
     ) -> tuple[EnvState, TimeStep]: ...
 
 
+class HostEnvironment(Protocol):
+    """B environments of the host, stepped together by one thread; numpy in, numpy out.
+
+    Leaves of a timestep are `[B, ...]` with the dtypes of `TimeStep`; they may be overwritten by
+    the next `step`. The environments restart by themselves: a time-out or a terminal is shown with
+    its final observation and `last` set (`discount` 0 for a terminal), and the step after it
+    ignores that row's action and shows a fresh episode's beginning: `first` set, reward 0,
+    discount 1. An end that needs no reset, such as a lost life, may be both in one timestep:
+    `discount` 0, `first` set and `last` not. An adapter that loses an episode to a fault just shows
+    the next one's beginning; the driver sees that no end came before it, and the broken transition
+    does not train.
+    """
+
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        """Begin anew. Row b's randomness depends on (`seed`, `indices[b]`, `start`) alone: the
+        run's seed, the row's number among all of the run, and the steps that the run has done."""
+        ...
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        """One step with actions `[B]` i32, or `[B, n]` f32. Raises `EnvironmentFault` where the
+        environments cannot go on."""
+        ...
+
+    def close(self) -> None:
+        """Free everything: threads, processes, memory. May be called twice, and after a fault."""
+        ...
+
+
+@runtime_checkable
+class HostEnvironments(Protocol):
+    """What makes the batches: cheap to hold, a value, equal where the settings are equal."""
+
+    @property
+    def spec(self) -> EnvironmentSpec: ...
+
+    def make(self, num_envs: int, num_threads: int) -> HostEnvironment:
+        """A batch of `num_envs`, to be stepped by `num_threads` of its own threads or processes."""
+        ...
+
+
 def restart(observation: PyTree) -> TimeStep:
     """The first timestep of an episode."""
     return TimeStep(

@@ -1,9 +1,12 @@
-"""Greedy episodes of any agent in any device environment."""
+"""Greedy episodes of any agent in any environment."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import itertools
+import os
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.environment import Environment
+from podracer.environment import Environment, HostEnvironments
 from podracer.rollout import (
     ActorState,
     Purpose,
@@ -20,7 +23,7 @@ from podracer.rollout import (
     interact,
     purpose_key,
 )
-from podracer.types import ConfigError, Params
+from podracer.types import Carry, ConfigError, Params, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +36,20 @@ class Evaluation:
 
 
 def make_evaluator(
-    agent: Agent, env: Environment, episodes: int, *, max_steps: int = 30_000
+    agent: Agent,
+    env: Environment | HostEnvironments,
+    episodes: int,
+    *,
+    max_steps: int = 30_000,
 ) -> Callable[[Params, jax.Array], Evaluation]:
     """A function `(actor_params, run_key) -> Evaluation`, compiled once.
 
     Each episode has an environment of its own, so short episodes are not preferred to long ones.
+    Host environments that have a method `for_evaluation` are evaluated in what it gives: whole
+    games and unclipped rewards, for Atari.
     """
+    if isinstance(env, HostEnvironments):
+        return _host_evaluator(agent, env, episodes, max_steps)
     indices = jnp.arange(episodes, dtype=jnp.uint32)
 
     def step(params: Params, key: jax.Array, t: jax.Array, actor: ActorState) -> ActorState:
@@ -78,14 +89,79 @@ def make_evaluator(
     return evaluate
 
 
+def _host_evaluator(
+    agent: Agent, env: HostEnvironments, episodes: int, max_steps: int
+) -> Callable[[Params, jax.Array], Evaluation]:
+    policy = _greedy(agent)
+
+    def evaluate(params: Params, run_key: jax.Array) -> Evaluation:
+        returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int32)
+        done = np.zeros(episodes, bool)
+        steps = _host_steps(agent, env, policy, params, run_key, episodes)
+        with contextlib.closing(steps):
+            for over, after in itertools.islice(steps, max_steps):
+                returns += np.where(done, 0, after.reward)
+                lengths += ~done & ~over
+                done |= _ended(over, after)
+                if done.all():
+                    break
+        return Evaluation(returns, lengths, int((~done).sum()))
+
+    return evaluate
+
+
+def _ended(over: np.ndarray, after: TimeStep) -> np.ndarray:
+    """Rows whose episode ended with this timestep; `over` had ended before. As `rollout.track`."""
+    return (after.last & ~after.first) | ((after.discount == 0) & ~over)  # type: ignore[return-value]
+
+
+def _greedy(agent: Agent) -> Callable[..., tuple[jax.Array, Carry]]:
+    @jax.jit
+    def act(
+        params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, t: jax.Array
+    ) -> tuple[jax.Array, Carry]:
+        now = jax.vmap(lambda key: jax.random.fold_in(key, t))(keys)
+        action, _, carry = agent.act(params, carry, timestep, now, False)
+        return action, carry
+
+    return act
+
+
+def _host_steps(
+    agent: Agent,
+    env: HostEnvironments,
+    policy: Callable[..., tuple[jax.Array, Carry]],
+    params: Params,
+    run_key: jax.Array,
+    num_envs: int,
+) -> Generator[tuple[np.ndarray, TimeStep]]:
+    """Greedy steps without an end: which rows had ended before `[B]`, and what each step showed."""
+    whole = getattr(env, "for_evaluation", lambda: env)()
+    params, data = jax.tree.map(
+        lambda x: x.addressable_shards[0].data, (params, jax.random.key_data(run_key))
+    )
+    key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)
+    keys, carry = jax.random.split(key, num_envs), agent.carry(num_envs)
+    indices = np.arange(num_envs, dtype=np.uint32)
+    with contextlib.closing(whole.make(num_envs, os.cpu_count() or 1)) as batch:
+        timestep = batch.reset(int(jax.random.bits(key)), indices, 0)
+        for t in itertools.count():
+            over = np.array(timestep.last)  # the next step may write there
+            action, carry = policy(params, carry, timestep, keys, np.uint32(t))
+            timestep = batch.step(np.asarray(action))
+            yield over, timestep
+
+
 def record_frames(
-    agent: Agent, env: Environment, params: Params, run_key: jax.Array, *, episodes: int,
-    max_steps: int,
+    agent: Agent, env: Environment | HostEnvironments, params: Params, run_key: jax.Array, *,
+    episodes: int, max_steps: int,
 ) -> tuple[np.ndarray, list[float]]:  # fmt: skip
     """Pictures of greedy episodes, uint8 `[T, H, W, 3]`, and the returns of those that ended.
 
     Raises `ConfigError` where the environment cannot be drawn.
     """
+    if isinstance(env, HostEnvironments):
+        return _host_frames(agent, env, params, run_key, episodes, max_steps)
     render = getattr(env, "render", None)
     if render is None:
         raise ConfigError(f"{env.spec.name} has no method `render(state)`, so it cannot be drawn.")
@@ -105,6 +181,34 @@ def record_frames(
         if int(actor.episodes.count[0]) > len(returns):
             total = actor.episodes.total_return[0] - previous.episodes.total_return[0]
             returns.append(float(total))
+            if len(returns) == episodes:
+                break
+    return np.stack(frames), returns
+
+
+def _host_frames(
+    agent: Agent,
+    env: HostEnvironments,
+    params: Params,
+    run_key: jax.Array,
+    episodes: int,
+    max_steps: int,
+) -> tuple[np.ndarray, list[float]]:
+    """What the agent sees of one environment, where that is a picture: the newest of its channels,
+    doubled in size."""
+    shape = getattr(env.spec.observation, "shape", ())
+    if len(shape) != 3:
+        raise ConfigError(f"{env.spec.name} shows no pictures, so it cannot be drawn.")
+    frames, returns, total = [], [], 0.0
+    steps = _host_steps(agent, env, _greedy(agent), params, run_key, 1)
+    with contextlib.closing(steps):
+        for over, after in itertools.islice(steps, max_steps):
+            picture = np.asarray(after.observation)[0, :, :, -1].repeat(2, 0).repeat(2, 1)
+            frames.append(np.stack([picture] * 3, axis=-1).astype(np.uint8))
+            total += float(after.reward[0])
+            if _ended(over, after)[0]:
+                returns.append(total)
+                total = 0.0
             if len(returns) == episodes:
                 break
     return np.stack(frames), returns

@@ -21,6 +21,7 @@ from podracer.agents.q_lambda import QLambda
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.sebulba import SebulbaConfig
 from podracer.types import ConfigError
 
 
@@ -34,8 +35,8 @@ class Experiment:
     """See `podracer list environments`."""
     agent: A2C | Impala | PPO | QLambda
     """The agent and its hyperparameters."""
-    anakin: AnakinConfig
-    """How Anakin runs it."""
+    driver: AnakinConfig | SebulbaConfig
+    """The architecture, and how it runs the agent."""
     frames: int
     """Environment steps to train for, rounded up to whole updates."""
     seed: int = 0
@@ -54,10 +55,24 @@ class Experiment:
     """Give up (exit code 76) when a chunk takes longer than this."""
 
     @property
-    def chunk(self) -> AnakinConfig:
-        """Anakin's settings, the chunk no longer than the run."""
-        updates = min(self.anakin.updates_per_chunk, self._updates)
-        return dataclasses.replace(self.anakin, updates_per_chunk=updates)
+    def arch(self) -> str:
+        """`anakin` or `sebulba`."""
+        return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
+
+    def under(self, arch: str) -> Experiment:
+        """This experiment under an architecture, with its settings as far as both have them."""
+        if arch == self.arch:
+            return self
+        kind = AnakinConfig if arch == "anakin" else SebulbaConfig
+        old = self.driver
+        new = kind(old.num_envs, old.rollout_length, old.updates_per_chunk)
+        return dataclasses.replace(self, driver=new)
+
+    @property
+    def chunk(self) -> AnakinConfig | SebulbaConfig:
+        """The driver's settings, the chunk no longer than the run."""
+        updates = min(self.driver.updates_per_chunk, self._updates)
+        return dataclasses.replace(self.driver, updates_per_chunk=updates)
 
     @property
     def num_updates(self) -> int:
@@ -75,7 +90,7 @@ class Experiment:
 
     @property
     def _updates(self) -> int:
-        return math.ceil(self.frames / self.anakin.steps_per_update)
+        return math.ceil(self.frames / self.driver.steps_per_update)
 
     def check(self) -> None:
         """Raise `ConfigError` for values that cannot be meant."""
@@ -94,15 +109,23 @@ class Experiment:
             raise ConfigError(f"seed must be below 2^32, but it is {self.seed}.")
         if not self.stall_seconds > 0:
             raise ConfigError(f"stall_seconds must be positive, but it is {self.stall_seconds}.")
-        _check_rollout(self.anakin)
+        _check_driver(self.driver)
         _check_finite("agent", self.agent)
 
 
-def _check_rollout(config: AnakinConfig) -> None:
+_MAY_BE_ZERO = ("actors", "learners", "env_threads", "lag")
+
+
+def _check_driver(config: AnakinConfig | SebulbaConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if not isinstance(value, bool) and value < 1:
-            raise ConfigError(f"anakin.{field.name} must be at least 1, but it is {value}.")
+        if isinstance(value, bool | str) or value is None:
+            continue
+        if field.name == "step_seconds" and not value > 0:
+            raise ConfigError(f"driver.step_seconds must be positive, but it is {value}.")
+        least = 0 if field.name in _MAY_BE_ZERO or isinstance(value, float) else 1
+        if value < least:
+            raise ConfigError(f"driver.{field.name} must be at least {least}, but it is {value}.")
 
 
 # Hyperparameters that are shares or rates: what they must lie in.
@@ -128,7 +151,9 @@ def _check_finite(path: str, config: Any) -> None:
 
 # --- to a file and back --------------------------------------------------------------------------
 
-_KINDS = (Experiment, AnakinConfig, A2C, Impala, PPO, QLambda, TorsoNetwork, MLP, CNN, ResNet)
+_DRIVERS = (AnakinConfig, SebulbaConfig)
+_AGENTS = (A2C, Impala, PPO, QLambda)
+_KINDS = (Experiment, *_DRIVERS, *_AGENTS, TorsoNetwork, MLP, CNN, ResNet)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -13,6 +13,7 @@ from podracer.agents.q_lambda import QLambda
 from podracer.anakin import AnakinConfig
 from podracer.experiment import Experiment
 from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.sebulba import SebulbaConfig
 from podracer.types import ConfigError
 
 
@@ -22,7 +23,7 @@ def catch() -> Experiment:
         recipe="catch",
         environment="catch",
         agent=QLambda(),
-        anakin=AnakinConfig(128, 16, 100, fused=True),
+        driver=AnakinConfig(128, 16, 100, fused=True),
         frames=4_096_000,
     )
 
@@ -33,7 +34,7 @@ def catch_a2c() -> Experiment:
         recipe="catch_a2c",
         environment="catch",
         agent=A2C(learning_rate=2e-3, network=TorsoNetwork(MLP((256,)))),
-        anakin=AnakinConfig(128, 16, 100, fused=True),
+        driver=AnakinConfig(128, 16, 100, fused=True),
         frames=2_048_000,
     )
 
@@ -44,7 +45,7 @@ def catch_impala() -> Experiment:
         recipe="catch_impala",
         environment="catch",
         agent=Impala(learning_rate=2e-3, network=TorsoNetwork(MLP((256,)))),
-        anakin=AnakinConfig(128, 16, 100),
+        driver=AnakinConfig(128, 16, 100),
         frames=2_048_000,
     )
 
@@ -55,10 +56,24 @@ def cartpole_ppo() -> Experiment:
         recipe="cartpole_ppo",
         environment="cartpole",
         agent=PPO(learning_rate=1e-3),
-        anakin=AnakinConfig(32, 32, 10),
+        driver=AnakinConfig(32, 32, 10),
         frames=512_000,
         evaluations=50,
         evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+def cartpole_sebulba() -> Experiment:
+    """PPO on Gymnasium's CartPole, stepped by processes of the host."""
+    return Experiment(
+        recipe="cartpole_sebulba",
+        environment="gymnasium:CartPole-v1",
+        agent=PPO(learning_rate=1e-3),
+        driver=SebulbaConfig(32, 32, 10, threads=1),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=32,
         target_return=475.0,
     )
 
@@ -72,7 +87,7 @@ def memory_ppo() -> Experiment:
             learning_rate=1e-3,
             network=TorsoNetwork(MLP((32,), "tanh"), memory="gru", memory_size=32),
         ),
-        anakin=AnakinConfig(64, 32, 10),
+        driver=AnakinConfig(64, 32, 10),
         frames=409_600,
     )
 
@@ -91,7 +106,7 @@ def pendulum_ppo() -> Experiment:
             normalise_observations=True,
             normalise_rewards=True,
         ),
-        anakin=AnakinConfig(64, 64, 10),
+        driver=AnakinConfig(64, 64, 10),
         frames=1_228_800,
     )
 
@@ -108,7 +123,7 @@ def breakout_ppo() -> Experiment:
             minibatches=8,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
         ),
-        anakin=AnakinConfig(128, 64, 20),
+        driver=AnakinConfig(128, 64, 20),
         frames=5_000_000,
         evaluations=20,
     )
@@ -133,6 +148,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         catch_a2c,
         catch_impala,
         cartpole_ppo,
+        cartpole_sebulba,
         memory_ppo,
         pendulum_ppo,
         breakout_ppo,

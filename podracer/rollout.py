@@ -64,13 +64,16 @@ def no_episodes(num_envs: int) -> Episodes:
 
 
 def track(episodes: Episodes, before: TimeStep, after: TimeStep) -> Episodes:
-    """Count the transition between two timesteps `[B, ...]`."""
+    """Count the transition between two timesteps `[B, ...]`.
+
+    An episode that begins without an end before it was lost, and does not count.
+    """
     reward = episodes.running_return + after.reward
     length = episodes.running_length + (~before.last).astype(jnp.int32)
-    ended = after.last | ((after.discount == 0) & ~before.last)
+    ended = (after.last & ~after.first) | ((after.discount == 0) & ~before.last)
     return Episodes(
-        running_return=jnp.where(ended, 0.0, reward),
-        running_length=jnp.where(ended, 0, length),
+        running_return=jnp.where(ended | after.first, 0.0, reward),
+        running_length=jnp.where(ended | after.first, 0, length),
         count=episodes.count + ended.astype(jnp.int32),
         total_return=episodes.total_return + jnp.where(ended, reward, 0.0),
         total_length=episodes.total_length + jnp.where(ended, length, 0),

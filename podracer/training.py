@@ -7,25 +7,19 @@ import dataclasses
 import datetime
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from podracer import envs, recipes
+from podracer import anakin, envs, recipes, sebulba
 from podracer.agent import Agent
-from podracer.anakin import (
-    SAVE,
-    STOP,
-    Progress,
-    TrainState,
-    abstract_state,
-    anakin,
-    check,
-    init_state,
-)
-from podracer.environment import Environment, check_environment
+from podracer.driver import SAVE, STOP, Progress, TrainState, abstract_state, init_state
+from podracer.environment import Environment, HostEnvironments, check_environment
+from podracer.envs.served import Served
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, check_same_experiment, read_experiment, to_json
 from podracer.io import checkpoint
@@ -34,7 +28,7 @@ from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import find_devices, make_mesh, wait_for_all_processes
-from podracer.types import ConfigError, LearnerState, PodracerError
+from podracer.types import ConfigError, EnvironmentSpec, LearnerState, PodracerError
 
 
 class DeviceError(PodracerError):
@@ -63,12 +57,14 @@ class Totals:
     frames: int = 0
     seconds: float = 0.0
     evaluation_return: float | None = None  # the last one
+    collected: int = 0  # steps that actors finished, learned from or not
+    dropped: int = 0  # those that were finished, but lost when the run stopped
 
 
 def train(
     experiment: Experiment | str,
     *,
-    environment: Environment | str | None = None,
+    environment: Environment | HostEnvironments | str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
     show: bool = False,
@@ -89,14 +85,13 @@ def train(
     experiment = dataclasses.replace(experiment, **overrides)
     experiment.check()
     use_compilation_cache()
-    agent, env = build(experiment, environment)
     if environment is not None:
-        experiment = dataclasses.replace(experiment, environment=check_environment(env).name)
-    mesh = make_mesh(find_devices(experiment.devices))
-    check(agent, env, experiment.chunk, mesh.size)
+        name = _spec(environment).name
+        experiment = dataclasses.replace(experiment, environment=name)
+    plan = make_plan(experiment, environment)
     directory = _claim(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process would find a fast one's run
-    run = Run(experiment, agent, env, mesh, directory, show)
+    run = Run(experiment, plan, directory, show)
     with RunLock(directory) if run.is_main else contextlib.nullcontext():
         try:
             return run.execute(resume)
@@ -114,7 +109,7 @@ def train(
 
 
 def load(
-    run_dir: str | Path, *, environment: Environment | None = None
+    run_dir: str | Path, *, environment: Environment | HostEnvironments | None = None
 ) -> tuple[Agent, LearnerState]:
     """The agent of a run and its state at the newest valid checkpoint, on one device."""
     agent, _, state = load_run(run_dir, environment=environment)
@@ -122,8 +117,8 @@ def load(
 
 
 def load_run(
-    run_dir: str | Path, *, environment: Environment | None = None
-) -> tuple[Agent, Environment, TrainState]:
+    run_dir: str | Path, *, environment: Environment | HostEnvironments | None = None
+) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
     """The agent, the environment and the whole state of a run at its newest valid checkpoint.
 
     Raises `ConfigError` if there is no run, `CheckpointError` if nothing in it can be trusted.
@@ -132,17 +127,64 @@ def load_run(
     experiment = read_experiment(directory)
     agent, env = build(experiment, environment)
     mesh = make_mesh(jax.local_devices()[:1])
-    like = abstract_state(agent, env, mesh, experiment.chunk)
+    like = abstract_state(agent, _kept(experiment, env), mesh, experiment.chunk)
     return agent, env, checkpoint.load(directory / "checkpoints", like).state
 
 
 def build(
-    experiment: Experiment, environment: Environment | None = None
-) -> tuple[Agent, Environment]:
+    experiment: Experiment, environment: Environment | HostEnvironments | None = None
+) -> tuple[Agent, Environment | HostEnvironments]:
     """The agent, made for its environment, and the environment."""
     env = environment if environment is not None else envs.make(experiment.environment)
     agent = dataclasses.replace(experiment.agent, spec=getattr(env, "spec", None))
     return agent, env
+
+
+def _spec(environment: Any) -> EnvironmentSpec:
+    """The checked specification of an environment of either kind."""
+    if isinstance(environment, HostEnvironments):
+        return environment.spec
+    return check_environment(environment)
+
+
+def _kept(experiment: Experiment, env: Environment | HostEnvironments) -> Environment | None:
+    """The environment whose state is part of the run's: none where it cannot be saved exactly."""
+    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.lag == 0
+    return env if exact and not isinstance(env, HostEnvironments) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What runs where, checked."""
+
+    agent: Agent
+    env: Environment | HostEnvironments
+    mesh: Mesh  # the learners
+    split: sebulba.Split | None  # under Sebulba
+    drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
+
+
+def make_plan(
+    experiment: Experiment, environment: Environment | HostEnvironments | None = None
+) -> Plan:
+    """Choose devices and check everything, before any compile. Raises `ConfigError`."""
+    agent, env = build(experiment, environment)
+    devices, config = find_devices(experiment.devices), experiment.chunk
+    if isinstance(config, anakin.AnakinConfig):
+        if isinstance(env, HostEnvironments):
+            raise ConfigError(
+                f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
+                "device: take --arch sebulba."
+            )
+        anakin.check(agent, env, config, len(devices))
+        mesh = make_mesh(devices)
+        return Plan(agent, env, mesh, None, partial(anakin.anakin, agent, env, mesh, config))
+    _spec(env)
+    host = env if isinstance(env, HostEnvironments) else Served(env)
+    split = sebulba.split_devices(devices, config)
+    sebulba.check(agent, host, config, split)
+    drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
+    return Plan(agent, env, split.mesh, split, drive)
 
 
 class Run:
@@ -151,16 +193,16 @@ class Run:
     def __init__(
         self,
         experiment: Experiment,
-        agent: Agent,
-        env: Environment,
-        mesh: jax.sharding.Mesh,
+        plan: Plan,
         directory: Path,
         show: bool,
     ) -> None:
-        self.experiment, self.agent, self.env, self.mesh = experiment, agent, env, mesh
+        self.experiment, self.plan = experiment, plan
+        self.agent, self.env, self.mesh = plan.agent, plan.env, plan.mesh
         self.directory, self.show = directory, show
         self.is_main = jax.process_index() == 0
         self.totals = Totals()
+        self._collected_before = 0  # of the run that goes on
         self.saved: int | None = None  # updates at the newest checkpoint
 
     def execute(self, resume: bool) -> Result:
@@ -180,15 +222,16 @@ class Run:
 
     def _fresh(self) -> TrainState:
         if self.is_main:
-            write_json(self.directory / "config.json", configuration(self.experiment, self.mesh))
-        key = jax.random.key(self.experiment.seed)
-        return init_state(self.agent, self.env, self.mesh, self.experiment.chunk, key)
+            write_json(self.directory / "config.json", configuration(self.experiment, self.plan))
+        key, kept = jax.random.key(self.experiment.seed), _kept(self.experiment, self.env)
+        return init_state(self.agent, kept, self.mesh, self.experiment.chunk, key)
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """The newest checkpoint's state; None if the run was killed before its first save."""
         if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
             return None
-        like = abstract_state(self.agent, self.env, self.mesh, self.experiment.chunk)
+        kept = _kept(self.experiment, self.env)
+        like = abstract_state(self.agent, kept, self.mesh, self.experiment.chunk)
         restored = checkpointer.restore(like)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if restored.metadata["devices"] != self.mesh.size and self.is_main:
@@ -196,7 +239,10 @@ class Run:
                 f"podracer: saved on {restored.metadata['devices']} devices, going on with "
                 f"{self.mesh.size}: correct, but not bit-exact."
             )
-        self.totals = Totals(**restored.metadata["totals"])
+        self.totals = totals = Totals(**restored.metadata["totals"])
+        steps = self.experiment.driver.steps_per_update // jax.process_count()
+        totals.dropped = totals.collected - totals.updates * steps if totals.collected else 0
+        self._collected_before = totals.collected
         self.saved = restored.step
         return restored.state
 
@@ -235,50 +281,47 @@ class Run:
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
         exit_code, learner = 0, state.learner
-        for progress in self._progress(state, signals, times):
-            watchdog.alive()
-            checkpointer.check()
-            record = self._record(progress, times)
-            if progress.state is None:
+        with contextlib.closing(self._progress(state, signals, times)) as progresses:
+            for progress in progresses:
+                watchdog.alive()
+                checkpointer.check()
+                record = self._record(progress, times)
+                if progress.state is None:
+                    sinks.write(record)
+                    continue
+                learner = progress.state.learner
+                if progress.updates in experiment.evaluation_updates:
+                    params = self.agent.actor_params(learner)
+                    evaluation = evaluate(params, progress.state.key)
+                    record["evaluation_return"] = float(evaluation.returns.mean())
+                    record["evaluation_length"] = float(evaluation.lengths.mean())
+                    totals.evaluation_return = record["evaluation_return"]
+                    times.add("time_evaluate")
                 sinks.write(record)
-                continue
-            learner = progress.state.learner
-            if progress.updates in experiment.evaluation_updates:
-                params = self.agent.actor_params(learner)
-                evaluation = evaluate(params, progress.state.key)
-                record["evaluation_return"] = float(evaluation.returns.mean())
-                record["evaluation_length"] = float(evaluation.lengths.mean())
-                totals.evaluation_return = record["evaluation_return"]
-                times.add("time_evaluate")
-            sinks.write(record)
-            done = self._is_done()
-            if done or progress.request:
-                self._save(checkpointer, progress.state)
-                times.add("time_save")
-            if done or progress.request == STOP:
-                exit_code = 0 if done else signals.exit_code or PREEMPTED
-                break
+                done = self._is_done()
+                if done or progress.request:
+                    self._save(checkpointer, progress.state)
+                    times.add("time_save")
+                if done or progress.request == STOP:
+                    exit_code = 0 if done else signals.exit_code or PREEMPTED
+                    break
         checkpointer.wait()
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
 
     def _progress(
         self, state: TrainState, signals: StopSignals, times: Stopwatch
-    ) -> Iterator[Progress]:
+    ) -> Generator[Progress]:
         experiment = self.experiment
         if self._is_done():
-            return iter(())
+            return
 
         def request() -> int:
             if signals.exit_code:
                 return STOP
             return SAVE if times.since("time_save") >= experiment.save_seconds else 0
 
-        return anakin(
-            self.agent,
-            self.env,
-            self.mesh,
-            experiment.chunk,
-            state,
+        yield from self.plan.drive(
+            state=state,
             num_updates=experiment.num_updates,
             request=request,
             boundary=experiment.evaluation_updates.__contains__,
@@ -298,9 +341,27 @@ class Run:
             "seconds": self.totals.seconds,
             "frames_per_second": progress.frames / stepping,
             **progress.metrics,
+            **self._accounts(progress),
             "time_compile": compiling,
             **lap,
         }
+
+    def _accounts(self, progress: Progress) -> dict[str, int]:
+        """What became of the steps that this host's actors took: nothing is lost unaccounted."""
+        if progress.collected is None:
+            return {}
+        totals = self.totals
+        totals.collected = self._collected_before + progress.collected
+        steps = self.experiment.driver.steps_per_update // jax.process_count()
+        learned = progress.updates * steps
+        accounts = {
+            "steps_collected": totals.collected,
+            "steps_learned": learned,
+            "steps_in_flight": totals.collected - learned - totals.dropped,
+            "steps_dropped": totals.dropped,
+        }
+        repeat = getattr(self.env, "frame_skip", None)
+        return accounts | ({} if repeat is None else {"emulator_frames": totals.frames * repeat})
 
     def _is_done(self) -> bool:
         target, reached = self.experiment.target_return, self.totals.evaluation_return
@@ -329,13 +390,18 @@ class Run:
         )
 
 
+def _settings(env: Any) -> dict[str, Any]:
+    """An environment's own settings, where it is a dataclass: an Atari protocol, complete."""
+    return to_json(env) if dataclasses.is_dataclass(env) else {"kind": type(env).__name__}
+
+
 # --- the run directory ---------------------------------------------------------------------------
 
 
-def configuration(experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
     """What `config.json` holds: everything needed to run this again and to compare it."""
     packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
-    device = mesh.devices.flat[0]
+    device, env = plan.mesh.devices.flat[0], plan.env
     return {
         "recipe": experiment.recipe,
         "experiment": to_json(experiment),
@@ -346,9 +412,11 @@ def configuration(experiment: Experiment, mesh: jax.sharding.Mesh) -> dict[str, 
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,
-            "devices": mesh.size,
+            "devices": plan.mesh.size,
             "processes": jax.process_count(),
+            **({} if plan.split is None else plan.split.describe()),
         },
+        "environment": _settings(env),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

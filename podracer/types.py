@@ -153,6 +153,12 @@ class ConfigError(PodracerError):
     exit_code = 78
 
 
+class EnvironmentFault(PodracerError):
+    """An environment failed for good: it raised, hung, or died more often than it may."""
+
+    exit_code = 72
+
+
 class CheckpointError(PodracerError):
     """No checkpoint that can be trusted."""
 

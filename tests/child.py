@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conftest import CACHE
 
-TIMINGS = ("seconds", "frames_per_second")
+TIMINGS = ("seconds", "frames_per_second", "actor_idle", "learner_idle", "queue_occupancy")
 
 
 def command(*arguments):

@@ -19,7 +19,8 @@ from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
-from podracer.anakin import AnakinConfig, TrainState, abstract_state, init_state, make_chunk
+from podracer.anakin import AnakinConfig, make_chunk
+from podracer.driver import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork

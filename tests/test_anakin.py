@@ -12,7 +12,8 @@ from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
-from podracer.anakin import AnakinConfig, anakin, check, init_state, make_chunk
+from podracer.anakin import AnakinConfig, anakin, check, make_chunk
+from podracer.driver import init_state
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
 from podracer.mesh import make_mesh

@@ -19,7 +19,8 @@ from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
-from podracer.anakin import AnakinConfig, anakin, init_state
+from podracer.anakin import AnakinConfig, anakin
+from podracer.driver import init_state
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.mesh import find_devices, make_mesh

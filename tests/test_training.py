@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
     recipe="test",
     environment="catch",
     agent=A2C(network=SMALL),
-    anakin=AnakinConfig(16, 8, 5),
+    driver=AnakinConfig(16, 8, 5),
     frames=40 * STEPS,
     evaluations=4,
     evaluation_episodes=8,
@@ -138,7 +138,7 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
     def broken(*_, **__):
         raise jax.errors.JaxRuntimeError(text)
 
-    monkeypatch.setattr("podracer.training.anakin", broken)
+    monkeypatch.setattr("podracer.anakin.anakin", broken)
     with pytest.raises(DeviceError) as raised:
         podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
     assert raised.value.exit_code == 71
@@ -163,7 +163,7 @@ BAD = [
     ({"agent": A2C(discount=1.5)}, "agent.discount must lie in"),
     ({"agent": PPO(epochs=0)}, "agent.epochs must be at least 1"),
     ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must hold positive"),
-    ({"anakin": AnakinConfig(0, 8, 5)}, "anakin.num_envs must be at least 1"),
+    ({"driver": AnakinConfig(0, 8, 5)}, "driver.num_envs must be at least 1"),
 ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from podracer.environment import Environment, auto_reset
+from podracer.environment import Environment, HostEnvironments, auto_reset
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
 from podracer.envs.pendulum import Pendulum
@@ -29,7 +29,9 @@ class Entry(NamedTuple):
 class Adapter(NamedTuple):
     """A prefix that leads to the environments of another package."""
 
-    make: Callable[..., Environment]  # the first argument is what follows the prefix
+    make: Callable[
+        ..., Environment | HostEnvironments
+    ]  # the first argument is what follows the prefix
     about: str
     packages: tuple[str, ...]
     install: str
@@ -51,6 +53,30 @@ def _gymnax(name: str, **params: Any) -> Environment:
     return gymnax(name, **params)
 
 
+def _gymnasium(name: str, **options: Any) -> HostEnvironments:
+    from podracer.envs.gymnasium import gymnasium
+
+    return gymnasium(name, **options)
+
+
+def _envpool(name: str, **options: Any) -> HostEnvironments:
+    from podracer.envs.envpool import envpool
+
+    return envpool(name, **options)
+
+
+def _atari(name: str, **options: Any) -> HostEnvironments:
+    from podracer.envs.atari import impala
+
+    return impala(name, **options)
+
+
+def _sticky_atari(name: str, **options: Any) -> HostEnvironments:
+    from podracer.envs.atari import sticky
+
+    return sticky(name, **options)
+
+
 ENVIRONMENTS = {
     "catch": Entry(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
     "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
@@ -67,10 +93,34 @@ ADAPTERS = {
         ("gymnax", "six"),
         'pip install "podracer[gymnax]"',
     ),
+    "gymnasium": Adapter(
+        _gymnasium,
+        "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
+        ("gymnasium",),
+        'pip install "podracer[gymnasium]"',
+    ),
+    "atari": Adapter(
+        _atari,
+        "host: an Atari game under IMPALA's protocol, such as atari:pong",
+        ("ale_py", "gymnasium"),
+        'pip install "podracer[atari]"',
+    ),
+    "atari-sticky": Adapter(
+        _sticky_atari,
+        "host: an Atari game with sticky actions (Machado et al. 2018), such as atari-sticky:pong",
+        ("ale_py", "gymnasium"),
+        'pip install "podracer[atari]"',
+    ),
+    "envpool": Adapter(
+        _envpool,
+        "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
+        ("envpool",),
+        'pip install "podracer[envpool]"',
+    ),
 }
 
 
-def make(name: str, **options: Any) -> Environment:
+def make(name: str, **options: Any) -> Any:
     """The environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
 
     Raises `ConfigError` for an unknown name or option and where its package is not installed.

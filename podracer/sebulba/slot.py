@@ -1,0 +1,196 @@
+"""A trajectory in the making: the programs that an actor's device runs.
+
+Inference, sampling and the writing of the trajectory are one program: each step sends a timestep to
+the device and gets the actions back, and nothing else. The trajectory stays on the device, in
+buffers that are donated from step to step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent
+from podracer.rollout import Episodes, no_episodes, track
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    Params,
+    PyTree,
+    Step,
+    TimeStep,
+    Trajectory,
+    struct,
+)
+
+
+@struct
+class Edges:
+    """What a trajectory has once for each row, all `[b, ...]`."""
+
+    final: TimeStep
+    carry: Carry
+    final_carry: Carry
+    episodes: Episodes  # those within the trajectory
+
+
+@struct
+class Batch:
+    """What an actor gives to a learner: its rows of a trajectory."""
+
+    steps: Step  # [T, b, ...]
+    edges: Edges
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """As agents learn from it."""
+        edges = self.edges
+        return Trajectory(self.steps, edges.final, edges.carry, edges.final_carry)
+
+
+def over_rows(function: Callable[..., Any], *batches: Batch) -> Batch:
+    """`function(axis, *leaves)` on the leaves of batches, `axis` being that of the rows."""
+    return Batch(
+        jax.tree.map(partial(function, 1), *(batch.steps for batch in batches)),
+        jax.tree.map(partial(function, 0), *(batch.edges for batch in batches)),
+    )
+
+
+@struct
+class Slot:
+    """A trajectory in the making, on the actor's device."""
+
+    steps: Step  # [T, b, ...]
+    carry: Carry  # [b, ...], the agent's memory now
+    opening: Carry  # [b, ...], the memory at steps[0]
+    episodes: Episodes  # [b], running sums at steps[0]
+    position: jax.Array  # i32, the next step to write, 0 .. T-1
+    moment: jax.Array  # u32, that step's number in the run
+
+
+def empty_slot(
+    agent: Agent, spec: EnvironmentSpec, params: Params, num_envs: int, length: int
+) -> Slot:
+    """A slot of zeros for `num_envs` rows, the memory empty."""
+    carry = agent.carry(num_envs)
+    steps = jax.eval_shape(partial(_first_step, agent, spec, num_envs), params)
+    return Slot(
+        steps=jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), steps),
+        carry=carry,
+        opening=jax.tree.map(jnp.copy, carry),
+        episodes=no_episodes(num_envs),
+        position=jnp.int32(0),
+        moment=jnp.uint32(0),
+    )
+
+
+def _first_step(agent: Agent, spec: EnvironmentSpec, num_envs: int, params: Params) -> Step:
+    timestep = unpacked(*blank(spec, num_envs))
+    keys = jax.random.split(jax.random.key(0), num_envs)
+    action, extras, _ = agent.act(params, agent.carry(num_envs), timestep, keys, True)
+    return Step(timestep, action, extras)
+
+
+def blank(spec: EnvironmentSpec, num_envs: int) -> tuple[PyTree, np.ndarray]:
+    """Observations and signals of zeros, to compile with."""
+    observation = jax.tree.map(lambda x: np.zeros((num_envs, *x.shape), x.dtype), spec.observation)
+    return observation, np.zeros((4, num_envs), np.float32)
+
+
+def packed(timestep: TimeStep) -> tuple[PyTree, np.ndarray]:
+    """A host timestep as its observation and one array f32 `[4, b]` of all the rest."""
+    rest = (timestep.reward, timestep.discount, timestep.first, timestep.last)
+    signals = np.empty((4, timestep.reward.shape[0]), np.float32)
+    for row, values in zip(signals, rest, strict=True):
+        row[:] = values
+    return timestep.observation, signals
+
+
+def unpacked(observation: PyTree, signals: jax.Array | np.ndarray) -> TimeStep:
+    """The inverse of `packed`, on the device."""
+    reward, discount, first, last = jnp.asarray(signals)
+    observation = jax.tree.map(jnp.asarray, observation)
+    return TimeStep(observation, reward, discount, first > 0, last > 0)
+
+
+def infer(
+    agent: Agent,
+    params: Params,
+    slot: Slot,
+    keys: jax.Array,
+    observation: PyTree,
+    signals: jax.Array,
+) -> tuple[Slot, jax.Array]:
+    """Choose actions for a timestep and write both into the slot. `keys [b]` are the rows' own."""
+    timestep = unpacked(observation, signals)
+    now = jax.vmap(lambda key: jax.random.fold_in(key, slot.moment))(keys)
+    action, extras, carry = agent.act(params, slot.carry, timestep, now, True)
+
+    def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(buffer, value, slot.position, 0)
+
+    steps = jax.tree.map(write, slot.steps, Step(timestep, action, extras))
+    new = dataclasses.replace(
+        slot, steps=steps, carry=carry, position=slot.position + 1, moment=slot.moment + 1
+    )
+    return new, action
+
+
+def finish(
+    num_shards: int, slot: Slot, observation: PyTree, signals: jax.Array
+) -> tuple[Slot, list[Batch]]:
+    """Close a trajectory with its final timestep and split its rows; the slot begins anew.
+
+    An episode that begins without an end before it was lost to a fault: the transition that leads
+    there is cut, as if the timestep before it had been a time-out, and the episode is not counted.
+    """
+    final = unpacked(observation, signals)
+    before = dataclasses.replace(slot.steps.timestep, observation=())
+    after = Trajectory(slot.steps, final, (), ()).after()
+
+    def count(episodes: Episodes, pair: tuple[TimeStep, TimeStep]) -> tuple[Episodes, None]:
+        return track(episodes, *pair), None
+
+    episodes, _ = jax.lax.scan(count, slot.episodes, (before, after))
+    broken = after.first & ~before.last & (after.discount > 0)
+    timestep = dataclasses.replace(slot.steps.timestep, last=before.last | broken)
+    steps = dataclasses.replace(slot.steps, timestep=timestep)
+    whole = Batch(steps, Edges(final, slot.opening, slot.carry, episodes))
+    num_envs = final.reward.shape[0]
+    width = num_envs // num_shards
+
+    def piece(index: int) -> Batch:
+        return over_rows(
+            lambda axis, x: jax.lax.slice_in_dim(x, index * width, (index + 1) * width, axis=axis),
+            whole,
+        )
+
+    running = dataclasses.replace(
+        no_episodes(num_envs),
+        running_return=episodes.running_return,
+        running_length=episodes.running_length,
+    )
+    new = dataclasses.replace(slot, opening=slot.carry, episodes=running, position=jnp.int32(0))
+    return new, [piece(index) for index in range(num_shards)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The compiled programs of the actors of one device."""
+
+    infer: Callable[..., tuple[Slot, jax.Array]]
+    finish: Callable[..., tuple[Slot, list[Batch]]]
+
+
+def make_programs(agent: Agent, num_shards: int) -> Programs:
+    """Programs for actors whose rows are split over `num_shards` learner devices."""
+    return Programs(
+        jax.jit(partial(infer, agent), donate_argnums=1),
+        jax.jit(partial(finish, num_shards), donate_argnums=0),
+    )

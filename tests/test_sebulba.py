@@ -1,0 +1,420 @@
+"""The Sebulba driver: equal to Anakin in lock-step, reproducible, exact in its accounts."""
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+
+import jax
+import numpy as np
+import pytest
+from hosts import SPEC, CounterBatch, Counters, slow
+from test_anakin import AGENTS
+
+from podracer.agents.impala import Impala
+from podracer.anakin import AnakinConfig, anakin
+from podracer.driver import init_state
+from podracer.envs import make
+from podracer.envs.served import Served
+from podracer.io.checkpoint import fingerprint
+from podracer.mesh import make_mesh
+from podracer.networks import MLP, TorsoNetwork
+from podracer.sebulba import SebulbaConfig, check, sebulba, split_devices
+from podracer.sebulba.config import environment_indices
+from podracer.types import (
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentSpec,
+    LearnerState,
+    NonFiniteError,
+    Trajectory,
+    static,
+    struct,
+)
+
+SMALL = TorsoNetwork(MLP((16,)))
+
+
+def setup(agent=None, env=None, devices=1, **config):
+    """Everything that `sebulba` takes; the state has acting in it where it can be saved."""
+    env = Counters() if env is None else env
+    agent = dataclasses.replace(agent or Impala(network=SMALL), spec=env.spec)
+    defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads": 2}
+    config = SebulbaConfig(**defaults | config)
+    split = split_devices(jax.devices()[:devices], config)
+    check(agent, env, config, split)
+    kept = env.environment if isinstance(env, Served) and config.lag == 0 else None
+    return agent, env, split, config, init_state(agent, kept, split.mesh, config, jax.random.key(7))
+
+
+def run(*parts, num_updates=10, **options):
+    progress = sebulba(*parts, seed=7, num_updates=num_updates, **options)
+    with contextlib.closing(progress):
+        made = list(progress)
+    return made[-1].state, made
+
+
+def own_threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("podracer-actor")]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    yield
+    assert own_threads() == []
+    assert CounterBatch.open == 0
+
+
+# --- the golden property -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4])
+@pytest.mark.parametrize("name", AGENTS)
+def test_lock_step_equals_anakin_to_the_bit(name, learners):
+    """Every leaf of the state, environments included, and every metric, after ten updates."""
+    env = make("catch")
+    agent = dataclasses.replace(AGENTS[name], spec=env.spec)
+    rollout = AnakinConfig(16, 8, 5)
+    mesh = make_mesh(jax.devices()[:learners])
+    state = init_state(agent, env, mesh, rollout, jax.random.key(7))
+    expected = list(anakin(agent, env, mesh, rollout, state, num_updates=10))
+    # On one device actors and learner share it. As many threads as learners: equal batch shapes.
+    placed = {"devices": 1} if learners == 1 else {"devices": learners + 1, "learners": learners}
+    got, progress = run(*setup(AGENTS[name], Served(env), lag=0, threads=learners, **placed))
+    leaves = jax.tree_util.tree_leaves_with_path(expected[-1].state)
+    for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
+        if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
+            want, have = jax.random.key_data(want), jax.random.key_data(have)
+        np.testing.assert_array_equal(want, have, jax.tree_util.keystr(path))
+    assert [p.frames for p in progress] == [p.frames for p in expected]
+    for one, other in zip(progress, expected, strict=True):
+        for metric, value in other.metrics.items():
+            assert one.metrics[metric] == pytest.approx(value, rel=1e-5, abs=1e-7), metric
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
+    one, _ = run(*setup(lag=lag))
+    two, _ = run(*setup(lag=lag))
+    assert fingerprint(one) == fingerprint(two)
+
+
+def test_lags_are_what_they_are_said_to_be():
+    for lag in (0, 1, 3):
+        _, progress = run(*setup(lag=lag))
+        # The first `lag` rollouts cannot be that old yet.
+        ages = [min(lag, update) for update in range(10)]
+        assert [p.metrics["lag_mean"] for p in progress] == [np.mean(ages[:5]), np.mean(ages[5:])]
+        assert progress[-1].metrics["lag_max"] == lag
+
+
+@pytest.mark.parametrize(("lag", "bound"), [(2, 2), (None, 3)])
+def test_newer_parameters_within_a_rollout_stay_within_the_bound(lag, bound):
+    """Without a lag, one trajectory is learned from, one waits in the queue, one is being made."""
+    env = Counters(slow(0.001))
+    _, progress = run(*setup(env=env, lag=lag, refresh="step"), num_updates=20)
+    assert all(0 <= p.metrics["lag_max"] <= bound for p in progress)
+
+
+@struct
+class Mirror:
+    """An agent whose local state is the last trajectory, to look at what a learner receives."""
+
+    spec: EnvironmentSpec = static(default=SPEC)
+    length: int = static(default=8)
+
+    def init(self, key, num_envs):
+        zeros = np.zeros
+        seen = {
+            "observation": zeros((num_envs, self.length + 1, 3), np.float32),
+            "reward": zeros((num_envs, self.length + 1), np.float32),
+            "discount": zeros((num_envs, self.length + 1), np.float32),
+            "first": zeros((num_envs, self.length + 1), bool),
+            "last": zeros((num_envs, self.length + 1), bool),
+            "action": zeros((num_envs, self.length), np.int32),
+            "version": zeros((num_envs, self.length), np.float32),
+        }
+        return LearnerState({"updates": np.float32(0)}, jax.tree.map(jax.numpy.asarray, seen))
+
+    def carry(self, num_envs):
+        return ()
+
+    def actor_params(self, state):
+        return state.shared
+
+    def act(self, params, carry, timestep, keys, explore):
+        action = jax.vmap(lambda k: jax.random.randint(k, (), 0, 2))(keys)
+        version = jax.numpy.broadcast_to(params["updates"], action.shape)
+        return action.astype(np.int32), version, carry
+
+    def learn(self, state, trajectory: Trajectory, key, axis):
+        steps = trajectory.timesteps()
+        seen = {
+            name: jax.numpy.moveaxis(getattr(steps, name), 0, 1)
+            for name in ("observation", "reward", "discount", "first", "last")
+        }
+        seen["action"] = trajectory.steps.action.T
+        seen["version"] = trajectory.steps.extras.T
+        return LearnerState({"updates": state.shared["updates"] + 1}, seen), {}
+
+
+def received(*parts, num_updates):
+    """What each update was made from, by environment; and the progress."""
+    progress = sebulba(*parts, seed=7, num_updates=num_updates, boundary=lambda update: True)
+    with contextlib.closing(progress):
+        return [(jax.device_get(p.state.learner.local), p) for p in progress]
+
+
+def expected_rows(num_envs, length, rollouts):
+    """What each environment shows, from a slow loop: timesteps `[rollouts * length + 1]` a row."""
+    shown = []
+    for index in range(num_envs):
+        batch = CounterBatch(1, None)
+        timesteps = [batch.reset(7, [index], 0)]
+        timesteps += [batch.step(np.zeros(1, np.int32)) for _ in range(rollouts * length)]
+        batch.close()
+        shown.append(jax.tree.map(lambda *x: np.concatenate(x), *timesteps))
+    return shown
+
+
+@pytest.mark.parametrize(("devices", "threads", "learners"), [(1, 1, 1), (1, 4, 1), (4, 2, 2),
+                                                              (6, 1, 4), (5, 2, 4)])  # fmt: skip
+@pytest.mark.parametrize("lag", [0, 1])
+def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
+    devices, threads, learners, lag
+):
+    parts = setup(
+        Mirror(), devices=devices, threads=threads, lag=lag, updates_per_chunk=1,
+        learners=0 if devices == 1 else learners,
+    )  # fmt: skip
+    rows = expected_rows(16, 8, 3)
+    for update, (seen, _) in enumerate(received(*parts, num_updates=3)):
+        window = slice(8 * update, 8 * update + 9)  # each begins with what ended the one before
+        for row, want in enumerate(rows):
+            for name in ("observation", "reward", "discount", "first", "last"):
+                np.testing.assert_array_equal(seen[name][row], getattr(want, name)[window], name)
+        assert (seen["version"] == max(0, update - lag)).all()
+
+
+def test_a_batch_can_be_learned_from_in_parts():
+    """N sequential updates of a batch: the agent's counter says N for each batch."""
+    state, _ = run(*setup(Mirror(), updates_per_batch=4), num_updates=5)
+    assert float(state.learner.shared["updates"]) == 20
+    assert int(state.update) == 5
+    whole, _ = run(*setup(Mirror()), num_updates=5)
+    for name, value in whole.learner.local.items():
+        if name != "version":
+            np.testing.assert_array_equal(value, state.learner.local[name], name)
+
+
+def test_numbers_of_environments_cover_all_hosts_once():
+    for hosts, learners, threads in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 4)):
+        config = SebulbaConfig(num_envs=32, threads=threads, actors=1, learners=learners)
+        split = split_devices(jax.devices()[: learners + 1], config)
+        numbers = [
+            environment_indices(split, thread, host, hosts)
+            for host in range(hosts)
+            for thread in range(threads)
+        ]
+        assert sorted(np.concatenate(numbers)) == list(range(hosts * 32))
+
+
+# --- episodes, data and accounts -----------------------------------------------------------------
+
+
+def test_episode_statistics_are_those_of_the_environments():
+    _, progress = run(*setup(), num_updates=20)
+    lengths, returns = [], []
+    for want in expected_rows(16, 8, 20):
+        ends = np.flatnonzero(want.last)
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths += list(ends - starts)
+        returns += [want.reward[a : b + 1].sum() for a, b in zip(starts, ends, strict=True)]
+    episodes = sum(p.metrics["episodes"] for p in progress)
+    assert episodes == len(lengths)
+    total = sum(p.metrics["episodes"] * p.metrics["episode_return"] for p in progress)
+    assert total == pytest.approx(sum(returns))
+    valid = sum((~want.last[:-1]).sum() for want in expected_rows(16, 8, 20))
+    assert sum(p.frames for p in progress) == valid
+
+
+def poison(where, value):
+    """Trouble: at its 5th step, row 2 shows what must not train."""
+
+    def trouble(batch, timestep):
+        if batch.steps == 5:
+            getattr(timestep, where)[2] = value
+        return timestep
+
+    return trouble
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [("observation", np.nan), ("observation", np.inf), ("reward", np.nan), ("discount", np.nan)],
+)
+def test_bad_rows_are_counted_and_never_train(where, value):
+    parts = setup(Mirror(), Counters(poison(where, value)), threads=1, updates_per_chunk=1)
+    (seen, progress), _ = received(*parts, num_updates=2)
+    assert progress.metrics["environment_faults"] == 1
+    assert all(np.isfinite(seen[name]).all() for name in ("observation", "reward", "discount"))
+
+
+def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
+    parts = setup(Mirror(), Counters(poison("reward", np.nan)), threads=1, updates_per_chunk=1)
+    seen, _ = received(*parts, num_updates=1)[0]
+    for row, want in enumerate(expected_rows(16, 8, 1)):
+        if row != 2:
+            np.testing.assert_array_equal(seen["observation"][row], want.observation)
+            np.testing.assert_array_equal(seen["last"][row], want.last)
+    # Row 2: 0 1 2 3 4 | 5 is lost, until the next episode begins.
+    assert np.isfinite(seen["reward"][2]).all()
+    want = expected_rows(16, 8, 1)[2]
+    begins = 5 + int(np.argmax(want.first[6:])) + 1
+    assert not seen["last"][2][:4].any()
+    assert seen["last"][2][4:begins].all()  # masked: nothing of it trains
+    assert seen["first"][2][begins]
+    np.testing.assert_array_equal(seen["observation"][2][begins:], want.observation[begins:])
+
+
+def change(where, make_value):
+    def trouble(batch, timestep):
+        if batch.steps == 3:
+            return dataclasses.replace(timestep, **{where: make_value(getattr(timestep, where))})
+        return timestep
+
+    return trouble
+
+
+@pytest.mark.parametrize(
+    ("where", "make_value", "message"),
+    [
+        ("observation", lambda x: x[:, :2], r"observation must be float32\[8, 3\]"),
+        ("observation", lambda x: x.astype(np.float64), "but it became float64"),
+        ("observation", lambda x: {"a": x}, "observation must be"),
+        ("observation", lambda x: None, "observation must be"),
+        ("reward", lambda x: x.astype(np.int32), r"reward must be float32\[8\]"),
+        ("reward", lambda x: x[:3], r"reward must be float32\[8\], but it became float32\[3\]"),
+        ("last", lambda x: x.astype(np.float32), r"last must be bool\[8\]"),
+    ],
+)
+def test_data_of_another_kind_ends_the_run_in_one_sentence(where, make_value, message):
+    with pytest.raises(EnvironmentFault, match=message) as fault:
+        run(*setup(env=Counters(change(where, make_value))), num_updates=10)
+    assert fault.value.component.startswith("actor")
+
+
+def test_environments_that_do_not_restart_are_named():
+    def trouble(batch, timestep):
+        return dataclasses.replace(timestep, first=np.zeros(batch.num_envs, bool))
+
+    with pytest.raises(ConfigError, match="did not restart"):
+        run(*setup(env=Counters(trouble)), num_updates=10)
+
+
+def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
+    """Collected is learned plus in flight, and no more is in flight than the queues hold."""
+    parts = setup(lag=None, queue_depth=2, updates_per_chunk=1)
+    progress = sebulba(*parts, seed=7, num_updates=30)
+    steps = 16 * 8
+    with contextlib.closing(progress):
+        for p in progress:
+            in_flight = p.collected - p.updates * steps
+            # Each actor: two in its queue, and one that waits for room.
+            assert 0 <= in_flight <= 3 * steps
+
+
+def test_an_update_that_is_not_finite_is_never_applied():
+    @struct
+    class Bad(Mirror):
+        def learn(self, state, trajectory, key, axis):
+            state, _ = super().learn(state, trajectory, key, axis)
+            loss = jax.numpy.where(state.shared["updates"] == 4, jax.numpy.nan, 0.0)
+            return state, {"loss": loss}
+
+    with pytest.raises(NonFiniteError, match="update 4: not finite: loss"):
+        run(*setup(Bad()), num_updates=10)
+
+
+# --- stopping and going on -----------------------------------------------------------------------
+
+
+def test_lock_step_goes_on_to_the_bit():
+    env = Served(make("catch"))
+    whole, _ = run(*setup(env=env, lag=0), num_updates=20)
+    *parts, state = setup(env=env, lag=0)
+    half, _ = run(*parts, state, num_updates=10)
+    rest, _ = run(*parts, half, num_updates=20)
+    assert fingerprint(rest) == fingerprint(whole)
+
+
+def test_other_runs_go_on_with_new_episodes_and_exact_counters():
+    seeds = []
+
+    def trouble(batch, timestep):
+        if batch.steps == 1:
+            seeds.append(batch.seeds)
+        return timestep
+
+    *parts, state = setup(env=Counters(trouble))
+    half, _ = run(*parts, state, num_updates=10)
+    assert half.actor == ()
+    rest, progress = run(*parts, half, num_updates=20)
+    assert int(rest.update) == 20
+    assert [p.updates for p in progress] == [15, 20]
+    assert len(set(seeds)) == 4  # two threads, begun twice: no seed stream twice
+    assert {start for _, _, start in seeds} == {0, 80}
+
+
+def test_a_stop_comes_after_the_update_at_hand():
+    parts = setup(updates_per_chunk=1000)
+    answers = itertools.chain([0] * 7, itertools.repeat(2))
+    progress = sebulba(*parts, seed=7, num_updates=1000, request=lambda: next(answers))
+    with contextlib.closing(progress):
+        p = next(progress)
+    assert p.request == 2
+    assert p.updates < 10
+    assert int(p.state.update) == p.updates
+
+
+def test_a_boundary_state_survives_what_comes_after():
+    """The state of a boundary is given away until the iterator moves on."""
+    progress = sebulba(*setup(), seed=7, num_updates=10, boundary=lambda updates: True)
+    with contextlib.closing(progress):
+        before = fingerprint(next(progress).state)
+        assert fingerprint(next(progress).state) != before
+
+
+# --- what cannot run -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "config", "message"),
+    [
+        (1, {"learners": 2}, "more than the one device"),
+        (2, {"actors": 2}, "does not fit the 2 devices"),
+        (4, {"actors": 3, "learners": 2}, "does not fit the 4 devices"),
+        (4, {"num_envs": 6, "threads": 4}, "take 16|take 12|take 8"),
+        (4, {"learners": 3, "threads": 1}, "take 15 or 18"),
+        (1, {"updates_per_batch": 3}, "does not divide the 16"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(devices, config, message):
+    with pytest.raises(ConfigError, match=message):
+        setup(devices=devices, **config)
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_envs", "actors", "learners"),
+    [(1, 16, 1, 1), (2, 16, 1, 1), (4, 24, 1, 3), (4, 16, 2, 2), (8, 96, 2, 6), (8, 64, 4, 4)],
+)
+def test_devices_are_split_without_being_asked(devices, num_envs, actors, learners):
+    split = split_devices(jax.devices()[:devices], SebulbaConfig(num_envs=num_envs))
+    assert (len(split.actors), len(split.learners)) == (actors, learners)
+    assert devices == 1 or not set(split.actors) & set(split.learners)
+
+
+def test_an_environment_that_is_none_is_refused():
+    split = split_devices(jax.devices()[:1], SebulbaConfig())
+    with pytest.raises(ConfigError, match="not made of host environments"):
+        check(Impala(spec=SPEC), make("catch"), SebulbaConfig(), split)
