@@ -125,7 +125,9 @@ def _train(arguments: Sequence[str]) -> int:
     recipe, rest = (arguments[0], arguments[1:]) if named else ("catch", arguments)
     from podracer import recipes
 
-    experiment = recipes.find(recipe)
+    rest = list(rest)
+    options = {name: taken for name in recipes.options_of(recipe) if (taken := _taken(rest, name))}
+    experiment = recipes.find(recipe, **options)
     arch = _named_arch(rest) or experiment.arch
     experiment = experiment.under(arch)
     fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
@@ -134,6 +136,17 @@ def _train(arguments: Sequence[str]) -> int:
         command, f"train {recipe}", rest, command(Place(arch=arch), experiment, Hosts())
     )
     return _run(parsed.experiment, parsed.place.run_dir, parsed.hosts, resume=False)
+
+
+def _taken(arguments: list[str], name: str) -> str | None:
+    """The value of `--name`, taken out of the arguments: a flag of the recipe itself."""
+    for i, argument in enumerate(arguments):
+        flag, _, joined = argument.partition("=")
+        if flag == f"--{name}" and (joined or i + 1 < len(arguments)):
+            value = joined or arguments[i + 1]
+            del arguments[i : i + 1 + (not joined)]
+            return value
+    return None
 
 
 def _named_arch(arguments: Sequence[str]) -> str | None:
@@ -160,6 +173,8 @@ def _resume(arguments: Sequence[str]) -> int:
 
 def _run(experiment: Any, run_dir: Path | None, hosts: Hosts, *, resume: bool) -> int:
     experiment.check()
+    if experiment.arch == "sebulba" and experiment.devices <= 1:
+        _act_at_once()
     _join(hosts, experiment.devices)
     import jax
 
@@ -205,6 +220,17 @@ def _join(hosts: Hosts, devices: int) -> None:
         jax.distributed.initialize(hosts.coordinator, hosts.num_processes, hosts.process_id)
     elif _in_cluster():
         jax.distributed.initialize()
+
+
+def _act_at_once() -> None:
+    """On a CPU, run what is dispatched in the thread that dispatches it.
+
+    An actor waits for each inference anyway, and handing it to another thread costs half of a
+    small one. With several CPU devices the collectives need those threads.
+    """
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _in_cluster() -> bool:

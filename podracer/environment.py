@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,16 @@ from podracer.types import (
     ConfigError,
     Continuous,
     Discrete,
+    EnvironmentFault,
     EnvironmentSpec,
     EnvState,
+    PodracerError,
     PyTree,
     TimeStep,
     struct,
 )
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -81,6 +85,18 @@ class HostEnvironments(Protocol):
     def make(self, num_envs: int, num_threads: int) -> HostEnvironment:
         """A batch of `num_envs`, to be stepped by `num_threads` of its own threads or processes."""
         ...
+
+
+def ask(who: str, question: Callable[[], T]) -> T:
+    """What a batch of host environments answers; what it raises becomes `EnvironmentFault`."""
+    try:
+        return question()
+    except (PodracerError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # `sys.exit(0)` in an environment must not end a run well
+        raise EnvironmentFault(
+            f"{who}: the environment raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def restart(observation: PyTree) -> TimeStep:

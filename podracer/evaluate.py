@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import Environment, HostEnvironments, ask
 from podracer.rollout import (
     ActorState,
     Purpose,
@@ -143,12 +144,13 @@ def _host_steps(
     key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)
     keys, carry = jax.random.split(key, num_envs), agent.carry(num_envs)
     indices = np.arange(num_envs, dtype=np.uint32)
-    with contextlib.closing(whole.make(num_envs, os.cpu_count() or 1)) as batch:
-        timestep = batch.reset(int(jax.random.bits(key)), indices, 0)
+    asked = partial(ask, "evaluation")
+    with contextlib.closing(asked(partial(whole.make, num_envs, os.cpu_count() or 1))) as batch:
+        timestep = asked(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
         for t in itertools.count():
             over = np.array(timestep.last)  # the next step may write there
             action, carry = policy(params, carry, timestep, keys, np.uint32(t))
-            timestep = batch.step(np.asarray(action))
+            timestep = asked(partial(batch.step, np.asarray(action)))
             yield over, timestep
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable
 
 from podracer.agents.a2c import A2C
@@ -12,9 +13,12 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.anakin import AnakinConfig
 from podracer.experiment import Experiment
-from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.sebulba import SebulbaConfig
 from podracer.types import ConfigError
+
+# The shallow network of Espeholt et al. 2018 (figure 3, left).
+IMPALA_SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))
 
 
 def catch() -> Experiment:
@@ -141,7 +145,75 @@ def breakout_cnn_ppo() -> Experiment:
     )
 
 
-RECIPES: dict[str, Callable[[], Experiment]] = {
+def atari_impala(game: str = "pong") -> Experiment:
+    """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol."""
+    return Experiment(
+        recipe="atari_impala",
+        environment=f"atari:{game}",
+        agent=Impala(learning_rate=6e-4, network=TorsoNetwork(IMPALA_SHALLOW)),
+        driver=SebulbaConfig(64, 20, 50),
+        frames=50_000_000,
+        evaluations=10,
+        evaluation_episodes=10,
+        save_seconds=300.0,
+    )
+
+
+def atari_impala_deep(game: str = "pong") -> Experiment:
+    """IMPALA on an Atari game (`--game NAME`), with the paper's deep residual network."""
+    agent = Impala(learning_rate=6e-4, network=TorsoNetwork(ResNet()))
+    return dataclasses.replace(atari_impala(game), recipe="atari_impala_deep", agent=agent)
+
+
+def pong_impala() -> Experiment:
+    """IMPALA on Atari Pong."""
+    return dataclasses.replace(atari_impala("pong"), recipe="pong_impala")
+
+
+def breakout_impala() -> Experiment:
+    """IMPALA on Atari Breakout."""
+    return dataclasses.replace(atari_impala("breakout"), recipe="breakout_impala")
+
+
+def atari_ppo(game: str = "pong") -> Experiment:
+    """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions."""
+    return dataclasses.replace(
+        atari_impala(game),
+        recipe="atari_ppo",
+        environment=f"atari-sticky:{game}",
+        agent=PPO(
+            learning_rate=2.5e-4,
+            epochs=4,
+            minibatches=4,
+            clip=0.1,
+            network=TorsoNetwork(CNN()),
+        ),
+        driver=SebulbaConfig(64, 128, 10),
+    )
+
+
+def halfcheetah_ppo() -> Experiment:
+    """PPO on MuJoCo's HalfCheetah (needs `podracer[mujoco]`), everything normalised."""
+    return Experiment(
+        recipe="halfcheetah_ppo",
+        environment="gymnasium:HalfCheetah-v5",
+        agent=PPO(
+            learning_rate=3e-4,
+            entropy_cost=0.0,
+            epochs=10,
+            minibatches=8,
+            normalise_observations=True,
+            normalise_rewards=True,
+            network=TorsoNetwork(MLP((64, 64), "tanh"), shared=False),
+        ),
+        driver=SebulbaConfig(16, 128, 10, threads=1),
+        frames=1_000_000,
+        evaluations=10,
+        evaluation_episodes=16,
+    )
+
+
+RECIPES: dict[str, Callable[..., Experiment]] = {
     function.__name__: function
     for function in (
         catch,
@@ -153,14 +225,28 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         pendulum_ppo,
         breakout_ppo,
         breakout_cnn_ppo,
+        atari_impala,
+        atari_impala_deep,
+        atari_ppo,
+        pong_impala,
+        breakout_impala,
+        halfcheetah_ppo,
     )
 }
 
 
-def find(name: str) -> Experiment:
-    """The experiment of a recipe, or `ConfigError` with the nearest name."""
+def find(name: str, **options: str) -> Experiment:
+    """The experiment of a recipe, or `ConfigError` with the nearest name.
+
+    `options` are the recipe's own, see `options_of`.
+    """
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(RECIPES)}"
         raise ConfigError(f"There is no recipe {name!r}: {hint}.")
-    return RECIPES[name]()
+    return RECIPES[name](**options)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """What a recipe itself can be told, such as the `game` of `atari_impala`."""
+    return tuple(inspect.signature(RECIPES[name]).parameters) if name in RECIPES else ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -49,7 +50,8 @@ def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: j
 def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
     """`dx[j] = Σ g[i] w[k]` and `dw[k] = Σ x[j] g[i]` over `j = stride i + k − padding`, each as a
     forward convolution: of the dilated `g` with the flipped kernel, and of `x` with the dilated `g`
-    as a kernel, batch and channels exchanged."""
+    as a kernel, batch and channels exchanged. The latter in parts of the batch, as XLA copies all
+    that one output looks at, and parts of that stay in a processor's cache."""
     kernel, size = w.shape[:2], x.shape[1:3]
     dilated = [(n - 1) * stride + 1 for n in g.shape[1:3]]
     dx = jax.lax.conv_general_dilated(
@@ -60,15 +62,35 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
         lhs_dilation=(stride, stride),
         dimension_numbers=LAYOUT,
     )
-    dw = jax.lax.conv_general_dilated(
-        x.transpose(3, 1, 2, 0),
-        g.transpose(1, 2, 0, 3),
-        (1, 1),
-        [(padding, k - 1 + d - n - padding) for k, n, d in zip(kernel, size, dilated, strict=True)],
-        rhs_dilation=(stride, stride),
-        dimension_numbers=LAYOUT,
-    )
+    pads = [
+        (padding, k - 1 + d - n - padding) for k, n, d in zip(kernel, size, dilated, strict=True)
+    ]
+
+    def weights(x: jax.Array, g: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x.transpose(3, 1, 2, 0),
+            g.transpose(1, 2, 0, 3),
+            (1, 1),
+            pads,
+            rhs_dilation=(stride, stride),
+            dimension_numbers=LAYOUT,
+        )
+
+    rows = _rows_at_once(*g.shape[:3])
+    if rows == len(x):
+        return dx, weights(x, g).transpose(1, 2, 0, 3)
+    parts = [array.reshape(-1, rows, *array.shape[1:]) for array in (x, g)]
+    zero = jnp.zeros((w.shape[2], *kernel, w.shape[3]), g.dtype)
+    dw, _ = jax.lax.scan(lambda total, part: (total + weights(*part), None), zero, tuple(parts))
     return dx, dw.transpose(1, 2, 0, 3)
+
+
+def _rows_at_once(batch: int, height: int, width: int) -> int:
+    """A divisor of the batch for which one output of the weights' gradient looks at some 8000
+    numbers of a channel; the whole batch where none comes near."""
+    best = max(1, 8192 // (height * width))
+    near = [rows for rows in range(best, best // 4, -1) if batch % rows == 0]
+    return near[0] if near and best < batch else batch
 
 
 convolution.defvjp(_keep, _gradients)

@@ -1,0 +1,674 @@
+"""Gymnasium's environments in processes, against a plain loop and against every kind of fault.
+
+Workers import this module for its environments, so nothing here imports JAX at the top.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from podracer import gym_worker
+
+GENEROUS = 60.0  # seconds; nothing here should come near it
+
+
+def library(name="envs.gymnasium"):
+    return importlib.import_module(f"podracer.{name}")
+
+
+# --- environments --------------------------------------------------------------------------------
+
+
+class Walk(gymnasium.Env):
+    """Random ends of both sorts, and an observation of every sort."""
+
+    observation_space = spaces.Dict(
+        {
+            "z": spaces.Box(-np.inf, np.inf, (2, 3), np.float64),
+            "a": spaces.Tuple([spaces.Discrete(5, start=-2), spaces.Box(0, 255, (4,), np.uint8)]),
+            "b": spaces.Box(-1, 1, (), np.float32),
+        }
+    )
+    action_space = spaces.Discrete(3, start=7)
+
+    def observe(self):
+        draw = self.np_random
+        return {
+            "a": (draw.integers(-2, 3), draw.integers(0, 256, 4, dtype=np.uint8)),
+            "b": np.float32(draw.uniform(-1, 1)),
+            "z": self.position + draw.normal(size=(2, 3)),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = 0.0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.position += action - 8
+        terminated, truncated = self.np_random.random(2) < 0.15
+        return self.observe(), self.position / 3, terminated, truncated, {}
+
+
+class Push(gymnasium.Env):
+    """Insists on its action space, whose bounds have no equal in 32 bits."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Box(np.array([-0.1, -0.7]), np.array([0.1, 0.3]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return action.astype(np.float32), 0.0, False, False, {}
+
+
+SEEN = spaces.Box(-10, 10, (3,), np.float64)
+BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
+    "raise": "raised",
+    "sys_exit": "raised",
+    "nan_reward": "not_finite",
+    "infinite": "not_finite",
+    "overflow": "not_finite",
+    "strings": "wrong_dtype",
+    "complex": "wrong_dtype",
+    "dictionary": "wrong_dtype",
+    "shape": "wrong_shape",
+    "ragged": "wrong_shape",
+    "reward_shape": "wrong_shape",
+    "bounds": "out_of_space",
+    "none": "malformed",
+    "reward_none": "malformed",
+    "flag_none": "malformed",
+    "four": "malformed",
+}
+LOST_WORKERS = {"exit": "died", "kill": "died", "segfault": "died", "hang": "hung"}
+DEEDS = ["good", *BAD_ROWS, *LOST_WORKERS]
+
+
+class Naughty(gymnasium.Env):
+    """Does what its action says; counts its steps up to 9."""
+
+    observation_space = SEEN
+    action_space = spaces.Discrete(len(DEEDS))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.array([self.time, *self.np_random.uniform(-1, 1, 2)]), {}
+
+    def step(self, action):
+        self.time += 1
+        seen = np.array([self.time, *self.np_random.uniform(-1, 1, 2)])
+        good = (seen, 1.0, self.time == 9, False, {})
+        match DEEDS[action]:
+            case "raise":
+                raise RuntimeError("the wheel came off")
+            case "sys_exit":
+                sys.exit(3)
+            case "exit":
+                os._exit(3)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "hang":
+                threading.Event().wait(GENEROUS)
+            case "four":
+                return good[:4]
+            case "nan_reward":
+                return seen, np.nan, *good[2:]
+            case "reward_shape":
+                return seen, np.ones(2), *good[2:]
+            case "reward_none":
+                return seen, None, *good[2:]
+            case "flag_none":
+                return seen, 1.0, None, *good[3:]
+        observations = {
+            "infinite": [np.inf, 0, 0],
+            "overflow": [1e300, 0, 0],
+            "strings": ["1", "2", "3"],
+            "complex": seen + 0j,
+            "dictionary": {"x": seen},
+            "shape": seen[:2],
+            "ragged": [[1, 2], [3]],
+            "bounds": [10.1, 0, 0],
+            "none": None,
+        }
+        return observations.get(DEEDS[action], seen), *good[1:]
+
+
+class Broken(gymnasium.Env):
+    """In a worker only, `reset` does what `deed` says."""
+
+    observation_space = SEEN
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, deed):
+        self.deed = deed
+
+    def reset(self, *, seed=None, options=None):
+        if self.deed == "raise":
+            raise RuntimeError("no wheel")
+        if self.deed == "hang":
+            threading.Event().wait(GENEROUS)
+        if self.deed == "pair":
+            return np.zeros(3)
+        return np.zeros(3), {}
+
+    def step(self, action):
+        return np.zeros(4), 0.0, False, False, {}  # not the shape of the space, ever
+
+
+class Inside(gymnasium.Env):
+    """Observes its own process: (JAX is imported, its pid)."""
+
+    observation_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2**31 - 1)])
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return (int("jax" in sys.modules), os.getpid()), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
+class Closing(Inside):
+    """Leaves a line in a file when it is closed."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def close(self):
+        with open(self.path, "a") as file:
+            print(os.getpid(), file=file)
+
+
+class Odd(gymnasium.Env):
+    """Whatever spaces it is given; or it cannot be made."""
+
+    def __init__(self, observation_space=SEEN, action_space=Walk.action_space, error=None):
+        self.observation_space, self.action_space = observation_space, action_space
+        if error:
+            raise RuntimeError(error)
+
+
+# --- the reference -------------------------------------------------------------------------------
+
+
+class Reference:
+    """One environment after the other in this process; the semantics of `HostEnvironment`."""
+
+    def __init__(self, make, seed, indices, start):
+        self.make, self.seed, self.start = make, seed, start
+        self.rows = [self.begin(index, 0) for index in indices]
+
+    def begin(self, index, incarnation):
+        words = np.random.SeedSequence([self.seed, index, self.start, incarnation])
+        env = self.make()
+        observation, _ = env.reset(seed=int(words.generate_state(1)[0]) >> 1)
+        return SimpleNamespace(
+            env=env, index=index, incarnation=incarnation, shown=(observation, 0, 1, True, False)
+        )
+
+    def step(self, actions, lost=()):
+        for number, (row, action) in enumerate(zip(self.rows, actions, strict=True)):
+            if number in lost:
+                self.rows[number] = self.begin(row.index, row.incarnation + 1)
+            elif row.shown[4]:
+                row.shown = (row.env.reset()[0], 0, 1, True, False)
+            else:
+                seen, reward, terminated, truncated, _ = row.env.step(action)
+                row.shown = (seen, reward, 1 - terminated, False, terminated or truncated)
+
+    def agrees(self, timestep):
+        """Every field of every row is equal, in dtype too."""
+        for number, row in enumerate(self.rows):
+            _same(timestep.observation, row.shown[0], number)
+            fields = (timestep.reward, timestep.discount, timestep.first, timestep.last)
+            for field, value in zip(fields, row.shown[1:], strict=True):
+                assert field.dtype == (np.bool_ if isinstance(value, bool) else np.float32) or (
+                    field.dtype == np.bool_ and isinstance(value, np.bool_)
+                )
+                assert field[number] == field.dtype.type(value)
+
+
+def _same(got, want, row):
+    if isinstance(got, dict):
+        assert list(got) == sorted(want)
+        for key in got:
+            _same(got[key], want[key], row)
+    elif isinstance(got, tuple):
+        for one, other in zip(got, want, strict=True):
+            _same(one, other, row)
+    else:
+        want = np.asarray(want)
+        narrow = {"float64": np.float32, "int64": np.int32}.get(want.dtype.name, want.dtype)
+        assert got.dtype == narrow
+        np.testing.assert_array_equal(got[row], want.astype(narrow))
+
+
+@pytest.fixture
+def batches():
+    """Makes batches, and closes them at the end."""
+    made = []
+
+    def make(environment, num_envs, workers, **settings):
+        batch = library().Gymnasium(environment, **settings).make(num_envs, workers)
+        made.append(batch)
+        return batch
+
+    yield make
+    for batch in made:
+        batch.close()
+
+
+def good(rows):
+    return np.zeros(rows, np.int32)
+
+
+# --- semantics -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "seed", "start"), [(1, 0, 0), (3, 2**40, 7)])
+def test_equals_a_plain_loop(batches, workers, seed, start):
+    indices = np.array([4, 0, 9, 2, 3])
+    batch = batches(Walk, 5, workers)
+    draw = np.random.default_rng(seed)
+    for again in range(2):  # the second `reset` forgets everything
+        reference = Reference(Walk, seed, indices.tolist(), start + again)
+        reference.agrees(batch.reset(seed, indices, start + again))
+        ends = set()
+        for _ in range(80):
+            actions = draw.integers(0, 3, 5).astype(np.int32)
+            reference.step([int(action) + 7 for action in actions])
+            timestep = batch.step(actions)
+            reference.agrees(timestep)
+            ends |= set(zip(timestep.last.tolist(), timestep.discount.tolist(), strict=True))
+        assert ends == {(False, 1.0), (True, 1.0), (True, 0.0)}
+    assert not any(batch.faults.values())
+
+
+def test_rows_do_not_depend_on_the_others(batches):
+    wide, narrow = batches("CartPole-v1", 4, 1), batches("CartPole-v1", 2, 2)
+    wide.reset(3, np.arange(4), 0)
+    narrow.reset(3, np.array([3, 1]), 0)
+    for step in range(60):
+        actions = (np.arange(4) + step // 7) % 2
+        one, two = (
+            wide.step(actions.astype(np.int32)),
+            narrow.step(actions[[3, 1]].astype(np.int32)),
+        )
+        np.testing.assert_array_equal(one.observation[[3, 1]], two.observation)
+        np.testing.assert_array_equal(one.last[[3, 1]], two.last)
+    assert len(np.unique(one.observation[:, 0])) == 4
+    wide.reset(4, np.arange(4), 0)
+    narrow.reset(4, np.arange(2), 5)
+    assert (wide.step(good(4)).observation[:2] != narrow.step(good(2)).observation).any()
+
+
+def test_a_timestep_lasts_until_the_next_step(batches):
+    batch = batches("CartPole-v1", 4, 2)
+    timestep = batch.reset(0, np.arange(4), 0)
+    before = timestep.observation.copy()
+    threading.Event().wait(0.1)
+    np.testing.assert_array_equal(timestep.observation, before)
+
+
+def test_actions_fit_the_environments_own_space(batches):
+    batch = batches(Push, 2, 1)
+    batch.reset(0, np.arange(2), 0)
+    action = library().Gymnasium(Push).spec.action
+    for bound in (action.low, action.high):
+        bounds = np.array([bound, bound], np.float32)
+        np.testing.assert_array_equal(batch.step(bounds).observation, bounds)
+    assert not any(batch.faults.values())
+
+
+def test_the_specification():
+    types, make = library("types"), library().gymnasium
+    spec = library().Gymnasium(Walk).spec
+    assert spec.name == "gymnasium:Walk"
+    assert spec.action == types.Discrete(3)
+    assert spec.observation == {
+        "z": types.Array((2, 3), np.float32),
+        "a": (types.Array((), np.int32), types.Array((4,), np.uint8)),
+        "b": types.Array((), np.float32),
+    }
+    assert make("CartPole-v1").spec.observation == types.Array((4,), np.float32)
+    assert make("Pendulum-v1").spec.action == types.Continuous((-2.0,), (2.0,))
+    lake = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
+    assert library().Gymnasium(lake).spec.name == (
+        "gymnasium:make('FrozenLake-v1', is_slippery=False)"
+    )
+    assert (
+        make("CartPole-v1") == make("CartPole-v1", restarts=100) != make("CartPole-v1", restarts=1)
+    )
+    assert isinstance(make("CartPole-v1"), library("environment").HostEnvironments)
+
+
+def local():
+    return lambda: Walk()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ("CartPole-v9", "did you mean CartPole-v"),
+        ("Nowhere/Land-v0", "Gymnasium has no environment 'Nowhere/Land-v0'"),
+        ("no_such_module:Land-v0", "No module named 'no_such_module'"),
+        (functools.partial(Odd, error="the tank is empty"), "the tank is empty"),
+        (local(), "define it at the top of a module"),
+        (dict, "must make a gymnasium.Env, but it made dict"),
+        (7, "neither a registered id nor something to call"),
+        (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers or Discrete"),
+        (functools.partial(Odd, spaces.Dict({"x": spaces.Sequence(SEEN)})), "['x'] space"),
+        (
+            functools.partial(Odd, SEEN, spaces.MultiDiscrete([2, 2])),
+            "it must be Discrete, or a Box",
+        ),
+        (functools.partial(Odd, SEEN, spaces.Box(-np.inf, 1, (2,))), "finite bounds"),
+        (functools.partial(Odd, SEEN, spaces.Box(0, 1, (2, 2))), "one axis"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(environment, words):
+    with pytest.raises(library("types").ConfigError) as caught:
+        library().Gymnasium(environment)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_settings_and_a_missing_package(monkeypatch):
+    error = library("types").ConfigError
+    for settings in ({"step_seconds": 0}, {"reset_seconds": float("nan")}, {"restarts": -1}):
+        with pytest.raises(error):
+            library().Gymnasium("CartPole-v1", **settings)
+    with pytest.raises(error, match="must be 1 or more"):
+        library().Gymnasium("CartPole-v1").make(0, 1)
+    library()._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(error, match=r"pip install .podracer\[gymnasium\]"):
+        library().Gymnasium("CartPole-v1")
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deed", BAD_ROWS)
+def test_a_row_at_fault_begins_anew_alone(batches, deed):
+    run_deed(batches(Naughty, 4, 2), deed, lost={2})
+
+
+@pytest.mark.parametrize("deed", LOST_WORKERS)
+def test_a_lost_worker_is_replaced(batches, deed):
+    run_deed(batches(Naughty, 4, 2, step_seconds=1.0), deed, lost={2, 3})
+
+
+def run_deed(batch, deed, lost):
+    """Row 2 does it, twice with a good step between; all rows go on as the reference does."""
+    reference = Reference(Naughty, 1, range(4), 0)
+    reference.agrees(batch.reset(1, np.arange(4), 0))
+    pids = list(batch.pids)
+    for step in range(25):
+        actions = good(4)
+        if step in (4, 6):
+            actions[2] = DEEDS.index(deed)
+        reference.step(np.zeros(4, int), lost if step in (4, 6) else ())
+        timestep = batch.step(actions)
+        reference.agrees(timestep)
+        assert set(np.flatnonzero(timestep.first)) >= (lost if step in (4, 6) else set())
+    kind = (BAD_ROWS | LOST_WORKERS)[deed]
+    assert batch.faults == dict.fromkeys(gym_worker.KINDS, 0) | {kind: 2}
+    assert batch.pids[0] == pids[0]
+    assert (batch.pids[1] == pids[1]) == (deed in BAD_ROWS)
+
+
+def test_faults_in_several_workers_at_once(batches):
+    batch = batches(Naughty, 4, 4, step_seconds=1.0)
+    reference = Reference(Naughty, 0, range(4), 0)
+    batch.reset(0, np.arange(4), 0)
+    reference.step(good(4), lost={0, 1, 3})
+    deeds = ["hang", "kill", "good", "raise"]
+    reference.agrees(batch.step(np.array([DEEDS.index(deed) for deed in deeds], np.int32)))
+    assert {k: n for k, n in batch.faults.items() if n} == {"raised": 1, "died": 1, "hung": 1}
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "words"),
+    [
+        (Naughty, {}, ("3 times without one good step", "`raised`", "the wheel came off")),
+        (Naughty, {"restarts": 1}, ("beyond the 1 that", "`raised`", "the wheel came off")),
+        (Naughty, {"deed": "kill"}, ("3 times", "`died`", "SIGKILL")),
+        (Naughty, {"deed": "exit", "restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
+        (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
+        (functools.partial(Broken, "raise"), {}, ("`raised`", "no wheel", "in reset")),
+        (functools.partial(Broken, "pair"), {}, ("`malformed`", "the pair")),
+        (
+            functools.partial(Broken, "hang"),
+            {"reset_seconds": 1.0, "restarts": 0},
+            ("`hung`", "no answer"),
+        ),
+    ],
+)
+def test_too_many_faults_end_the_run(batches, environment, settings, words):
+    action = DEEDS.index(settings.pop("deed", "raise")) if environment is Naughty else 0
+    batch = batches(environment, 3, 2, **settings)
+
+    def run():
+        batch.reset(0, np.arange(3) + 10, 0)
+        for _ in range(3):
+            batch.step(np.array([0, 0, action], np.int32))
+
+    fault = library("types").EnvironmentFault
+    with pytest.raises(fault) as caught:
+        run()
+    sentence, _, text = str(caught.value).partition("\n")
+    assert sentence.startswith(batch.name)
+    assert sentence.endswith(".")
+    assert text
+    for word in words:
+        assert word in str(caught.value)
+    if environment is Naughty:
+        assert "row 2 of worker 1 (environment 12 of the run)" in sentence
+    assert caught.value.exit_code == 72
+    with pytest.raises(fault, match="closed"):
+        batch.step(good(3))
+
+
+def test_a_step_needs_a_reset(batches):
+    with pytest.raises(library("types").EnvironmentFault, match="`reset` must come before"):
+        batches("CartPole-v1", 2, 1).step(good(2))
+
+
+def kill_workers(batch, kills, seed):
+    """Kill at random moments, a step may be under way; the seconds until all rows are back."""
+    draw = np.random.default_rng(seed)
+    batch.reset(0, np.arange(8), 0)
+    seconds = []
+    for _ in range(kills):
+        victim = batch.pids[draw.integers(len(batch.pids))]
+        timer = threading.Timer(draw.uniform(0, 0.003), os.kill, (victim, signal.SIGKILL))
+        timer.start()
+        died = batch.faults["died"]
+        began = time.monotonic()
+        while batch.faults["died"] == died:
+            now = time.monotonic()
+            assert now < began + GENEROUS
+            batch.step(good(8))
+        seconds.append(time.monotonic() - now)  # of the step that found and replaced it
+        timer.join()
+        batch.step(good(8))
+        assert victim not in batch.pids
+    return seconds
+
+
+def test_twenty_kills_are_replaced(batches):
+    batch = batches("CartPole-v1", 8, 4)
+    kill_workers(batch, 20, seed=0)
+    assert batch.faults == dict.fromkeys(gym_worker.KINDS, 0) | {"died": 20}
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_are_replaced(batches, capsys):
+    batch = batches("CartPole-v1", 8, 4)
+    seconds = kill_workers(batch, 100, seed=1)
+    assert batch.faults == dict.fromkeys(gym_worker.KINDS, 0) | {"died": 100}
+    with capsys.disabled():
+        p50, p99 = np.percentile(seconds, [50, 99]) * 1000
+        print(
+            f"\n100 of 100 kills replaced; full again after {p50:.0f} ms (p50), {p99:.0f} ms (p99)"
+        )
+
+
+def test_the_nursery_is_replaced_too(batches):
+    batch = batches("CartPole-v1", 4, 2)
+    batch.reset(0, np.arange(4), 0)
+    [nursery] = children(os.getpid())
+    os.kill(nursery, signal.SIGKILL)
+    while batch.faults["died"] < 2:  # its workers do not outlive it
+        batch.step(good(4))
+    for _ in range(50):
+        timestep = batch.step(good(4))
+    assert batch.faults["died"] == 2
+    assert timestep.observation.any(axis=1).all()
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def children(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def test_workers_are_without_jax_and_deaf_to_signals(batches):
+    batch = batches(Inside, 2, 2)
+    timestep = batch.reset(0, np.arange(2), 0)
+    imported, pids = timestep.observation
+    assert imported.tolist() == [0, 0]
+    assert pids.tolist() == batch.pids
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for pid in (*batch.pids, *children(os.getpid())):
+            os.kill(pid, number)
+        batch.step(good(2))
+    assert not any(batch.faults.values())
+
+
+def test_environments_are_closed(batches, tmp_path):
+    path = tmp_path / "closed"
+    batch = batches(functools.partial(Closing, path), 3, 2)
+    closed = [os.getpid()]  # the one that was made for its spaces
+    for _ in range(2):
+        batch.reset(0, np.arange(3), 0)
+        closed += [batch.pids[0], batch.pids[0], batch.pids[1]]
+    batch.close()
+    assert sorted(map(int, path.read_text().split())) == sorted(closed)
+
+
+def resources():
+    """What a process can leak: its threads, children, files, and names in shared memory."""
+    files = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            files.append(os.readlink(f"/proc/self/fd/{fd}").split(":")[0])
+    names = [name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "podracer"))]
+    return Counter([*threading.enumerate(), *children(os.getpid()), *files, *names])
+
+
+def open_and_close(batches, cycles):
+    def cycle(number):
+        batch = batches(Naughty, 3, 2)
+        if number % 5 != 1:
+            batch.reset(0, np.arange(3), 0)
+        if number % 5 == 2:
+            batch.step(np.array([0, 0, DEEDS.index("kill")], np.int32))
+        if number % 5 == 3:
+            os.kill(batch.pids[0], signal.SIGKILL)
+        if number % 5 == 4:
+            raising = np.full(3, DEEDS.index("raise"), np.int32)
+            batch.step(raising)
+            batch.step(raising)
+            with pytest.raises(library("types").EnvironmentFault):
+                batch.step(raising)
+        batch.close()
+        batch.close()
+
+    cycle(0)
+    before = resources()
+    for number in range(cycles):
+        cycle(number)
+    assert not resources() - before
+
+
+def test_nothing_leaks(batches):
+    open_and_close(batches, 10)
+
+
+@pytest.mark.slow
+def test_nothing_leaks_in_a_hundred_cycles(batches):
+    open_and_close(batches, 100)
+
+
+SCRIPT = """
+    import sys, threading
+    import gymnasium, numpy as np
+
+    class Here(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+        action_space = gymnasium.spaces.Discrete(2)
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+        def step(self, action):
+            if action:
+                threading.Event().wait(60)
+            return np.ones(2, np.float32), 0.0, False, False, {}
+
+    def main():
+        from podracer.envs.gymnasium import Gymnasium
+        batch = Gymnasium(Here).make(2, 2)
+        batch.reset(0, np.arange(2), 0)
+        print(*batch.pids, flush=True)
+        batch.step(np.array([0, 1], np.int32))
+"""
+
+
+def test_no_orphans_of_a_killed_parent(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT) + '\nif __name__ == "__main__":\n    main()\n')
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()] + children(parent.pid)
+        assert len(pids) == 3
+        watched = [os.pidfd_open(pid) for pid in pids]
+        parent.kill()  # one of its workers hangs
+    for fd in watched:
+        assert select.select([fd], [], [], GENEROUS)[0]
+        os.close(fd)
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT) + "\nmain()\n")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=GENEROUS, check=False
+    )
+    assert done.returncode == 1
+    assert 'under `if __name__ == "__main__":`' in done.stderr
