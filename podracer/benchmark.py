@@ -21,13 +21,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from podracer import recipes
+from podracer import envs, recipes
 from podracer.agent import Agent
+from podracer.agents.impala import Impala
 from podracer.anakin import AnakinConfig, make_chunk
 from podracer.driver import TrainState, init_state
-from podracer.environment import Environment, action_struct
+from podracer.environment import Environment, HostEnvironments, action_struct
+from podracer.envs.served import Served
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
+from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
+from podracer.sebulba import SebulbaConfig, bench
 from podracer.training import build, use_compilation_cache
 from podracer.types import PyTree
 
@@ -171,6 +175,8 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
     mesh = make_mesh(find_devices(devices))
     experiment = recipes.catch()
     agent, env = build(experiment)
+    assert isinstance(experiment.driver, AnakinConfig)
+    assert not isinstance(env, HostEnvironments)
     config = dataclasses.replace(experiment.driver, num_envs=envs_per_device * mesh.size)
     one = dataclasses.replace(config, num_envs=envs_per_device)
     share = one.steps_per_update * one.updates_per_chunk
@@ -183,6 +189,28 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
         "environment_and_acting": measure(*acting(agent, env, one, act=True), share, repetitions),
         "training": measure(*training(agent, env, config, mesh), share * mesh.size, repetitions),
     }
+
+
+def bench_sebulba(
+    environment: str,
+    config: SebulbaConfig,
+    *,
+    hidden: tuple[int, ...],
+    devices: int,
+    seconds: float,
+    repetitions: int,
+) -> dict[str, Any]:
+    """Host environments alone, with acting, and with IMPALA's learning, beside a plain loop."""
+    use_compilation_cache()
+    env = envs.make(environment)
+    env = env if isinstance(env, HostEnvironments) else Served(env)
+    pictures = len(getattr(env.spec.observation, "shape", ())) == 3
+    torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
+    agent = Impala(network=TorsoNetwork(torso))
+    what = bench.setting(agent, env, config, find_devices(devices))
+    figures = bench.compare(what, seconds, repetitions)
+    about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
+    return {**about, **machine(), **figures}
 
 
 def show(figures: dict[str, Any]) -> str:

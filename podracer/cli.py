@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 import tyro
 
@@ -29,6 +29,7 @@ USAGE = """podracer: scalable reinforcement learning on accelerators
   podracer list [WHAT]                agents, environments or recipes
   podracer fingerprint RUN            SHA-256 of the complete training state
   podracer bench NAME                 throughput, compile time apart
+  podracer tune RECIPE                the fastest split, threads and batch here
   podracer doctor                     devices, versions, what works here
 
 podracer COMMAND --help shows a command's flags."""
@@ -75,6 +76,7 @@ def _parse(kind: Any, command: str, arguments: Sequence[str], default: Any = Non
         sys.exit(78 if leaving.code else 0)
 
 
+Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
 
 
@@ -116,18 +118,14 @@ class Place:
 
     run_dir: Path | None = None
     """Where the run is kept; by default a new directory under runs/."""
-    arch: Literal["anakin", "sebulba"] = "anakin"
+    arch: Arch = "anakin"
     """The architecture. Its flags follow it: see `podracer train RECIPE --arch sebulba --help`."""
 
 
 def _train(arguments: Sequence[str]) -> int:
     named = bool(arguments) and not arguments[0].startswith("-")
     recipe, rest = (arguments[0], arguments[1:]) if named else ("catch", arguments)
-    from podracer import recipes
-
-    rest = list(rest)
-    options = {name: taken for name in recipes.options_of(recipe) if (taken := _taken(rest, name))}
-    experiment = recipes.find(recipe, **options)
+    experiment, rest = _recipe(recipe, rest)
     arch = _named_arch(rest) or experiment.arch
     experiment = experiment.under(arch)
     fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
@@ -136,6 +134,15 @@ def _train(arguments: Sequence[str]) -> int:
         command, f"train {recipe}", rest, command(Place(arch=arch), experiment, Hosts())
     )
     return _run(parsed.experiment, parsed.place.run_dir, parsed.hosts, resume=False)
+
+
+def _recipe(name: str, arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """The recipe, told what its own flags say, and the flags that are left."""
+    from podracer import recipes
+
+    rest = list(arguments)
+    options = {own: given for own in recipes.options_of(name) if (given := _taken(rest, own))}
+    return recipes.find(name, **options), rest
 
 
 def _taken(arguments: list[str], name: str) -> str | None:
@@ -149,12 +156,12 @@ def _taken(arguments: list[str], name: str) -> str | None:
     return None
 
 
-def _named_arch(arguments: Sequence[str]) -> str | None:
+def _named_arch(arguments: Sequence[str]) -> Arch | None:
     """What `--arch` says, before the flags that depend on it are known."""
     for flag, value in itertools.pairwise([*arguments, ""]):
         name, _, joined = flag.partition("=")
-        if name == "--arch" and (joined or value) in ("anakin", "sebulba"):
-            return joined or value
+        if name == "--arch" and (joined or value) in get_args(Arch):
+            return cast(Arch, joined or value)
     return None
 
 
@@ -390,9 +397,13 @@ def _list(arguments: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else "anakin"
+    if name == "sebulba":
+        return _bench_sebulba(arguments[1:])
+
     @dataclasses.dataclass(frozen=True)
     class Bench:
-        name: Annotated[Literal["anakin"], tyro.conf.Positional] = "anakin"
+        name: Annotated[Literal["anakin", "sebulba"], tyro.conf.Positional] = "anakin"
         devices: int = 0
         """How many devices; 0 for every one."""
         envs_per_device: int = 128
@@ -408,6 +419,87 @@ def _bench(arguments: Sequence[str]) -> int:
 
     figures = bench_anakin(parsed.devices, parsed.envs_per_device, parsed.repetitions)
     print(json.dumps(figures) if parsed.json else show(figures))
+    return 0
+
+
+def _bench_sebulba(arguments: Sequence[str]) -> int:
+    from podracer.sebulba import SebulbaConfig
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchSebulba:
+        environment: str = "gymnasium:CartPole-v1"
+        """A host environment, see `podracer list environments`."""
+        hidden: tuple[int, ...] = (32,)
+        """Layers of the IMPALA agent's network; behind convolutions where it sees pictures."""
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        seconds: float = 3.0
+        """Length of each measurement."""
+        repetitions: int = 3
+        """Rounds of all measurements, of which the median counts."""
+        json: bool = False
+        """Print one JSON object."""
+
+    fields = [("bench", BenchSebulba), ("driver", SebulbaConfig)]
+    command = dataclasses.make_dataclass("BenchCommand", fields, frozen=True)
+    parsed = _parse(command, "bench sebulba", arguments, command(BenchSebulba(), SebulbaConfig()))
+    if parsed.bench.devices <= 1:
+        _act_at_once()
+    _join(Hosts(), parsed.bench.devices)
+    from podracer.benchmark import bench_sebulba
+    from podracer.sebulba.bench import show
+
+    figures = bench_sebulba(
+        parsed.bench.environment, parsed.driver, hidden=parsed.bench.hidden,
+        devices=parsed.bench.devices, seconds=parsed.bench.seconds,
+        repetitions=parsed.bench.repetitions,
+    )  # fmt: skip
+    shown = show(parsed.bench.environment, figures)
+    print(json.dumps(figures) if parsed.bench.json else shown)
+    return 0
+
+
+def _tune(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class Tune:
+        seconds: float = 90.0
+        """About how long to measure, in all."""
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        json: bool = False
+        """Print one JSON object a line."""
+
+    if not arguments or arguments[0].startswith("-"):
+        _parse(Tune, "tune RECIPE", ["--help"] if "--help" in arguments else ["RECIPE-IS-MISSING"])
+    recipe, experiment_flags = arguments[0], arguments[1:]
+    experiment, rest = _recipe(recipe, experiment_flags)
+    parsed = _parse(Tune, f"tune {recipe}", rest)
+    if parsed.devices <= 1:
+        _act_at_once()
+    _join(Hosts(), parsed.devices)
+    from podracer.sebulba.tune import trials
+    from podracer.training import build, hosted, use_compilation_cache
+
+    use_compilation_cache()
+    experiment = experiment.under("sebulba")
+    agent, env = build(experiment)
+    from podracer.mesh import find_devices
+
+    def say(trial: Any) -> None:
+        if parsed.json:
+            print(json.dumps(dataclasses.asdict(trial)), flush=True)
+        else:
+            idle = f"{trial.actor_idle:>6.0%}{trial.learner_idle:>9.0%}"
+            speed = f"{trial.steps_per_second:>10,.0f}"
+            print(f"{speed}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}", flush=True)
+
+    if not parsed.json:
+        print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
+    devices = find_devices(parsed.devices)
+    best, *_ = trials(agent, hosted(env), experiment.driver, devices, parsed.seconds, say)
+    if not parsed.json:
+        print(f"\nFastest: podracer train {' '.join(arguments[:1])} --arch sebulba {best.flags()}")
+        print("More environments make larger batches: the learning rate may have to follow.")
     return 0
 
 
@@ -439,5 +531,6 @@ COMMANDS = {
     "list": _list,
     "fingerprint": _fingerprint,
     "bench": _bench,
+    "tune": _tune,
     "doctor": _doctor,
 }

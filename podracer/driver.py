@@ -176,11 +176,11 @@ def reduced(
     """Metrics of some updates `[updates]` over all shards, in two all-reduces: integers, floats.
 
     Reductions that do not depend on each other may overtake each other on a CPU and mix their
-    numbers (decision 0012). So the integers wait for the last update, and the floats wait for the
-    number of shards.
+    numbers (decision 0012). So the integers wait for the last update's faults, and the floats wait
+    for the number of shards.
     """
     integers = jnp.stack([
-        jnp.int32(1),
+        jnp.int32(fault[1] < jnp.uint32(2**32 - 1)),  # 1, once the faults are known
         jnp.sum(series["frames"]),
         jnp.sum(episodes.count),
         jnp.sum(episodes.total_length),

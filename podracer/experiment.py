@@ -12,7 +12,7 @@ import math
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
@@ -55,7 +55,7 @@ class Experiment:
     """Give up (exit code 76) when a chunk takes longer than this."""
 
     @property
-    def arch(self) -> str:
+    def arch(self) -> Literal["anakin", "sebulba"]:
         """`anakin` or `sebulba`."""
         return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
 

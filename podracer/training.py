@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
+import json
 import platform
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -153,6 +154,11 @@ def _kept(experiment: Experiment, env: Environment | HostEnvironments) -> Enviro
     return env if exact and not isinstance(env, HostEnvironments) else None
 
 
+def hosted(env: Environment | HostEnvironments) -> HostEnvironments:
+    """Environments for actors on the host; those of the device are served there."""
+    return env if isinstance(env, HostEnvironments) else Served(env)
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What runs where, checked."""
@@ -180,7 +186,7 @@ def make_plan(
         mesh = make_mesh(devices)
         return Plan(agent, env, mesh, None, partial(anakin.anakin, agent, env, mesh, config))
     _spec(env)
-    host = env if isinstance(env, HostEnvironments) else Served(env)
+    host = hosted(env)
     split = sebulba.split_devices(devices, config)
     sebulba.check(agent, host, config, split)
     drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
@@ -284,7 +290,8 @@ class Run:
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
-                checkpointer.check()
+                with _blamed("checkpointer"):
+                    checkpointer.check()
                 record = self._record(progress, times)
                 if progress.state is None:
                     sinks.write(record)
@@ -292,7 +299,8 @@ class Run:
                 learner = progress.state.learner
                 if progress.updates in experiment.evaluation_updates:
                     params = self.agent.actor_params(learner)
-                    evaluation = evaluate(params, progress.state.key)
+                    with _blamed("evaluator"):
+                        evaluation = evaluate(params, progress.state.key)
                     record["evaluation_return"] = float(evaluation.returns.mean())
                     record["evaluation_length"] = float(evaluation.lengths.mean())
                     totals.evaluation_return = record["evaluation_return"]
@@ -300,12 +308,14 @@ class Run:
                 sinks.write(record)
                 done = self._is_done()
                 if done or progress.request:
-                    self._save(checkpointer, progress.state)
+                    with _blamed("checkpointer"):
+                        self._save(checkpointer, progress.state)
                     times.add("time_save")
                 if done or progress.request == STOP:
                     exit_code = 0 if done else signals.exit_code or PREEMPTED
                     break
-        checkpointer.wait()
+        with _blamed("checkpointer"):
+            checkpointer.wait()
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
 
     def _progress(
@@ -390,9 +400,26 @@ class Run:
         )
 
 
+@contextlib.contextmanager
+def _blamed(component: str) -> Iterator[None]:
+    """An error within names this component in `crash.json`."""
+    try:
+        yield
+    except Exception as error:
+        error.component = component  # type: ignore[attr-defined]
+        raise
+
+
 def _settings(env: Any) -> dict[str, Any]:
-    """An environment's own settings, where it is a dataclass: an Atari protocol, complete."""
-    return to_json(env) if dataclasses.is_dataclass(env) else {"kind": type(env).__name__}
+    """An environment's own settings, where it is a dataclass: an Atari protocol, complete. What is
+    no JSON, such as a function that makes one, is only named."""
+    if not dataclasses.is_dataclass(env):
+        return {"kind": type(env).__name__}
+
+    def named(value: Any) -> str:
+        return getattr(value, "__qualname__", type(value).__name__)
+
+    return json.loads(json.dumps(to_json(env), default=named))
 
 
 # --- the run directory ---------------------------------------------------------------------------

@@ -18,28 +18,34 @@ class Counters:
     """Environment i's episodes last 3 + i % 4 steps; observations say index, episode and step.
 
     Every third episode ends by a time-out, the others by a terminal. `trouble(batch, steps)` is
-    called before each step and may raise, hang or change the timestep that it gets.
+    called before each step and may raise, hang or change the timestep that it gets. `at(place,
+    batch)` is called in "make", "reset", "step", "snapshot" and "close" and may raise or hang.
     """
 
     trouble: object = None
+    at: object = None
     spec: EnvironmentSpec = SPEC
 
     def make(self, num_envs, num_threads):
-        return CounterBatch(num_envs, self.trouble)
+        if self.at:
+            self.at("make", None)
+        return CounterBatch(num_envs, self.trouble, self.at)
 
 
 class CounterBatch:
     open = 0  # batches that were not closed
     lock = threading.Lock()
 
-    def __init__(self, num_envs, trouble):
+    def __init__(self, num_envs, trouble, at=None):
         self.num_envs, self.trouble, self.steps = num_envs, trouble, 0
+        self.visit = at or (lambda place, batch: None)
         self.seeds = None
         self.closed = False
         with CounterBatch.lock:
             CounterBatch.open += 1
 
     def reset(self, seed, indices, start):
+        self.visit("reset", self)
         self.seeds = (seed, tuple(int(i) for i in indices), start)
         self.indices = np.asarray(indices, np.int64)
         self.episode = np.zeros(self.num_envs, np.int64)
@@ -48,6 +54,7 @@ class CounterBatch:
         return self._show(np.ones(self.num_envs, bool), np.zeros(self.num_envs, bool))
 
     def step(self, action):
+        self.visit("step", self)
         assert action.shape == (self.num_envs,), action.shape
         assert action.dtype == np.int32, action.dtype
         first = self.ended
@@ -69,10 +76,16 @@ class CounterBatch:
             last=last.copy(),
         )
 
+    def snapshot(self):
+        self.visit("snapshot", self)
+        return ()
+
     def close(self):
-        with CounterBatch.lock:
-            CounterBatch.open -= not self.closed
-        self.closed = True
+        if not self.closed:
+            self.closed = True
+            with CounterBatch.lock:
+                CounterBatch.open -= 1
+            self.visit("close", self)
 
 
 def slow(seconds):

@@ -82,6 +82,44 @@ def test_bench_separates_compile_time():
         assert figures[part]["compile_seconds"] > 0
 
 
+def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
+    """An environment of the host, from the first flag to the picture of the accounts."""
+    run = tmp_path / "run"
+    code, out, error = call(
+        "train", "cartpole_sebulba", "--frames", 20_480, "--evaluations", 1, "--run-dir", run,
+        "--evaluation-episodes", 4, "--env-threads", 1,
+    )  # fmt: skip
+    assert code == 0, error
+    assert "Finished" in out
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["lag_max"] == 1
+    accounts = [last[f"steps_{name}"] for name in ("learned", "in_flight", "dropped")]
+    assert last["steps_collected"] == sum(accounts)
+    config = json.loads((run / "config.json").read_text())
+    assert config["experiment"]["driver"]["kind"] == "SebulbaConfig"
+    assert config["device"]["actor_threads"] == 1
+    code, out, error = call("eval", run, "--episodes", 4, "--json")
+    assert code == 0, error
+    assert json.loads(out)["return_mean"] == pytest.approx(last["evaluation_return"])
+    code, _, error = call("play", run)
+    assert code == 78
+    assert "shows no pictures" in error
+
+
+def test_bench_sebulba_and_tune_measure(tmp_path):
+    code, out, error = call(
+        "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads", 1,
+        "--seconds", 0.2, "--repetitions", 1, "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    figures = json.loads(out)
+    assert all(rate > 0 for rate in figures["steps_per_second"].values())
+    assert figures["share_of_simulator"]["training"] > 0
+    code, out, error = call("tune", "cartpole_ppo", "--seconds", 2)
+    assert code == 0, error
+    assert "Fastest: podracer train cartpole_ppo --arch sebulba --num-envs" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -95,6 +133,19 @@ def test_bench_separates_compile_time():
         (("train", "catch", "--run-dir", "runs/../../.x"), "run name"),
         (("train", "catch", "--process-id", "0"), "together"),
         (("train", "catch_a2c", "--learning-rate", "nan"), "learning_rate"),
+        (("train", "catch", "--environment", "gymnasium:CartPole-v1"), "take --arch sebulba"),
+        (("train", "cartpole_sebulba", "--environment", "gymnasium:CartPoel-v1"), "CartPole-v1"),
+        (("train", "cartpole_sebulba", "--actors", "2"), "more than the one device"),
+        (
+            ("train", "cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"),
+            "fit",
+        ),
+        (("train", "cartpole_sebulba", "--num-envs", "31", "--threads", "2"), "take 30 or 32"),
+        (("train", "cartpole_sebulba", "--lag", "-1"), "lag must be at least 0"),
+        (("train", "catch", "--arch", "sebulba", "--fused"), "fused"),
+        (("train", "atari_impala", "--game", "pnog"), "pong"),
+        (("train", "catch", "--arch", "sebluba"), "sebluba"),
+        (("tune",), "RECIPE"),
         (("eval", "nowhere"), "holds no run"),
         (("resume", "nowhere"), "holds no run"),
         (("report", "nowhere"), "holds no run"),

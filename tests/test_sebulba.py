@@ -9,20 +9,28 @@ import jax
 import numpy as np
 import pytest
 from hosts import SPEC, CounterBatch, Counters, slow
-from test_anakin import AGENTS
+from test_anakin import AGENTS, collectives_by_computation
 
 from podracer.agents.impala import Impala
 from podracer.anakin import AnakinConfig, anakin
 from podracer.driver import init_state
 from podracer.envs import make
 from podracer.envs.served import Served
+from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.rollout import no_episodes
 from podracer.sebulba import SebulbaConfig, check, sebulba, split_devices
 from podracer.sebulba.config import environment_indices
+from podracer.sebulba.driver import Team
+from podracer.sebulba.learner import abstract_on_mesh, make_update
+from podracer.sebulba.slot import Opening, blank, empty_slot, finish
+from podracer.sebulba.supervisor import Supervisor
 from podracer.types import (
+    Array,
     ConfigError,
+    Discrete,
     EnvironmentFault,
     EnvironmentSpec,
     LearnerState,
@@ -217,6 +225,92 @@ def test_numbers_of_environments_cover_all_hosts_once():
             for thread in range(threads)
         ]
         assert sorted(np.concatenate(numbers)) == list(range(hosts * 32))
+
+
+# --- the programs --------------------------------------------------------------------------------
+
+
+def update_program(name, learners=2):
+    agent, env, split, config, state = setup(
+        AGENTS[name], Served(make("catch")), devices=learners + 1, learners=learners
+    )
+    with contextlib.ExitStack() as made, Supervisor(60) as supervisor:
+        team = Team(agent, env, split, config, state, 7, supervisor, made)
+        batch = abstract_on_mesh(split.mesh, team.shard)
+    placed = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec("data"))
+    request = jax.device_put(jax.numpy.zeros(learners, np.int32), placed)
+    update = make_update(agent, split.mesh, split.threads, 1)
+    return update.lower(state, [batch] * split.threads, request).compile(), state, team, agent
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_reduction_of_the_update_can_overtake_another(name):
+    """See the same test of Anakin."""
+    several = 0
+    for waits in collectives_by_computation(update_program(name)[0].as_text()):
+        order = list(waits)
+        several += len(order) > 1
+        assert all(order[i] in waits[order[i + 1]] for i in range(len(order) - 1)), order
+    assert several >= 1, "the update reduces more than once"
+
+
+def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
+    """The learner donates its state while the actors' parameters still travel."""
+    agent, env, split, config, state = setup(env=Served(make("catch")))
+    seen = []
+    publish = Team.publish
+
+    def keep(team, params, version):
+        seen.append((version, params, jax.device_get(params)))
+        publish(team, params, version)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Team, "publish", keep)
+        run(agent, env, split, config, state, num_updates=10)
+    assert len(seen) == 12
+    for _, params, value in seen:
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), value)
+
+
+def test_nothing_is_compiled_once_it_runs():
+    progress = sebulba(*setup(env=Served(make("catch"))), seed=7, num_updates=50)
+    with contextlib.closing(progress):
+        next(progress)
+        compiles = []
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda name, *_, **__: compiles.append(name) if "compile" in name else None
+        )
+        try:
+            list(progress)
+        finally:
+            jax.monitoring.clear_event_listeners()
+    assert compiles == []
+
+
+def test_images_stay_bytes_until_they_are_in_the_network():
+    spec = EnvironmentSpec("pictures", Array((84, 84, 4), np.uint8), Discrete(6))
+    agent = Impala(network=TorsoNetwork(MLP((4,))), spec=spec)
+    params = agent.actor_params(agent.init(jax.random.key(0), 2))
+    slot = jax.eval_shape(lambda p: empty_slot(agent, spec, p, 2, 5), params)
+    assert slot.observation.dtype == np.uint8
+    _, pieces = jax.eval_shape(
+        lambda slot, o, s: finish(1, slot, Opening((), no_episodes(2)), o, s),
+        slot, *blank(spec, 2),
+    )  # fmt: skip
+    assert pieces[0].steps.timestep.observation.dtype == np.uint8
+
+
+def test_evaluation_on_the_host_plays_each_environment_once():
+    """Greedy, from a reset of its own, every row's first episode and nothing more."""
+    env = Counters()
+    agent = dataclasses.replace(Impala(network=SMALL), spec=env.spec)
+    state = agent.init(jax.random.key(0), 8)
+    result = make_evaluator(agent, env, 8)(agent.actor_params(state), jax.random.key(1))
+    assert list(result.lengths) == [3 + i % 4 for i in range(8)]
+    assert list(result.returns) == [3 + i % 4 for i in range(8)]
+    assert result.unfinished == 0
+    short = make_evaluator(agent, env, 8, max_steps=4)
+    assert short(agent.actor_params(state), jax.random.key(1)).unfinished == 4
 
 
 # --- episodes, data and accounts -----------------------------------------------------------------

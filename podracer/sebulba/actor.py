@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import HostEnvironment
+from podracer.environment import HostEnvironment, ask
 from podracer.mesh import Device
-from podracer.rollout import ActorState, Purpose, purpose_key
+from podracer.rollout import ActorState, Purpose, no_episodes, purpose_key
 from podracer.sebulba.config import SebulbaConfig
 from podracer.sebulba.inspector import Inspector
 from podracer.sebulba.queue import ClosableQueue
-from podracer.sebulba.slot import Batch, Programs, Slot, packed
+from podracer.sebulba.slot import Batch, Opening, Programs, Slot, packed
 from podracer.sebulba.supervisor import Stages
-from podracer.types import EnvironmentFault, EnvironmentSpec, Params, PyTree, TimeStep
+from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Place:
 
 
 class Actor:
-    """`run` is the thread's body. It ends with `Closed`, or with what the environment raised."""
+    """`run` and `close` are the thread's body."""
 
     def __init__(
         self,
@@ -72,17 +72,12 @@ class Actor:
         self._env, self._programs, self._config = env, programs, config
         self._inspector = Inspector(spec, len(place.indices))
         begun = jax.device_put(_begun(slot, place, config.rollout_length), place.device)
-        self._slot = jax.tree.map(jnp.copy, begun)  # donated, so no leaf may be another's
+        # Donated, so no leaf may be another's.
+        self._slot, self._opening = jax.tree.map(jnp.copy, begun)
         self._keys = jax.device_put(_row_keys(run_key, place.indices), place.device)
 
     def run(self) -> None:
-        """Roll out until a queue is closed; then close the environments."""
-        try:
-            self._run()
-        finally:
-            self._env.close()
-
-    def _run(self) -> None:
+        """Roll out until a queue is closed, which ends it with `Closed`, or until a fault."""
         self.stages.enter("environment")
         timestep = self._asked(self._begin)
         newest: Parameters | None = None
@@ -103,18 +98,26 @@ class Actor:
                 self.stages.enter("environment")
                 timestep = self._asked(lambda chosen=chosen: self._env.step(chosen))
             self.stages.enter("transfer")
-            self._slot, shards = self._programs.finish(self._slot, *packed(timestep))
+            self._opening, shards = self._programs.finish(
+                self._slot, self._opening, *packed(timestep)
+            )
             shards = [
                 jax.device_put(shard, device)
                 for shard, device in zip(shards, self.place.learners, strict=True)
             ]
+            # The final timestep may lie in memory that the environments' next step writes.
+            jax.block_until_ready(shards)
             self.finished += 1
+            self.stages.enter("environment")
+            env_state, faults = ask(self.place.name, self._aside)
             self.stages.enter("queue")
-            env_state = getattr(self._env, "snapshot", tuple)()
-            self.rollouts.put(
-                Rollout(shards, versions, self.stages.take(), self._faults(), env_state)
-            )
+            self.rollouts.put(Rollout(shards, versions, self.stages.take(), faults, env_state))
             rollout += 1
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.stages.enter("environment")
+        ask(self.place.name, self._env.close)
 
     def _begin(self) -> TimeStep:
         """The first timestep, after a reset or where the environments stood."""
@@ -144,37 +147,32 @@ class Actor:
         return newest
 
     def _asked(self, question: Callable[[], TimeStep]) -> TimeStep:
-        """What the environments answer, inspected; what they raise becomes `EnvironmentFault`."""
-        try:
-            timestep = question()
-        except EnvironmentFault:
-            raise
-        except Exception as error:
-            raise EnvironmentFault(
-                f"{self.place.name}: the environment raised {type(error).__name__}: {error}"
-            ) from error
-        return self._inspector.inspect(timestep)
+        """The timestep that the environments answer with, inspected."""
+        return self._inspector.inspect(ask(self.place.name, question))
 
-    def _faults(self) -> dict[str, int]:
+    def _aside(self) -> tuple[PyTree, dict[str, int]]:
+        """Where the environments stand, and rows of bad data by kind."""
+        env_state = getattr(self._env, "snapshot", tuple)()
         total = dict(self._inspector.faults)
         for kind, count in getattr(self._env, "faults", {}).items():
             total[kind] = total.get(kind, 0) + count
-        return total
+        return env_state, total
 
 
 STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 
 
-def _begun(slot: Slot, place: Place, length: int) -> Slot:
-    """An empty slot, at the place where this actor begins."""
+def _begun(slot: Slot, place: Place, length: int) -> tuple[Slot, Opening]:
+    """An empty slot and its opening, where this actor begins."""
     slot = dataclasses.replace(slot, moment=jnp.uint32(place.first_rollout * length))
+    opening = Opening(slot.carry, no_episodes(len(place.indices)))
     if place.standing is None:
-        return slot
+        return slot, opening
     carry, past = place.standing.carry, place.standing.episodes
     episodes = dataclasses.replace(
-        slot.episodes, running_return=past.running_return, running_length=past.running_length
+        opening.episodes, running_return=past.running_return, running_length=past.running_length
     )
-    return dataclasses.replace(slot, carry=carry, opening=carry, episodes=episodes)
+    return dataclasses.replace(slot, carry=carry), Opening(carry, episodes)
 
 
 def _row_keys(run_key: jax.Array, indices: np.ndarray) -> jax.Array:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,14 @@ import numpy as np
 
 from podracer.agent import Agent, check_agent
 from podracer.driver import STOP, Progress, TrainState, report
-from podracer.environment import HostEnvironments
+from podracer.environment import HostEnvironments, ask
 from podracer.mesh import SHARDED, shardings
 from podracer.rollout import ActorState, no_episodes
 from podracer.sebulba.actor import STAGES, Actor, Parameters, Place, Rollout
 from podracer.sebulba.config import SebulbaConfig, Split, environment_indices
 from podracer.sebulba.learner import abstract_on_mesh, make_update, on_mesh
 from podracer.sebulba.queue import Closed
-from podracer.sebulba.slot import Batch, Programs, Slot, blank, empty_slot, make_programs
+from podracer.sebulba.slot import Batch, Opening, Programs, Slot, blank, empty_slot, make_programs
 from podracer.sebulba.supervisor import Stages, Supervisor
 from podracer.types import ConfigError, EnvironmentSpec, Metrics, Params, PyTree
 
@@ -56,25 +56,26 @@ def sebulba(
     num_updates: int,
     request: Callable[[], int] = lambda: 0,
     boundary: Callable[[int], bool] = lambda updates: False,
-) -> Iterator[Progress]:
+) -> Generator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done.
 
     `seed` is the run's, which the environments are reset with. A state with `actor` set, for
     lock-step in environments that can say where they stand (see `envs/served.py`), goes on from
-    there, exactly. Progress comes every
-    `updates_per_chunk` updates and is a boundary, with `Progress.state` set, as in `anakin`; a
-    single host that is asked to stop does so after the update at hand. Close the iterator to stop:
-    when that returns, no thread, process or memory of it is left.
+    there, exactly. Progress comes every `updates_per_chunk` updates and is a boundary, with
+    `Progress.state` set, as in `anakin`; a single host that is asked to stop does so after the
+    update at hand. Close the iterator to stop: when that returns, no thread, process or memory of
+    it is left.
 
     Raises what the component met that failed first, with its name in the exception's `component`:
     `EnvironmentFault` for environments, `NonFiniteError` as Anakin does.
     """
     began = time.perf_counter()
-    with Supervisor(config.step_seconds) as supervisor:
-        team = Team(agent, env, split, config, state, seed, supervisor)
+    with contextlib.ExitStack() as made, Supervisor(config.step_seconds) as supervisor:
+        team = Team(agent, env, split, config, state, seed, supervisor, made)
         learner = Learner(agent, split, config, team, state, request)
         compile_seconds = time.perf_counter() - began
         team.start()
+        made.pop_all()  # from now on each thread closes its own
         state = dataclasses.replace(state, actor=())
         several = jax.process_count() > 1
         updates, asked = team.first_update, 0
@@ -97,6 +98,11 @@ def sebulba(
             learner.resume()
 
 
+def native_threads(config: SebulbaConfig, split: Split) -> int:
+    """Threads or processes that step the environments of one actor thread."""
+    return config.env_threads or max(1, (os.cpu_count() or 1) // split.threads)
+
+
 class Team:
     """The actors of this host."""
 
@@ -109,10 +115,12 @@ class Team:
         state: TrainState,
         seed: int,
         supervisor: Supervisor,
+        made: contextlib.ExitStack,
     ) -> None:
         self._env, self._split, self._config = env, split, config
         self._supervisor = supervisor
         self._latest: list[Rollout] = []
+        self._taken: list[Rollout] = []
         self._filled: list[Any] = []
         self.first_update = int(jax.device_get(state.update))
         # Copied, or the first update would donate them away.
@@ -129,32 +137,35 @@ class Team:
         self._offset = config.num_envs // hosts * host
         self._exact = config.lag == 0 and bool(jax.tree.leaves(state.actor))
         standing = _own_rows(state.actor) if self._exact else None
-        with contextlib.ExitStack() as made:
-            self._actors: list[Actor] = []
-            for number in range(split.threads):
-                threads = config.env_threads or max(1, (os.cpu_count() or 1) // split.threads)
-                batch = env.make(split.num_envs, threads)
-                made.callback(batch.close)
-                indices = environment_indices(split, number, host, hosts)
-                rows = indices - self._offset
-                place = Place(
-                    name=f"actor {number}",
-                    device=split.actors[number // config.threads],
-                    learners=split.learners,
-                    indices=indices,
-                    first_rollout=self.first_update,
-                    seed=seed,
-                    standing=jax.tree.map(lambda x, rows=rows: x[rows], standing),
-                )
-                self._actors.append(Actor(batch, env.spec, place, programs, slot, key, config))
-            made.pop_all()  # from now on each thread closes its own
+        self._actors: list[Actor] = []
+        for number in range(split.threads):
+            name = f"actor {number}"
+            threads = native_threads(config, split)
+            try:
+                batch = ask(name, partial(env.make, split.num_envs, threads))
+            except Exception as error:
+                supervisor.fail(name, error)
+                raise
+            made.callback(batch.close)
+            indices = environment_indices(split, number, host, hosts)
+            rows = indices - self._offset
+            place = Place(
+                name=name,
+                device=split.actors[number // config.threads],
+                learners=split.learners,
+                indices=indices,
+                first_rollout=self.first_update,
+                seed=seed,
+                standing=jax.tree.map(lambda x, rows=rows: x[rows], standing),
+            )
+            self._actors.append(Actor(batch, env.spec, place, programs, slot, key, config))
 
     def start(self) -> None:
         """One thread for each batch of environments."""
         for actor in self._actors:
             self._supervisor.owns(actor.parameters)
             self._supervisor.owns(actor.rollouts)
-            self._supervisor.start(actor.place.name, actor.stages, actor.run)
+            self._supervisor.start(actor.place.name, actor.stages, actor.run, actor.close)
         # Without a lag the first rollout needs these; each update of lag, one rollout more.
         for _ in range((self._config.lag or 0) + 1):
             self.publish(self._params, self.first_update)
@@ -163,22 +174,22 @@ class Team:
         """Send parameters, on a device of this host, to every actor device."""
         by_device = {d: jax.device_put(params, d) for d in {a.place.device for a in self._actors}}
         for actor in self._actors:
-            actor.parameters.put_newest(Parameters(by_device[actor.place.device], version))
+            with contextlib.suppress(Closed):  # a fault, which `collect` raises
+                actor.parameters.put_newest(Parameters(by_device[actor.place.device], version))
 
     def collect(self, give_up: Callable[[], bool]) -> list[Rollout] | None:
         """The next trajectory of every actor, in their order; None if it is time to give up.
 
         Raises the first fault of any thread.
         """
-        taken = []
         self._filled.append(np.mean([len(actor.rollouts) for actor in self._actors]))
-        for actor in self._actors:
+        for actor in self._actors[len(self._taken) :]:  # some, if it was given up before
             rollout = self._next(actor, give_up)
             if rollout is None:
                 return None
-            taken.append(rollout)
-        self._latest = taken
-        return taken
+            self._taken.append(rollout)
+        self._latest, self._taken = self._taken, []
+        return self._latest
 
     def _next(self, actor: Actor, give_up: Callable[[], bool]) -> Rollout | None:
         while True:
@@ -303,7 +314,7 @@ class Learner:
         self._stages.enter("report")
         progress = report(updates, _total(self._values))
         own = self._stages.take()
-        metrics = {**progress.metrics, **_who_waits(self._travels, own)}
+        metrics = {**progress.metrics, **_who_waits(self._travels, own, self._split.threads)}
         metrics["queue_occupancy"] = self._team.occupancy()
         latest = self._travels[-self._split.threads :]  # each counts since its actor began
         metrics["environment_faults"] = sum(sum(travel.faults.values()) for travel in latest)
@@ -324,21 +335,25 @@ class Travel:
     faults: dict[str, int]
 
 
-def _who_waits(travels: list[Travel], learner: dict[str, float]) -> dict[str, float | None]:
+def _who_waits(
+    travels: list[Travel], learner: dict[str, float], threads: int
+) -> dict[str, float | None]:
     """Policy lag, and how actors and learner spent their time.
 
     Idle is who waits for the other: an actor for parameters or for room in its queue, the learner
     for trajectories. Seconds are of one actor thread, the mean over all.
     """
     lags = np.stack([travel.lags for travel in travels])
-    seconds = {stage: sum(travel.seconds[stage] for travel in travels) for stage in STAGES}
-    waited = seconds["parameters"] + seconds["queue"]
-    busy = learner["collect"] + learner["learn"]
+    actor = {stage: sum(travel.seconds[stage] for travel in travels) / threads for stage in STAGES}
+    waits = actor["parameters"] + actor["queue"]
+    works = learner["collect"] + learner["learn"]
     return {
         "lag_mean": float(lags.mean()),
         "lag_max": int(lags.max()),
-        "actor_idle": waited / max(sum(seconds.values()), 1e-9),
-        "learner_idle": learner["collect"] / max(busy, 1e-9),
+        "actor_idle": waits / max(sum(actor.values()), 1e-9),
+        "learner_idle": learner["collect"] / max(works, 1e-9),
+        **{f"actor_time_{stage}": seconds for stage, seconds in actor.items()},
+        **{f"learner_time_{stage}": seconds for stage, seconds in learner.items()},
     }
 
 
@@ -378,7 +393,8 @@ def _compiled(
         keys = put(jax.random.split(jax.random.key(0), split.num_envs))
         copy = jax.tree.map(jnp.copy, put(slot))
         observation, signals = blank(spec, split.num_envs)
+        opening = put(Opening(jax.tree.map(jnp.copy, slot.carry), no_episodes(split.num_envs)))
         copy, _ = programs.infer(put(params), copy, keys, observation, signals)
-        _, shards = programs.finish(copy, observation, signals)
+        _, shards = programs.finish(copy, opening, observation, signals)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shards[0])
     return shapes

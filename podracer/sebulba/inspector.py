@@ -40,14 +40,16 @@ class Inspector:
             self._check("observation", leaf, shape, dtype)
         for name, dtype in self._flags.items():
             self._check(name, getattr(timestep, name), (self._num_envs,), dtype)
-        bad = ~(np.isfinite(timestep.reward) & np.isfinite(timestep.discount))
-        for leaf in leaves:
-            if leaf.dtype.kind == "f":
-                bad = bad | ~np.isfinite(leaf).reshape(self._num_envs, -1).all(axis=1)
+        floats = [timestep.reward, timestep.discount]
+        floats += [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+        if all(np.isfinite(x).all() for x in floats) and not self._lost.any():
+            return timestep
+        rows = [np.isfinite(x).reshape(self._num_envs, -1).all(axis=1) for x in floats]
+        bad = ~np.logical_and.reduce(rows)
         if bad.any():
             self.faults["not_finite"] = self.faults.get("not_finite", 0) + int(bad.sum())
         self._lost = (self._lost & ~timestep.first) | bad
-        return self._without(timestep, self._lost) if self._lost.any() else timestep
+        return self._without(timestep, self._lost)
 
     def _without(self, timestep: TimeStep, lost: np.ndarray) -> TimeStep:
         def empty(leaf: np.ndarray) -> np.ndarray:

@@ -64,37 +64,43 @@ def over_rows(function: Callable[..., Any], *batches: Batch) -> Batch:
 
 @struct
 class Slot:
-    """A trajectory in the making, on the actor's device."""
+    """A trajectory in the making, on the actor's device; few leaves, as each costs every step."""
 
-    steps: Step  # [T, b, ...]
+    observation: PyTree  # [T, b, ...]
+    signals: jax.Array  # f32 [T, 4, b], the rest of each timestep, see `packed`
+    action: PyTree  # [T, b, ...]
+    extras: PyTree  # [T, b, ...]
     carry: Carry  # [b, ...], the agent's memory now
-    opening: Carry  # [b, ...], the memory at steps[0]
-    episodes: Episodes  # [b], running sums at steps[0]
-    position: jax.Array  # i32, the next step to write, 0 .. T-1
-    moment: jax.Array  # u32, that step's number in the run
+    moment: jax.Array  # u32, the number of the next step in the run
+
+    @property
+    def steps(self) -> Step:
+        """Of the whole trajectory, once it is complete."""
+        reward, discount, first, last = jnp.moveaxis(self.signals, 1, 0)
+        timestep = TimeStep(self.observation, reward, discount, first > 0, last > 0)
+        return Step(timestep, self.action, self.extras)
+
+
+@struct
+class Opening:
+    """Where a trajectory began, all `[b, ...]`."""
+
+    carry: Carry
+    episodes: Episodes  # running sums
 
 
 def empty_slot(
     agent: Agent, spec: EnvironmentSpec, params: Params, num_envs: int, length: int
 ) -> Slot:
     """A slot of zeros for `num_envs` rows, the memory empty."""
-    carry = agent.carry(num_envs)
-    steps = jax.eval_shape(partial(_first_step, agent, spec, num_envs), params)
-    return Slot(
-        steps=jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), steps),
-        carry=carry,
-        opening=jax.tree.map(jnp.copy, carry),
-        episodes=no_episodes(num_envs),
-        position=jnp.int32(0),
-        moment=jnp.uint32(0),
-    )
-
-
-def _first_step(agent: Agent, spec: EnvironmentSpec, num_envs: int, params: Params) -> Step:
-    timestep = unpacked(*blank(spec, num_envs))
+    observation, signals = blank(spec, num_envs)
     keys = jax.random.split(jax.random.key(0), num_envs)
-    action, extras, _ = agent.act(params, agent.carry(num_envs), timestep, keys, True)
-    return Step(timestep, action, extras)
+    carry = agent.carry(num_envs)
+    action, extras, _ = agent.act(params, carry, unpacked(observation, signals), keys, True)
+    columns = jax.tree.map(
+        lambda x: jnp.zeros((length, *x.shape), x.dtype), (observation, signals, action, extras)
+    )
+    return Slot(*columns, carry=carry, moment=jnp.uint32(0))
 
 
 def blank(spec: EnvironmentSpec, num_envs: int) -> tuple[PyTree, np.ndarray]:
@@ -128,40 +134,39 @@ def infer(
     signals: jax.Array,
 ) -> tuple[Slot, jax.Array]:
     """Choose actions for a timestep and write both into the slot. `keys [b]` are the rows' own."""
-    timestep = unpacked(observation, signals)
     now = jax.vmap(lambda key: jax.random.fold_in(key, slot.moment))(keys)
+    timestep = unpacked(observation, signals)
     action, extras, carry = agent.act(params, slot.carry, timestep, now, True)
+    position = slot.moment % slot.signals.shape[0]  # runs begin at whole trajectories
 
     def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(buffer, value, slot.position, 0)
+        return jax.lax.dynamic_update_index_in_dim(buffer, value, position, 0)
 
-    steps = jax.tree.map(write, slot.steps, Step(timestep, action, extras))
-    new = dataclasses.replace(
-        slot, steps=steps, carry=carry, position=slot.position + 1, moment=slot.moment + 1
-    )
-    return new, action
+    columns = (slot.observation, slot.signals, slot.action, slot.extras)
+    columns = jax.tree.map(write, columns, (observation, signals, action, extras))
+    return Slot(*columns, carry=carry, moment=slot.moment + 1), action
 
 
 def finish(
-    num_shards: int, slot: Slot, observation: PyTree, signals: jax.Array
-) -> tuple[Slot, list[Batch]]:
-    """Close a trajectory with its final timestep and split its rows; the slot begins anew.
+    num_shards: int, slot: Slot, opening: Opening, observation: PyTree, signals: jax.Array
+) -> tuple[Opening, list[Batch]]:
+    """Close a trajectory with its final timestep and split its rows; and where the next begins.
 
     An episode that begins without an end before it was lost to a fault: the transition that leads
     there is cut, as if the timestep before it had been a time-out, and the episode is not counted.
     """
-    final = unpacked(observation, signals)
-    before = dataclasses.replace(slot.steps.timestep, observation=())
-    after = Trajectory(slot.steps, final, (), ()).after()
+    steps, final = slot.steps, unpacked(observation, signals)
+    before = dataclasses.replace(steps.timestep, observation=())
+    after = Trajectory(steps, final, (), ()).after()
 
     def count(episodes: Episodes, pair: tuple[TimeStep, TimeStep]) -> tuple[Episodes, None]:
         return track(episodes, *pair), None
 
-    episodes, _ = jax.lax.scan(count, slot.episodes, (before, after))
+    episodes, _ = jax.lax.scan(count, opening.episodes, (before, after))
     broken = after.first & ~before.last & (after.discount > 0)
-    timestep = dataclasses.replace(slot.steps.timestep, last=before.last | broken)
-    steps = dataclasses.replace(slot.steps, timestep=timestep)
-    whole = Batch(steps, Edges(final, slot.opening, slot.carry, episodes))
+    timestep = dataclasses.replace(steps.timestep, last=before.last | broken)
+    steps = dataclasses.replace(steps, timestep=timestep)
+    whole = Batch(steps, Edges(final, opening.carry, slot.carry, episodes))
     num_envs = final.reward.shape[0]
     width = num_envs // num_shards
 
@@ -176,8 +181,7 @@ def finish(
         running_return=episodes.running_return,
         running_length=episodes.running_length,
     )
-    new = dataclasses.replace(slot, opening=slot.carry, episodes=running, position=jnp.int32(0))
-    return new, [piece(index) for index in range(num_shards)]
+    return Opening(slot.carry, running), [piece(index) for index in range(num_shards)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,12 +189,12 @@ class Programs:
     """The compiled programs of the actors of one device."""
 
     infer: Callable[..., tuple[Slot, jax.Array]]
-    finish: Callable[..., tuple[Slot, list[Batch]]]
+    finish: Callable[..., tuple[Opening, list[Batch]]]
 
 
 def make_programs(agent: Agent, num_shards: int) -> Programs:
     """Programs for actors whose rows are split over `num_shards` learner devices."""
     return Programs(
         jax.jit(partial(infer, agent), donate_argnums=1),
-        jax.jit(partial(finish, num_shards), donate_argnums=0),
+        jax.jit(partial(finish, num_shards), donate_argnums=1),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import sys
 import threading
@@ -45,7 +46,11 @@ class Stages:
 
 
 class Supervisor:
-    """Starts threads, hears of their faults, and stops them. A context: nothing outlives it."""
+    """Starts threads, hears of their faults, and stops them. A context: nothing outlives it.
+
+    The first fault of all, the caller's own included, is the one that comes out of the context.
+    What components meet after that, or after the order to stop, is only printed.
+    """
 
     def __init__(self, step_seconds: float) -> None:
         self._step_seconds = step_seconds
@@ -53,22 +58,27 @@ class Supervisor:
         self._closables: list[Closable] = []
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
+        self._stopping = False
 
     def owns(self, closable: Closable) -> None:
         """Close this when the threads are to stop."""
         self._closables.append(closable)
 
-    def start(self, name: str, stages: Stages, run: Callable[[], None]) -> None:
-        """Run a component in a thread of its own. `Closed` is its order to end."""
+    def start(
+        self, name: str, stages: Stages, run: Callable[[], None], close: Callable[[], None]
+    ) -> None:
+        """Run a component, and then close it, in a thread. `Closed` is its order to end."""
 
         def body() -> None:
-            try:
-                run()
-            except Closed:
-                pass
-            except BaseException as error:
-                self.fail(name, error)
+            for part in (run, close):  # a fault is known before the closing, which may hang
+                try:
+                    part()
+                except Closed:
+                    pass
+                except BaseException as error:
+                    self.fail(name, error)
 
+        stages.since = time.perf_counter()
         thread = threading.Thread(target=body, name=f"podracer-{name}", daemon=True)
         self._threads[name] = (thread, stages)
         thread.start()
@@ -76,10 +86,16 @@ class Supervisor:
     def fail(self, component: str, error: BaseException) -> None:
         """Note a fault, if it is the first, and have everything stop."""
         with self._lock:
-            if self._fault is None:
+            late = self._stopping or self._fault is not None
+            if not late:
                 error.component = component  # type: ignore[attr-defined]
                 self._fault = error
         self._close()
+        if late and not isinstance(error, Closed):
+            print(
+                f"podracer: {component}, while all stopped: {type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
 
     def check(self) -> None:
         """Raise the first fault, or one for an environment that does not answer."""
@@ -88,7 +104,8 @@ class Supervisor:
             silent = now - stages.since
             if stages.stage == "environment" and silent > self._step_seconds:
                 print(f"podracer: {name} hangs; all stacks follow.", file=sys.stderr, flush=True)
-                faulthandler.dump_traceback(all_threads=True)
+                with contextlib.suppress(Exception):  # a notebook's stderr is no file
+                    faulthandler.dump_traceback(all_threads=True)
                 self.fail(
                     name,
                     EnvironmentFault(f"{name}: the environment did not answer for {silent:.0f} s."),
@@ -105,6 +122,10 @@ class Supervisor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if isinstance(error, Exception) and error is not self._fault:
+            self.fail("learner", error)
+        with self._lock:
+            self._stopping = True
         self._close()
         deadline = time.monotonic() + JOIN_SECONDS
         for name, (thread, stages) in self._threads.items():
@@ -112,6 +133,8 @@ class Supervisor:
             thread.join(max(0.0, deadline - time.monotonic()) if patience is None else patience)
             if thread.is_alive():
                 print(f"podracer: left {name} behind in stage {stages.stage}.", file=sys.stderr)
+        if self._fault is not None and self._fault is not error:
+            raise self._fault
 
     def _hangs(self, stages: Stages) -> bool:
         return time.perf_counter() - stages.since > self._step_seconds

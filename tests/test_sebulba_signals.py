@@ -1,0 +1,265 @@
+"""Sebulba in real processes: faults, signals, kills and several hosts, through the command line."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from child import environment, fingerprint, finish, records, start, wait_for_lines
+
+pytestmark = pytest.mark.timeout(280)
+
+NUM_ENVS, LENGTH, CHUNK = 16, 8, 5
+STEPS = NUM_ENVS * LENGTH
+RUN = (
+    "train", "cartpole_ppo", "--arch", "sebulba", "--num-envs", NUM_ENVS, "--rollout-length", LENGTH,
+    "--updates-per-chunk", CHUNK, "--hidden", 16, "--evaluations", 2, "--evaluation-episodes", 5,
+    "--minibatches", 2, "--epochs", 2, "--devices", 1,
+)  # fmt: skip
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_accounts(run, bound):
+    """Every step that was collected is learned, in flight or dropped, and few are in flight."""
+    previous = {"steps_collected": 0, "steps_dropped": 0, "updates": 0}
+    for line in lines(run):
+        learned, flying, dropped = (
+            line[f"steps_{name}"] for name in ("learned", "in_flight", "dropped")
+        )
+        assert learned == line["updates"] * STEPS
+        assert line["steps_collected"] == learned + flying + dropped
+        assert 0 <= flying <= bound, line
+        assert dropped >= previous["steps_dropped"]
+        assert line["steps_collected"] >= previous["steps_collected"]
+        assert line["updates"] > previous["updates"]
+        previous = line
+
+
+# With a lag of n rollouts are collected at most n ahead; without one, as many as there is room for.
+BOUND = {0: 1, 1: 2, None: 3}
+
+
+@pytest.mark.parametrize("lag", [0, 1, None])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
+    run = tmp_path / "run"
+    arguments = (*RUN, "--lag", lag, "--save-seconds", 0, "--run-dir", run)
+    process = start(*arguments, "--frames", STEPS * 4000)
+    for _ in range(2):
+        before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
+        wait_for_lines(process, run, before + 4)
+        process.send_signal(number)
+        code, _, error = finish(process)
+        assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL), error
+        assert not (run / "crash.json").exists()
+        saved = max(int(step.name) for step in (run / "checkpoints").glob("[0-9]*"))
+        if number == signal.SIGTERM:
+            assert saved == lines(run)[-1]["updates"]
+        check_accounts(run, BOUND[lag] * STEPS)
+        process = start("resume", run)
+    before = len(lines(run))
+    wait_for_lines(process, run, before + 2)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 75
+    check_accounts(run, BOUND[lag] * STEPS)
+    updates = [line["updates"] for line in lines(run)]
+    ends = [update for update in updates if update % CHUNK == 0]
+    assert ends == list(range(CHUNK, updates[-1] + 1, CHUNK))  # none twice, none left out
+    if lag != 0:
+        assert lines(run)[-1]["steps_dropped"] >= 0
+
+
+def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
+    arguments = (*RUN, "--lag", 0, "--save-seconds", 0, "--frames", STEPS * 400)
+    twin, run = tmp_path / "twin", tmp_path / "run"
+    code, _, error = finish(start(*arguments, "--run-dir", twin))
+    assert code == 0, error
+    process = start(*arguments, "--run-dir", run)
+    for number, expected in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)):
+        before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
+        wait_for_lines(process, run, before + 3)
+        process.send_signal(number)
+        code, _, error = finish(process)
+        assert code == expected, error
+        assert lines(run)[-1]["updates"] < 400, "too late to interrupt anything"
+        process = start("resume", run)
+    code, _, error = finish(process)
+    assert code == 0, error
+    assert fingerprint(run) == fingerprint(twin)
+
+
+def test_two_runs_have_one_fingerprint(tmp_path):
+    runs = [tmp_path / name for name in ("one", "two")]
+    for run in runs:
+        code, _, error = finish(start(*RUN, "--frames", STEPS * 60, "--run-dir", run))
+        assert code == 0, error
+    assert fingerprint(runs[0]) == fingerprint(runs[1])
+    drop = ("steps_collected", "steps_in_flight")  # depend on the clock
+    one, two = (
+        [{k: v for k, v in r.items() if k not in drop} for r in records(run)] for run in runs
+    )
+    assert one == two
+
+
+# --- children with faults or several hosts -------------------------------------------------------
+
+CHILD = """
+import hashlib, json, os, pathlib, sys, threading, time
+import numpy as np
+import podracer.envs
+from hosts import Counters
+from podracer import cli
+
+kind, *arguments = sys.argv[1:]
+indices = {}
+
+def at(place, batch):
+    if place != "step":
+        return
+    indices[id(batch)] = batch.seeds[1]
+    if batch.steps == 100 and batch.indices[0] == 0:
+        if kind == "raise":
+            raise RuntimeError("a fault for the test")
+        if kind == "leave":
+            sys.exit(0)
+        if kind == "hang":
+            threading.Event().wait()
+    if kind == "nonsense" and batch.steps == 100:
+        batch.num_envs = 3
+        batch.indices, batch.at, batch.ended = (x[:3] for x in (batch.indices, batch.at, batch.ended))
+        batch.episode = batch.episode[:3]
+
+podracer.envs.make = lambda name: Counters(at=at)
+
+if kind == "learner":
+    from podracer.sebulba import driver
+    on_mesh, calls = driver.on_mesh, []
+    def failing(*args):
+        calls.append(0)
+        if len(calls) == 50:
+            raise RuntimeError("a fault for the test")
+        return on_mesh(*args)
+    driver.on_mesh = failing
+
+if kind == "hosts":
+    import jax
+    from podracer import training
+    train = training.train
+    def told(*args, **options):
+        result = train(*args, **options)
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(result.state.shared):
+            digest.update(np.asarray(leaf.addressable_shards[0].data).tobytes())
+        numbers = sorted(i for some in indices.values() for i in some)
+        print(json.dumps({"shared": digest.hexdigest(), "numbers": numbers,
+                          "updates": result.metrics["updates"]}), flush=True)
+        return result
+    training.train = told
+
+code = 0
+try:
+    cli.main(arguments)
+except SystemExit as leaving:
+    code = leaving.code
+tasks = pathlib.Path("/proc/self/task").glob("*/children")
+maps = pathlib.Path("/proc/self/maps").read_text()
+if kind != "hosts":
+    print(json.dumps({
+        "threads": [t.name for t in threading.enumerate() if t.name.startswith("podracer-actor")],
+        "children": [child for task in tasks for child in task.read_text().split()],
+        "shared": "/dev/shm" in maps,
+    }), flush=True)
+sys.exit(code)
+"""
+
+
+def child(kind, *arguments):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, kind, *map(str, arguments)],
+        env=environment(PYTHONPATH=path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "component", "words"),
+    [
+        ("raise", 72, "actor 0", "the environment raised RuntimeError: a fault for the test"),
+        ("leave", 72, "actor 0", "the environment raised SystemExit: 0"),
+        ("hang", 72, "actor 0", "the environment did not answer for"),
+        ("nonsense", 72, r"actor \d", "observation must be"),
+        ("learner", 70, "learner", "a fault for the test"),
+    ],
+)
+def test_a_fault_ends_the_process_with_its_code(kind, code, component, words, tmp_path):
+    run = tmp_path / "run"
+    options = () if kind != "hang" else ("--step-seconds", 1)
+    process = child(kind, *RUN, *options, "--frames", STEPS * 4000, "--run-dir", run)
+    got, out, error = finish(process)
+    assert got == code, error
+    crash = json.loads((run / "crash.json").read_text())
+    assert crash["code"] == code
+    assert re.fullmatch(component, crash["component"])
+    assert words in crash["message"]
+    assert words in error
+    left = json.loads(out.splitlines()[-1])
+    behind = ["podracer-actor 0"] if kind == "hang" else []
+    assert left == {"threads": behind, "children": [], "shared": False}
+    assert ("all stacks follow" in error) == (kind == "hang")
+
+
+def hosts(kind, *arguments, number=2):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    several = ("--coordinator", address, "--num-processes", number)
+    return [child(kind, *arguments, *several, "--process-id", i) for i in range(number)]
+
+
+def end(processes, expected):
+    """All must leave with this code; what each said at last."""
+    results = [finish(process) for process in processes]
+    assert [code for code, _, _ in results] == [expected] * len(processes), results
+    said = [[x for x in out.splitlines() if x.startswith('{"shared"')] for _, out, _ in results]
+    return [json.loads(x[-1]) for x in said]
+
+
+HOSTS = (*RUN[:-1], 2)  # devices of all hosts
+
+
+def test_two_hosts_hold_the_same_parameters_and_other_environments(tmp_path):
+    run = tmp_path / "run"
+    one, two = end(hosts("hosts", *HOSTS, "--frames", STEPS * 20, "--run-dir", run), 0)
+    assert one["shared"] == two["shared"]
+    assert one["numbers"] == list(range(8))
+    assert two["numbers"] == list(range(8, 16))
+    device = json.loads((run / "config.json").read_text())["device"]
+    assert (device["processes"], device["devices"]) == (2, 2)
+    for line in lines(run):  # of the first host
+        assert line["steps_learned"] == line["updates"] * STEPS // 2
+        assert line["steps_collected"] == line["steps_learned"] + line["steps_in_flight"]
+
+
+def test_a_signal_to_one_host_stops_both_at_one_update(tmp_path):
+    run = tmp_path / "run"
+    processes = hosts(
+        "hosts", *HOSTS, "--frames", STEPS * 40_000, "--save-seconds", 0, "--run-dir", run
+    )
+    wait_for_lines(processes[0], run, 3)
+    processes[1].send_signal(signal.SIGTERM)
+    one, two = end(processes, 75)
+    assert one["shared"] == two["shared"]
+    assert one["updates"] == two["updates"] == lines(run)[-1]["updates"]
+    saved = max(int(step.name) for step in (run / "checkpoints").glob("[0-9]*"))
+    assert saved == one["updates"]
