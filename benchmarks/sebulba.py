@@ -1,0 +1,129 @@
+"""Sebulba: what the simulator could give, and what is left of it with acting and with learning.
+
+IMPALA with a small network, on one CPU device that actors and learner share. Parts: the simulator
+alone at the same batch and threads, with inference, with learning, and beside them a loop by hand
+with one thread. `--figure` chooses: `parts` (classic control, and Atari Pong), `batch` (figure 4b of
+Hessel et al. 2021: actor batches 32, 64, 128 at T 60), `threads` (one and two actor threads), `lag`
+(0, 1 and none). Environments whose package is missing are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any
+
+import jax
+from harness import append, parse, parser
+
+from podracer import envs
+from podracer.agents.impala import Impala
+from podracer.mesh import find_devices
+from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.sebulba import SebulbaConfig, bench
+from podracer.types import ConfigError
+
+CONTROL = ("envpool:CartPole-v1", (32,), SebulbaConfig(2048, 20))
+PONG = ("atari:pong", (256,), SebulbaConfig(64, 20))
+
+
+def setting(environment: str, hidden: tuple[int, ...], config: SebulbaConfig) -> bench.Setting:
+    env = envs.make(environment)
+    pictures = len(getattr(env.spec.observation, "shape", ())) == 3
+    torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
+    return bench.setting(Impala(network=TorsoNetwork(torso)), env, config, find_devices(1))
+
+
+def parts(options: Any) -> None:
+    for environment, hidden, config in (CONTROL, ("gymnasium:CartPole-v1", (32,),
+                                                  SebulbaConfig(64, 20)), PONG):  # fmt: skip
+        try:
+            what = setting(environment, hidden, config)
+        except ConfigError as error:
+            print(f"left out: {error}")
+            continue
+        figures = bench.compare(what, options.seconds, options.repetitions)
+        about = {"benchmark": "Sebulba's parts", "environment": environment, "hidden": list(hidden)}
+        append(options.out, {**about, **figures})
+        print(f"\n{environment}, {config.num_envs} environments, {config.threads} threads")
+        for name, speed in figures["steps_per_second"].items():
+            share = figures["share_of_simulator"].get(name)
+            over = figures["over_plain_loop"].get(name)
+            more = f"{share:>8.0%} of simulator{over:>7.2f} x plain loop" if share else ""
+            print(f"  {name:22}{speed:>12,.0f} steps/s{more}", flush=True)
+
+
+def series(title: str, choices: list[tuple[Any, ...]], options: Any) -> None:
+    """Training and acting at several settings, which take turns."""
+    made = [(label, setting(*what)) for label, *what in choices]
+    turns = []
+    for _ in range(options.repetitions):
+        turn = []
+        for _, what in made:
+            rate, metrics = bench.training(what, options.seconds)
+            turn.append((bench.acting(what, options.seconds), rate, metrics))
+        turns.append(turn)
+    print(
+        f"\n{title}\n  {'':24}{'acting':>10}{'training':>10}{'lag':>6}{'idle: actors, learner':>24}"
+    )
+    for i, (label, what) in enumerate(made):
+        acting = statistics.median(turn[i][0] for turn in turns)
+        training = statistics.median(turn[i][1] for turn in turns)
+        last = turns[-1][i][2]
+        idle = f"{last['actor_idle']:>14.0%}{last['learner_idle']:>10.0%}"
+        print(f"  {label:24}{acting:>10,.0f}{training:>10,.0f}{last['lag_mean']:>6.1f}{idle}",
+              flush=True)  # fmt: skip
+        record = {
+            "benchmark": title, "setting": label, **dataclasses.asdict(what.config),
+            "acting_steps_per_second": acting, "training_steps_per_second": training,
+            "repetitions": [turn[i][:2] for turn in turns],
+            **{name: last[name] for name in ("lag_mean", "lag_max", "actor_idle", "learner_idle")},
+        }  # fmt: skip
+        append(options.out, record)
+
+
+def batch(options: Any) -> None:
+    game, hidden, config = PONG
+    choices = [
+        (f"actor batch {size}", game, hidden,
+         dataclasses.replace(config, num_envs=2 * size, rollout_length=60))
+        for size in (32, 64, 128)
+    ]  # fmt: skip
+    series("Actor batch on Pong at T 60", choices, options)
+
+
+def threads(options: Any) -> None:
+    for environment, hidden, config in (CONTROL, PONG):
+        choices = [
+            (f"{n} actor thread(s)", environment, hidden, dataclasses.replace(config, threads=n))
+            for n in (1, 2)
+        ]
+        series(f"Actor threads, {environment}", choices, options)
+
+
+def lag(options: Any) -> None:
+    for environment, hidden, config in (CONTROL, PONG):
+        choices = [
+            (f"lag {n}", environment, hidden, dataclasses.replace(config, lag=n))
+            for n in (0, 1, None)
+        ]
+        series(f"Lag, {environment}", choices, options)
+
+
+def main() -> None:
+    made = parser(__doc__)
+    figures = {"parts": parts, "batch": batch, "threads": threads, "lag": lag}
+    made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
+    made.add_argument("--seconds", type=float, default=4.0, help="of each measurement (default 4)")
+    made.set_defaults(repetitions=3)
+    # An actor waits for each inference anyway; see cli.py.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    options = parse(made)
+    if options.quick:
+        options.seconds, options.repetitions = 0.2, 1
+    for name in options.figure or figures:
+        figures[name](options)
+
+
+if __name__ == "__main__":
+    main()
