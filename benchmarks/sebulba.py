@@ -2,8 +2,8 @@
 
 IMPALA with a small network, on one CPU device that actors and learner share. Parts: the simulator
 alone at the same batch and threads, with inference, with learning, and beside them a loop by hand
-with one thread. `--figure` chooses: `parts` (classic control, and Atari Pong), `batch` (figure 4b of
-Hessel et al. 2021: actor batches 32, 64, 128 at T 60), `threads` (one and two actor threads), `lag`
+with one thread. `--figure` chooses: `parts` (classic control, and Atari Pong), `batch` (figure 4b
+of Hessel et al. 2021: actor batches 32, 64, 128 at T 60), `threads` (one and two), `lag`
 (0, 1 and none). Environments whose package is missing are left out.
 """
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from podracer.agent import Agent
 from podracer.environment import Environment, HostEnvironments, ask
+from podracer.mesh import from_first_process
 from podracer.rollout import (
     ActorState,
     Purpose,
@@ -106,6 +107,8 @@ def _host_evaluator(
                 done |= _ended(over, after)
                 if done.all():
                     break
+        # An emulator might differ between hosts, and what follows must not.
+        returns, lengths, done = from_first_process((returns, lengths, done))
         return Evaluation(returns, lengths, int((~done).sum()))
 
     return evaluate

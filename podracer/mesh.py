@@ -66,6 +66,11 @@ def wait_for_all_processes(where: str) -> None:
         multihost_utils.sync_global_devices(where)
 
 
+def from_first_process(tree: PyTree) -> PyTree:
+    """Arrays as the first process has them, so that all decide alike."""
+    return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
+
+
 def check_divisible(what: str, count: int, num_devices: int) -> None:
     """`ConfigError` where a batch cannot be split evenly over the devices."""
     if count < 1 or count % num_devices:

@@ -192,6 +192,24 @@ def atari_ppo(game: str = "pong") -> Experiment:
     )
 
 
+def pong_ppo() -> Experiment:
+    """PPO on Atari Pong with a small network and few epochs: half an hour on two cores."""
+    return dataclasses.replace(
+        atari_impala("pong"),
+        recipe="pong_ppo",
+        agent=PPO(
+            learning_rate=5e-4,
+            epochs=3,
+            minibatches=8,
+            clip=0.1,
+            network=TorsoNetwork(IMPALA_SHALLOW),
+        ),
+        driver=SebulbaConfig(32, 64, 10),
+        frames=3_000_000,
+        evaluations=4,
+    )
+
+
 def halfcheetah_ppo() -> Experiment:
     """PPO on MuJoCo's HalfCheetah (needs `podracer[mujoco]`), everything normalised."""
     return Experiment(
@@ -229,6 +247,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         atari_impala_deep,
         atari_ppo,
         pong_impala,
+        pong_ppo,
         breakout_impala,
         halfcheetah_ppo,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import html.parser
 import io
 import json
@@ -15,8 +16,10 @@ import pytest
 import scipy.stats
 from PIL import Image, ImageSequence
 
-from podracer.io.curves import bootstrap_interval, interquartile_mean, running_mean
+from podracer.io.curves import Run, bootstrap_interval, interquartile_mean, running_mean
 from podracer.io.report import write_report
+from podracer.io.sinks import read_metrics
+from podracer.io.timeline import _stretches
 from podracer.io.video import write_video
 from podracer.types import ConfigError, PodracerError
 
@@ -159,6 +162,174 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not a JSON object"):
         write_report([tmp_path], tmp_path / "report.html")
+
+
+# --- who waits for whom ---------------------------------------------------------------------------
+
+BUSY = {
+    "environment": 0.52, "inference": 0.2, "transfer": 0.08, "parameters": 0.0, "queue": 0.0,
+    "collect": 0.0, "learn": 0.9, "report": 0.0,
+}  # fmt: skip
+
+
+def make_sebulba_run(directory, *, records=12, starts=(1,), lag=1, without=(), **stages):
+    """A run whose stages take these seconds in every record but the first after a start."""
+    directory.mkdir(parents=True)
+    config = {"recipe": "pong", "experiment": {"seed": 0, "driver": {"lag": lag}}}
+    (directory / "config.json").write_text(json.dumps(config))
+    seconds = 0.0
+    with (directory / "metrics.jsonl").open("w") as file:
+        for i in range(1, records + 1):
+            begins = i in starts
+            # Starting takes long, in stages that the rest of the run spends no time in.
+            spent = {"transfer": 5.0, "collect": 5.0} if begins else BUSY | stages
+            seconds += 20.0 * begins + sum(spent.get(s, 0) for s in ("collect", "learn", "report"))
+            record = {
+                "updates": i, "frames": 1000 * i, "seconds": seconds, "episode_return": 1.0,
+                "time_compile": 20.0 if begins else 0.0, "lag_mean": 0.5, "lag_max": i % 3,
+                "queue_occupancy": 0.25, "actor_idle": 0.5, "learner_idle": 0.1,
+                "environment_faults": i - max(start for start in starts if start <= i),
+                "emulator_frames": 4000 * i,
+            }  # fmt: skip
+            for stage in BUSY:
+                who = "learner" if stage in ("collect", "learn", "report") else "actor"
+                record[f"{who}_time_{stage}"] = spent.get(stage, 0.0)
+            kept = {k: v for k, v in record.items() if not k.startswith(tuple(without))}
+            file.write(json.dumps(kept) + "\n")
+    return directory
+
+
+def said(tmp_path, **options):
+    """The section's page, and what it says before the legend."""
+    page = Page(write_report([make_sebulba_run(tmp_path / "run", **options)], tmp_path / "r.html"))
+    section = re.search(r"<h2>Who waits for whom</h2><p>(.*?)</p>", page.source)
+    return page, section and html.unescape(section[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"queue": 1.2},
+         "The learner is the bottleneck: actors spend 60 % of their time waiting for it, it waits "
+         "0 % of its own. Try more learner devices or a smaller batch."),
+        ({"queue": 0.6, "parameters": 0.6, "report": 2.1},
+         "Evaluating and saving is the bottleneck: actors spend 60 % of their time waiting for it, "
+         "the learner does little else for 70 % of its own. Try fewer evaluations."),
+        ({"collect": 0.9},
+         "Environments are the bottleneck: the learner spends 50 % of its time waiting for actors, "
+         "they step environments 65 % of theirs. Try more environment threads or cores."),
+        ({"collect": 0.9, "inference": 1.4},
+         "Inference is the bottleneck: the learner spends 50 % of its time waiting for actors, "
+         "they choose actions 70 % of theirs. Try more actor devices or a smaller network."),
+        ({"collect": 0.9, "transfer": 1.4},
+         "Transfer is the bottleneck: the learner spends 50 % of its time waiting for actors, they "
+         "send trajectories 66 % of theirs. Try smaller observations, such as bytes, not floats."),
+        ({"collect": 0.9, "inference": 0.45},
+         "Actors are the bottleneck: the learner spends 50 % of its time waiting for them, they "
+         "step environments 50 % and choose actions 43 % of theirs. Try more actor devices or "
+         "threads."),
+        ({"queue": 0.05, "collect": 0.03},
+         "Neither is the bottleneck: actors spend 6 % of their time waiting for the learner, it "
+         "waits 3 % of its own. More speed takes more of both."),
+        ({"queue": 0.2, "collect": 0.3},
+         "No bottleneck stands out: actors spend 20 % of their time waiting for the learner, it "
+         "waits 25 % of its own. Try a larger queue or lag, which evens out bursts."),
+        ({"queue": 0.8, "collect": 0.9, "report": 1.2},
+         "No bottleneck stands out: actors spend 50 % of their time waiting for the learner, it "
+         "waits 30 % of its own, and evaluating, saving and logging takes it 40 %. Try fewer "
+         "evaluations first."),
+        ({"parameters": 0.8, "collect": 0.9, "lag": 0},
+         "They take turns, as the lag is 0: actors spend 50 % of their time waiting for the "
+         "learner, it waits 50 % of its own. A lag of 1 lets them work side by side."),
+        ({"without": ("actor_time", "learner_time")},
+         "The learner is the bottleneck: actors spend 50 % of their time waiting for it, it waits "
+         "10 % of its own. Try more learner devices or a smaller batch."),
+    ],
+)  # fmt: skip
+def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
+    assert said(tmp_path, **options)[1] == sentence
+
+
+def test_starts_count_only_if_there_is_nothing_else(tmp_path):
+    resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
+    assert "they step environments 65 % of theirs" in resumed
+    short = said(tmp_path / "short", records=1)[1]
+    assert short.startswith("Transfer is the bottleneck: the learner spends 100 % of its time")
+
+
+@pytest.mark.parametrize(
+    ("without", "shown"),
+    [
+        ((), ["Actors", "Learner", "Policy lag", "Queues"]),
+        (("actor_time",), ["Learner", "Policy lag", "Queues"]),
+        (("learner_time", "queue"), ["Actors", "Policy lag"]),
+        (("actor_", "learner_", "lag_max"), ["Policy lag", "Queues"]),
+        (("actor_time_queue", "lag"), ["Actors", "Learner", "Queues"]),
+        (("actor_time", "learner_time", "lag", "queue"), []),
+        (("learner_", "actor_idle", "lag", "queue"), ["Actors"]),
+        (("actor_", "learner_", "lag", "queue"), None),
+    ],
+)
+def test_panels_show_what_was_recorded(tmp_path, without, shown):
+    page, sentence = said(tmp_path, without=without, queue=1.2)
+    named = [value for name, value in page.attributes if name == "alt" and "Episode" not in value]
+    assert len(named) == bool(shown)
+    for title in ("Actors", "Learner", "Policy lag", "Queues"):
+        assert any(title in value for value in named) == (title in (shown or []))
+    assert ("waits for trajectories" in page.text) == ("Learner" in (shown or []))
+    assert ("steps environments" in page.text) == ("Actors" in (shown or []))
+    assert (sentence is None) == (shown is None)
+    assert "Losses and other metrics" not in page.text
+    assert "actor time" not in page.text.lower()
+
+
+def test_a_gap_while_compiling_is_left_blank(tmp_path):
+    directory = make_sebulba_run(tmp_path / "run", starts=(1, 7))
+    records = read_metrics(directory / "metrics.jsonl")
+    (start, end, _), (again, last, _) = _stretches(
+        Run("", {}, records, {}), ["actor_time_transfer"]
+    )
+    assert (start[0], end[-1]) == pytest.approx((20.0, records[5]["seconds"]))
+    assert (again[0], last[-1]) == pytest.approx((end[-1] + 20.0, records[-1]["seconds"]))
+
+
+def test_the_summary_of_sebulba_runs(tmp_path):
+    page, _ = said(tmp_path, starts=(1, 7), queue=0.2)
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert facts["Policy lag"] == "0.5 mean, 2 max"
+    assert facts["Idle"] == "actors 20 %, learner 0 %"
+    assert facts["Environment faults"] == "10"  # five before it was resumed, five after
+    assert facts["Emulator frames"] == "48.0k"
+    page, _ = said(tmp_path / "without", without=("emulator", "environment"))
+    assert "Policy lag" in page.text
+    assert "Emulator frames" not in page.text
+    assert "Environment faults" not in page.text
+
+
+def test_runs_of_both_kinds_are_compared(tmp_path):
+    runs = [make_run(tmp_path / "anakin")]
+    runs += [make_sebulba_run(tmp_path / f"<b>{i}", queue=1.2) for i in range(5)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page.source.partition("</table>")[0])
+    columns = [re.findall(r"<t[dh]>(.*?)</t[dh]>", cells) for _, cells in rows]
+    idle = columns[0].index("Idle")
+    assert [row[idle] for row in columns[1:]] == ["-", *["actors 60 %, learner 0 %"] * 5]
+    assert page.text.count("The learner is the bottleneck") == 5
+    assert "<b>&lt;b&gt;0</b>: The learner" in page.source
+    named = [value for name, value in page.attributes if name == "alt" and "Actors" in value]
+    assert len(named) == 4
+    assert "first 4 runs" in page.text
+
+
+def test_the_only_sebulba_run_among_others_is_named(tmp_path):
+    runs = [make_run(tmp_path / "anakin"), make_sebulba_run(tmp_path / "host", queue=1.2)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert "<p><b>host</b>: The learner is the bottleneck" in page.source
+
+
+def test_a_run_without_actors_has_no_such_section(compared):
+    assert "Who waits for whom" not in compared.text
+    assert "Idle" not in compared.text
 
 
 # --- statistics -----------------------------------------------------------------------------------

@@ -16,7 +16,16 @@ import threading
 import numpy as np
 import pytest
 
-from podracer.io.console import Console, clock, compact, line, number, sparkline, summarise
+from podracer.io.console import (
+    Console,
+    clock,
+    compact,
+    line,
+    number,
+    percent,
+    sparkline,
+    summarise,
+)
 from podracer.io.sinks import JsonlSink, Sinks, TensorBoardSink, group, read_metrics
 from podracer.types import PodracerError
 
@@ -153,7 +162,7 @@ def scalars(directory):
 def test_tensorboard_reads_what_was_written_and_forgets_what_a_resume_undid(tmp_path):
     sink = TensorBoardSink(tmp_path / "tb")
     for updates in (1, 2, 3):
-        sink.write(record(updates, loss=0.5, episode_return=None, time_step=1.0))
+        sink.write(record(updates, loss=0.5, episode_return=None, time_step=1.0, lag_max=1))
     sink.close()
     sink = TensorBoardSink(tmp_path / "tb", resume_updates=1)
     sink.write(record(2, loss=0.25, evaluation_return=7.0))
@@ -163,6 +172,7 @@ def test_tensorboard_reads_what_was_written_and_forgets_what_a_resume_undid(tmp_
         "run/frames": [(1, 100.0), (2, 200.0)],
         "run/seconds": [(1, 0.5), (2, 1.0)],
         "time/step": [(1, 1.0)],
+        "sebulba/lag_max": [(1, 1.0)],
         "evaluation/return": [(2, 7.0)],
     }
 
@@ -171,6 +181,10 @@ def test_keys_are_told_apart():
     names = ["updates", "frames_per_second", "episode_return", "evaluation_length", "time_step"]
     assert [group(name) for name in names] == ["run", "run", "episode", "evaluation", "time"]
     assert group("policy_loss") == group("timeouts") == "learn"
+    waits = ["lag_mean", "queue_occupancy", "actor_idle", "environment_faults", "steps_dropped",
+             "emulator_frames", "actor_time_queue", "learner_time_collect"]  # fmt: skip
+    assert {group(name) for name in waits} == {"sebulba"}
+    assert group("actor_loss") == group("learner_gain") == group("steps_ahead") == "learn"
 
 
 # --- all sinks together ---------------------------------------------------------------------------
@@ -269,6 +283,15 @@ def test_plain_lines_are_aligned():
     assert large == "update 4000/5000  frames  400k  fps 1.50M  return  0.910  length  9.00"
 
 
+def test_plain_lines_say_who_waits_where_that_is_known():
+    waits = {"actor_idle": 0.584, "learner_idle": 0.02}
+    assert line(record(7, **waits), 5000) == line(record(7), 5000) + "  idle  58/2 %"
+    text = line(record(7, evaluation_return=0.5, **waits), 5000)
+    assert text.endswith("length     -  idle  58/2 %  eval  0.500")
+    assert line(record(7, actor_idle=None, learner_idle=0.3), 9).endswith("idle  -/30 %")
+    assert "idle" not in line(record(7, actor_idle=None, learner_idle=None), 9)
+
+
 def test_a_broken_pipe_costs_only_the_console(warnings_logged):
     reader, writer = os.pipe()
     os.close(reader)
@@ -290,7 +313,8 @@ def drain(master):
             yield data
 
 
-def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch):
+@pytest.mark.parametrize("waits", [{}, {"actor_idle": 0.12, "learner_idle": 0.03}])
+def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "90")
     master, slave = os.openpty()
@@ -299,7 +323,8 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch):
         together = Sinks([Recorder(), Console(500, "my-run", recipe="ppo on catch", file=terminal)])
         assert sys.stdout is not stdout  # what others print goes above the panel
         for updates in (100, 200):
-            metrics = {"episode_return": updates / 1000, "policy_loss": 0.125}
+            metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
+            metrics |= {"lag_mean": 1.0, "queue_occupancy": 0.5} if waits else {}
             together.write(record(updates, evaluation_return=0.75, **metrics))
         with pytest.raises(ZeroDivisionError), together:
             raise ZeroDivisionError
@@ -309,6 +334,9 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch):
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     for part in ("my-run", "ppo on catch", "40 %", "200 / 500", "0.750", "policy loss", "▁█"):
         assert part in text
+    row = "waiting         actors 12 %  learner 3 %   lag 1.0   queue 50 %"
+    assert (row in text) == bool(waits)
+    assert ("waiting" in text) == bool(waits)
 
 
 def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
@@ -340,6 +368,7 @@ def test_summary_of_a_run_without_records(tmp_path):
         (compact, None, "-"), (compact, 0, "0"), (compact, 999, "999"), (compact, 1234, "1.23k"),
         (compact, 999_499, "999k"), (compact, 999_500, "1.00M"), (compact, 7e9, "7.00B"),
         (compact, math.inf, "-"), (compact, -45_600, "-45.6k"),
+        (percent, 0.584, "58 %"), (percent, 0.0, "0 %"), (percent, None, "-"),
         (number, None, "-"), (number, 0.0, "0"), (number, 0.93, "0.930"), (number, 9.0, "9.00"),
         (number, 4210.4, "4,210"), (number, 1.5e-5, "1.50e-05"), (number, math.nan, "-"),
         (clock, 42, "0:42"), (clock, 723, "12:03"), (clock, 59.9, "1:00"),

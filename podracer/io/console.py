@@ -54,6 +54,11 @@ def number(value: float | None) -> str:
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
+def percent(share: float | None) -> str:
+    """A share of one: 0 %, 58 %."""
+    return "-" if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
+
+
 def clock(seconds: float | None) -> str:
     """A duration: 0:42, 12:03, 3:04:05, 2d 03:04."""
     if seconds is None or not math.isfinite(seconds):
@@ -180,6 +185,8 @@ class Console:
 
     def _body(self) -> RenderableType:
         parts = [self._progress(), Text(), self._figures()]
+        if {"actor_idle", "learner_idle"} & self._latest.keys():
+            parts.append(_waiting_row(self._latest))
         metrics = [key for key in self._latest if group(key) == "learn"]
         metrics.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
         if metrics:
@@ -225,6 +232,20 @@ class Console:
         return table
 
 
+def _waiting_row(latest: dict[str, Any]) -> Text:
+    """Who waits for whom in a Sebulba run, below the figures and in line with them."""
+    shown = {
+        "actors": percent(latest.get("actor_idle")),
+        "learner": percent(latest.get("learner_idle")),
+        " lag": f"{latest['lag_mean']:.1f}" if "lag_mean" in latest else "-",
+        " queue": percent(latest.get("queue_occupancy")),
+    }
+    row = Text(f"{'waiting':14}", "dim", no_wrap=True, overflow="ellipsis")
+    for name, value in shown.items():
+        row.append(f"  {name} ").append(value, "not dim bold")
+    return row
+
+
 def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
     table = Table.grid(expand=True, padding=(0, 2, 0, 0))
     for _ in keys:
@@ -244,6 +265,9 @@ def line(record: Record, total_updates: int) -> str:
         f"return {number(record.get('episode_return')):>6}",
         f"length {number(record.get('episode_length')):>5}",
     ]
+    idle = [record.get("actor_idle"), record.get("learner_idle")]
+    if any(share is not None for share in idle):
+        parts.append(f"idle {'/'.join(percent(share).removesuffix(' %') for share in idle):>5} %")
     if record.get("evaluation_return") is not None:
         parts.append(f"eval {number(record['evaluation_return']):>6}")
     return "  ".join(parts).rstrip()

@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -106,19 +106,36 @@ def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
+def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
+    """A list of (label, color), after a title if it needs one."""
+    swatch = '<li><i style="background:{}"></i>{}</li>'
+    items = [swatch.format(color, html.escape(label)) for label, color in entries]
+    head = [f"<li><b>{html.escape(title)}</b></li>"] if title else []
+    return f'<ul class="legend">{"".join(head + items)}</ul>'
+
+
 def figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float) -> str:
     """Panels as one picture for a light page and one for a dark page."""
+    rows = -(-len(panels) // columns)
+
+    def draw(figure: Figure) -> None:
+        for index, panel in enumerate(panels):
+            _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
+
+    return picture(", ".join(panel.title for panel in panels), rows * height, draw)
+
+
+def picture(alt: str, height: float, draw: Callable[[Figure], None]) -> str:
+    """What `draw` puts on a figure, `height` inches high, for a light page and for a dark page."""
     pictures = {}
     for theme, style in _THEMES.items():
         with matplotlib.rc_context(_style(*style)):
-            rows = -(-len(panels) // columns)
-            figure = Figure(figsize=(10.8, rows * height), layout="constrained")
-            for index, panel in enumerate(panels):
-                _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
+            figure = Figure(figsize=(10.8, height), layout="constrained")
+            draw(figure)
             buffer = io.BytesIO()
             FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
         pictures[theme] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    alt = html.escape(", ".join(panel.title for panel in panels))
+    alt = html.escape(alt)
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{pictures["dark"]}">'
         f'<img alt="{alt}" src="{pictures["light"]}"></picture>'
@@ -150,9 +167,14 @@ def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
             edge = matplotlib.rcParams["text.color"]
             x, y = run.series(panel.points, panel.over)
             axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
-    axes.set(title=panel.title, xlabel=panel.over)
-    axes.grid(axis="y")
     axes.margins(x=0.02, y=0.08)
+    dress(axes, panel.title, panel.over)
+
+
+def dress(axes: Axes, title: str, over: str) -> None:
+    """Give axes their title, a grid, and few round ticks."""
+    axes.set(title=title, xlabel=over)
+    axes.grid(axis="y")
     for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
         axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(FuncFormatter(_tick))

@@ -26,9 +26,11 @@ from podracer.io.curves import (
     figure,
     flatten,
     interquartile_mean,
+    legend,
     running_mean,
 )
 from podracer.io.sinks import group, read_metrics
+from podracer.io.timeline import waiting, waiting_facts
 
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 
@@ -115,6 +117,7 @@ def _page(runs: Sequence[Run]) -> str:
         _summary(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
+        _section("Who waits for whom", waiting(runs)),
         _section("Where the time went", _stages(runs)),
         _section("Configuration", _configuration(runs)),
     ]
@@ -133,10 +136,15 @@ def _row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td"
 def _summary(runs: Sequence[Run]) -> str:
     facts = [_facts(run) for run in runs]
     if len(runs) == 1:
-        tiles = (f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts[0].items())
+        tiles = [f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts[0].items()]
+        tiles += ["<div></div>"] * (-len(tiles) % 4)
         return f'<dl class="tiles">{"".join(tiles)}</dl>'
-    head = _row("Run", facts[0], tag="th")
-    rows = (_row(run.name, row.values()) for run, row in zip(runs, facts, strict=True))
+    names = dict.fromkeys(name for row in sorted(facts, key=len, reverse=True) for name in row)
+    head = _row("Run", names, tag="th")
+    rows = (
+        _row(run.name, (row.get(name, "-") for name in names))
+        for run, row in zip(runs, facts, strict=True)
+    )
     return f'<div class="wide"><table><thead>{head}</thead>{"".join(rows)}</table></div>'
 
 
@@ -158,6 +166,7 @@ def _facts(run: Run) -> dict[str, str]:
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
         "Wall time": clock(run.last("seconds")),
         "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
+        **waiting_facts(run),
         "Recipe": run.recipe,
         "Seed": run.settings.get("seed", "-"),
         "Device": str(device),
@@ -189,17 +198,11 @@ def _learning(groups: Groups) -> Iterator[str]:
         for key in keys
         if group(key) == "learn"
     ]
-    legend = _legend(zip(groups, itertools.cycle(COLORS), strict=False))
+    names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, columns, height, panels in (*_CURVES, ("Losses and other metrics", 3, 1.9, metrics)):
         if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
             drawn = figure(groups, shown, columns, height)
-            yield _section(title, (legend if len(groups) > 1 else "") + drawn)
-
-
-def _legend(entries: Iterable[tuple[str, str]]) -> str:
-    swatch = '<li><i style="background:{}"></i>{}</li>'
-    items = (swatch.format(color, html.escape(label)) for label, color in entries)
-    return f'<ul class="legend">{"".join(items)}</ul>'
+            yield _section(title, (names if len(groups) > 1 else "") + drawn)
 
 
 def _stages(runs: Sequence[Run]) -> str:
@@ -220,7 +223,7 @@ def _stages(runs: Sequence[Run]) -> str:
             f'<tr><th>{html.escape(run.name)}</th><td class="bar"><div>{bar}</div>'
             f"<small>{html.escape(shares)}</small></td><td>{clock(total)}</td></tr>"
         )
-    return f"{_legend(colors.items())}<table>{''.join(rows)}</table>"
+    return f"{legend(colors.items())}<table>{''.join(rows)}</table>"
 
 
 def _spent(run: Run) -> dict[str, float]:

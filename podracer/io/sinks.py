@@ -7,6 +7,7 @@ bounded queue on its own thread: one that raises or blocks costs its output, nev
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -22,6 +23,10 @@ Record = Mapping[str, float | int | None]
 
 _LOG = logging.getLogger("podracer")
 _RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})
+_SEBULBA_KEYS = frozenset({
+    "lag_mean", "lag_max", "queue_occupancy", "actor_idle", "learner_idle", "environment_faults",
+    "steps_collected", "steps_learned", "steps_in_flight", "steps_dropped", "emulator_frames",
+})  # fmt: skip
 
 
 class Sink(Protocol):
@@ -33,9 +38,14 @@ class Sink(Protocol):
 
 
 def group(key: str) -> str:
-    """What a key of a record tells of: run, episode, evaluation, time, or learn (the agent's)."""
+    """What a key of a record tells of: run, episode, evaluation, time, or learn (the agent's).
+
+    Or sebulba: how far actors and learner are apart, and how they spend their time.
+    """
     if key in _RUN_KEYS:
         return "run"
+    if key in _SEBULBA_KEYS or key.startswith(("actor_time_", "learner_time_")):
+        return "sebulba"
     prefix = key.partition("_")[0]
     return prefix if prefix in ("episode", "evaluation", "time") else "learn"
 
@@ -164,7 +174,8 @@ class TensorBoardSink:
 
 
 def _short(key: str) -> str:
-    return key if group(key) in ("run", "learn") else key.partition("_")[2]
+    prefix, _, rest = key.partition("_")
+    return rest if group(key) == prefix else key
 
 
 class Sinks:
@@ -195,6 +206,8 @@ class Sinks:
                 self._record.write(record)
             except Exception as error:
                 _warn_dropped(self._record, error)
+                with contextlib.suppress(Exception):
+                    self._record.close()
                 self._record = None
         for worker in self._workers:
             worker.put(record)
