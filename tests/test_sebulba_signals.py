@@ -10,21 +10,28 @@ import sys
 from pathlib import Path
 
 import pytest
-from child import environment, fingerprint, finish, records, start, wait_for_lines
+from child import environment, finish, records, start, wait_for_lines
+
+from podracer.io.checkpoint import stored_fingerprint
 
 pytestmark = pytest.mark.timeout(280)
 
 NUM_ENVS, LENGTH, CHUNK = 16, 8, 5
 STEPS = NUM_ENVS * LENGTH
 RUN = (
-    "train", "cartpole_ppo", "--arch", "sebulba", "--num-envs", NUM_ENVS, "--rollout-length", LENGTH,
-    "--updates-per-chunk", CHUNK, "--hidden", 16, "--evaluations", 2, "--evaluation-episodes", 5,
+    "train", "cartpole_ppo", "--arch", "sebulba", "--num-envs", NUM_ENVS,
+    "--rollout-length", LENGTH, "--updates-per-chunk", CHUNK, "--hidden", 16,
+    "--evaluations", 2, "--evaluation-episodes", 5,
     "--minibatches", 2, "--epochs", 2, "--devices", 1,
 )  # fmt: skip
 
 
 def lines(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def fingerprint(run):
+    return stored_fingerprint(run / "checkpoints")
 
 
 def check_accounts(run, bound):
@@ -47,13 +54,16 @@ def check_accounts(run, bound):
 BOUND = {0: 1, 1: 2, None: 3}
 
 
-@pytest.mark.parametrize("lag", [0, 1, None])
+@pytest.mark.parametrize(
+    ("lag", "times"),
+    [(1, 1), *(pytest.param(lag, 3, marks=pytest.mark.slow) for lag in (0, 1, None))],
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
+def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, times, tmp_path):
     run = tmp_path / "run"
     arguments = (*RUN, "--lag", lag, "--save-seconds", 0, "--run-dir", run)
     process = start(*arguments, "--frames", STEPS * 4000)
-    for _ in range(2):
+    for _ in range(times):
         before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
         wait_for_lines(process, run, before + 4)
         process.send_signal(number)
@@ -73,12 +83,10 @@ def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
     updates = [line["updates"] for line in lines(run)]
     ends = [update for update in updates if update % CHUNK == 0]
     assert ends == list(range(CHUNK, updates[-1] + 1, CHUNK))  # none twice, none left out
-    if lag != 0:
-        assert lines(run)[-1]["steps_dropped"] >= 0
 
 
 def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
-    arguments = (*RUN, "--lag", 0, "--save-seconds", 0, "--frames", STEPS * 400)
+    arguments = (*RUN, "--lag", 0, "--save-seconds", 0, "--frames", STEPS * 150)
     twin, run = tmp_path / "twin", tmp_path / "run"
     code, _, error = finish(start(*arguments, "--run-dir", twin))
     assert code == 0, error
@@ -89,7 +97,7 @@ def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
         process.send_signal(number)
         code, _, error = finish(process)
         assert code == expected, error
-        assert lines(run)[-1]["updates"] < 400, "too late to interrupt anything"
+        assert lines(run)[-1]["updates"] < 150, "too late to interrupt anything"
         process = start("resume", run)
     code, _, error = finish(process)
     assert code == 0, error
@@ -102,17 +110,17 @@ def test_two_runs_have_one_fingerprint(tmp_path):
         code, _, error = finish(start(*RUN, "--frames", STEPS * 60, "--run-dir", run))
         assert code == 0, error
     assert fingerprint(runs[0]) == fingerprint(runs[1])
-    drop = ("steps_collected", "steps_in_flight")  # depend on the clock
-    one, two = (
-        [{k: v for k, v in r.items() if k not in drop} for r in records(run)] for run in runs
-    )
-    assert one == two
+    drop = {"steps_collected", "steps_in_flight"}  # depend on the clock
+    one, two = (records(run) for run in runs)
+    for first, second in zip(one, two, strict=True):
+        same = first.keys() - drop
+        assert {k: first[k] for k in same} == {k: second[k] for k in same}
 
 
 # --- children with faults or several hosts -------------------------------------------------------
 
 CHILD = """
-import hashlib, json, os, pathlib, sys, threading, time
+import dataclasses, hashlib, json, os, pathlib, sys, threading, time
 import numpy as np
 import podracer.envs
 from hosts import Counters
@@ -124,7 +132,8 @@ indices = {}
 def at(place, batch):
     if place != "step":
         return
-    indices[id(batch)] = batch.seeds[1]
+    if batch.num_envs == 4:  # not in an evaluation
+        indices[id(batch)] = batch.seeds[1]
     if batch.steps == 100 and batch.indices[0] == 0:
         if kind == "raise":
             raise RuntimeError("a fault for the test")
@@ -132,12 +141,13 @@ def at(place, batch):
             sys.exit(0)
         if kind == "hang":
             threading.Event().wait()
-    if kind == "nonsense" and batch.steps == 100:
-        batch.num_envs = 3
-        batch.indices, batch.at, batch.ended = (x[:3] for x in (batch.indices, batch.at, batch.ended))
-        batch.episode = batch.episode[:3]
 
-podracer.envs.make = lambda name: Counters(at=at)
+def trouble(batch, timestep):
+    if kind == "nonsense" and batch.steps == 100:
+        return dataclasses.replace(timestep, observation=timestep.observation[:3])
+    return timestep
+
+podracer.envs.make = lambda name: Counters(trouble, at)
 
 if kind == "learner":
     from podracer.sebulba import driver
@@ -196,10 +206,10 @@ def child(kind, *arguments):
     ("kind", "code", "component", "words"),
     [
         ("raise", 72, "actor 0", "the environment raised RuntimeError: a fault for the test"),
-        ("leave", 72, "actor 0", "the environment raised SystemExit: 0"),
         ("hang", 72, "actor 0", "the environment did not answer for"),
-        ("nonsense", 72, r"actor \d", "observation must be"),
         ("learner", 70, "learner", "a fault for the test"),
+        pytest.param("leave", 72, "actor 0", "raised SystemExit: 0", marks=pytest.mark.slow),
+        pytest.param("nonsense", 72, r"actor \d", "observation must be", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_ends_the_process_with_its_code(kind, code, component, words, tmp_path):

@@ -188,8 +188,9 @@ class Team:
             if rollout is None:
                 return None
             self._taken.append(rollout)
-        self._latest, self._taken = self._taken, []
-        return self._latest
+        taken, self._taken = self._taken, []
+        self._latest = taken if self._exact else []  # a trajectory is large
+        return taken
 
     def _next(self, actor: Actor, give_up: Callable[[], bool]) -> Rollout | None:
         while True:

@@ -27,7 +27,7 @@ class ClosableQueue(Generic[T]):
     def put(self, item: T) -> None:
         """Wait for room, then add. Raises `Closed`."""
         with self._changed:
-            while len(self._items) >= self._depth and not self._closed:
+            while len(self._items) >= self._depth:  # a closed one is empty
                 self._changed.wait(WAKE_SECONDS)
             self._add(item)
 

@@ -73,8 +73,6 @@ class Supervisor:
             for part in (run, close):  # a fault is known before the closing, which may hang
                 try:
                     part()
-                except Closed:
-                    pass
                 except BaseException as error:
                     self.fail(name, error)
 
@@ -84,7 +82,7 @@ class Supervisor:
         thread.start()
 
     def fail(self, component: str, error: BaseException) -> None:
-        """Note a fault, if it is the first, and have everything stop."""
+        """Note a fault, if it is the first, and have everything stop. `Closed` never is."""
         with self._lock:
             late = self._stopping or self._fault is not None
             if not late:

@@ -1,0 +1,660 @@
+"""Faults in every component of Sebulba, at every place and moment: the run ends, and says why."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hosts import CounterBatch, Counters
+from test_sebulba import own_threads, setup
+
+from podracer import envs, training
+from podracer.agents.impala import Impala
+from podracer.driver import STOP
+from podracer.experiment import Experiment
+from podracer.io import checkpoint
+from podracer.io.sinks import JsonlSink, TensorBoardSink
+from podracer.networks import MLP, TorsoNetwork
+from podracer.sebulba import SebulbaConfig, sebulba
+from podracer.sebulba import actor as actor_module
+from podracer.sebulba import driver as driver_module
+from podracer.sebulba import supervisor as supervisor_module
+from podracer.sebulba.queue import ClosableQueue, Closed
+from podracer.sebulba.slot import Programs
+from podracer.sebulba.supervisor import Stages, Supervisor
+from podracer.training import train
+from podracer.types import EnvironmentFault
+
+pytestmark = pytest.mark.timeout(120)  # what hangs fails
+
+ENVIRONMENT = ("make", "reset", "step", "snapshot")
+ACTOR = ("inference", "finish", "transfer", "waits for parameters", "waits for room")
+LEARNER = ("on_mesh", "update", "publish", "fetch", "waits for trajectories")
+PATIENCE = 30  # seconds, after which what hangs is let go
+PLACES = (*ENVIRONMENT, *ACTOR, *LEARNER, "consumer", "close")
+
+
+class Injected(Exception):
+    """What a test made happen."""
+
+
+class Injector:
+    """Raises in a place when it is visited for the `visit`-th time, by whatever thread."""
+
+    def __init__(self, place, visit=1, error=Injected):
+        self.place, self.visit, self.error = place, visit, error
+        self.moment = None  # perf_counter of the fault
+        self.thread = None
+        self._visits = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, place):
+        if place != self.place or (place in ACTOR and _in_main()):  # which compiles and places
+            return
+        with self._lock:
+            self._visits += 1
+            mine = self._visits == self.visit
+        if mine:
+            self.moment = time.perf_counter()
+            self.thread = threading.current_thread().name
+            raise self.error(place)
+
+
+def _in_main():
+    return threading.current_thread() is threading.main_thread()
+
+
+NOTHING = Injector("nowhere")
+now = NOTHING  # the injector that all hooks ask
+
+
+class Condition(threading.Condition):
+    """A wait is a place."""
+
+    queue: ClosableQueue
+
+    def wait(self, timeout=None):
+        if _in_main():
+            now("waits for trajectories")
+        else:
+            now("waits for room" if len(self.queue) else "waits for parameters")
+        return super().wait(timeout)
+
+
+class Queue(ClosableQueue):
+    """The queue itself, its waits being places."""
+
+    def __init__(self, depth):
+        super().__init__(depth)
+        self._changed = Condition()
+        self._changed.queue = self
+
+
+class ActorJax:
+    """JAX as an actor's thread sees it; sending to another device is a place."""
+
+    def __getattr__(self, name):
+        return getattr(jax, name)
+
+    def device_put(self, *args, **options):
+        now("transfer")
+        return jax.device_put(*args, **options)
+
+
+def visited(place, function):
+    @functools.wraps(function)
+    def call(*args, **options):
+        now(place)
+        return function(*args, **options)
+
+    return call
+
+
+class Compiled:
+    """An update program that is compiled once for all runs of this file."""
+
+    def __init__(self, program):
+        self.program, self.compiled = program, None
+
+    def lower(self, *args):
+        self.compiled = self.compiled or self.program.lower(*args).compile()
+        return self
+
+    def compile(self):
+        return visited("update", self.compiled)
+
+
+@pytest.fixture(scope="module")
+def once():
+    """Programs and states that all runs of this file share; `made(**config)` are a run's parts."""
+    programs = functools.cache(driver_module.make_programs)
+    updates = functools.cache(lambda *args: Compiled(make_update(*args)))
+    make_update = driver_module.make_update
+
+    def make_programs(*args):
+        made = programs(*args)
+        return Programs(visited("inference", made.infer), visited("finish", made.finish))
+
+    @functools.cache
+    def made(**config):
+        return setup(num_envs=8, rollout_length=4, updates_per_chunk=2, **config)
+
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver_module, "make_programs", make_programs)
+        patch.setattr(driver_module, "make_update", updates)
+        patch.setattr(driver_module, "on_mesh", visited("on_mesh", driver_module.on_mesh))
+        patch.setattr(driver_module, "report", visited("fetch", driver_module.report))
+        team = driver_module.Team
+        patch.setattr(team, "publish", visited("publish", team.publish))
+        patch.setattr(actor_module, "ClosableQueue", Queue)
+        patch.setattr(actor_module, "jax", ActorJax())
+        yield made
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    yield
+    assert own_threads() == []
+    assert CounterBatch.open == 0
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a run ended: what it raised, and how long after the fault nothing of it was left."""
+
+    error: BaseException | None
+    seconds: float | None
+    updates: int
+    left: list[str]  # threads, when the run had ended
+
+
+def attempt(made, injector, *, num_updates=10**6, pace=(0.0, 0.0), devices=1, **config):
+    """A run with a fault; `pace` are seconds that each step and each update take."""
+    global now
+    step_seconds, update_seconds = pace
+
+    def at(place, batch):
+        if place == "step":
+            time.sleep(step_seconds)
+        now(place)
+
+    agent, _, split, settings, state = made(devices=devices, **config)
+    env = Counters(at=at)
+    state = jax.tree.map(jnp.copy, state)
+    now, error, updates = injector, None, 0
+    try:
+        with contextlib.closing(
+            sebulba(agent, env, split, settings, state, seed=7, num_updates=num_updates)
+        ) as progresses:
+            for progress in progresses:
+                updates = progress.updates
+                time.sleep(update_seconds)
+                injector("consumer")
+    except BaseException as raised:
+        error = raised
+    ended = time.perf_counter()
+    now = NOTHING
+    moment = getattr(injector, "moment", None)
+    return Outcome(error, moment and ended - moment, updates, own_threads())
+
+
+def check_root(outcome, injector):
+    """The first fault came out, whole, naming who met it."""
+    place, error = injector.place, outcome.error
+    if place == "close":
+        assert error is None, error
+        return
+    root = error
+    if place in ENVIRONMENT:
+        assert isinstance(error, EnvironmentFault), error
+        assert error.exit_code == 72
+        root = error.__cause__
+    assert type(root) is injector.error, error
+    assert not isinstance(error.__context__, Closed)
+    assert traceback.extract_tb(root.__traceback__)[-1].name == "__call__"
+    if place in LEARNER:
+        assert error.component == "learner"
+    elif place == "make":
+        assert error.component == f"actor {injector.visit - 1}"
+    elif place != "consumer":
+        assert f"podracer-{error.component}" == injector.thread
+
+
+# What is slow, so that others wait: nobody, environments, updates and what follows them.
+PACES = {"even": (0.0, 0.0), "slow environments": (0.004, 0.0), "slow learner": (0.0, 0.02)}
+WAITS = {
+    "waits for parameters": {"lag": 0},
+    "waits for room": {"lag": None, "pace": PACES["slow learner"]},
+    "waits for trajectories": {"pace": PACES["slow environments"]},
+}
+
+
+@pytest.mark.parametrize("visit", [1, 5])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_fault_ends_the_run_and_is_what_it_ends_with(place, visit, once, capfd):
+    injector = Injector(place, min(visit, 2) if place in ("make", "reset", "close") else visit)
+    options = {"num_updates": 6} if place == "close" else {}
+    outcome = attempt(once, injector, **options, **WAITS.get(place, {}))
+    assert injector.moment is not None, "the fault was not met"
+    check_root(outcome, injector)
+    if place == "close":
+        assert "while all stopped: EnvironmentFault: actor" in capfd.readouterr().err
+
+
+def test_the_first_fault_counts_even_if_closing_fails_too(once, capfd):
+    first = Injector("step", 7)
+
+    class Both(Injector):
+        def __call__(self, place):
+            first(place)
+            if place == "close":
+                raise Injected("close")
+
+    outcome = attempt(once, Both("nowhere"))
+    check_root(outcome, first)
+    assert capfd.readouterr().err.count("while all stopped") == 2  # each closes its own
+
+
+def test_an_actor_that_fails_during_an_update_is_the_root(once):
+    """The learner then meets closed queues, which is no fault."""
+
+    class Slow(Injector):
+        def __call__(self, place):
+            super().__call__(place)
+            if place == "update":
+                deadline = time.monotonic() + 10
+                while self.moment is None and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                time.sleep(0.05)
+
+    injector = Slow("step", 14)
+    check_root(attempt(once, injector), injector)
+
+
+def test_an_environment_that_leaves_python_does_not_end_the_run_well(once):
+    injector = Injector("step", 3, SystemExit)
+    check_root(attempt(once, injector), injector)
+
+
+def test_environments_are_closed_if_the_learner_cannot_be_made(once, monkeypatch):
+    def fail(*args):
+        raise Injected("compile")
+
+    monkeypatch.setattr(driver_module, "make_update", fail)
+    outcome = attempt(once, Injector("nowhere"))
+    assert type(outcome.error) is Injected
+    assert CounterBatch.open == 0
+
+
+def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
+    """One actor's trajectory has come and the other's not when the learner gives up waiting."""
+    monkeypatch.setattr(driver_module, "WATCH_SECONDS", 0.005)
+
+    def at(place, batch):
+        if place == "step" and batch.indices[0] != 0:
+            time.sleep(0.01)
+
+    class Impatient(Injector):
+        """Wants to stop whenever the learner waits."""
+
+        asked = 0
+
+        def __call__(self, visited):
+            self.asked = 0 if visited == "update" else self.asked
+
+        def request(self):
+            self.asked += 1
+            return STOP if self.asked > 1 else 0
+
+    def run(request):
+        agent, _, split, config, state = once(lag=0)
+        state = jax.tree.map(jnp.copy, state)
+        progresses = sebulba(
+            agent, Counters(at=at), split, config, state, seed=7, num_updates=6, request=request
+        )
+        with contextlib.closing(progresses):
+            return [*progresses]
+
+    *_, undisturbed = run(lambda: 0)
+    impatient = Impatient("nowhere")
+    monkeypatch.setattr(sys.modules[__name__], "now", impatient)
+    *stops, ignored = run(impatient.request)
+    assert STOP in [progress.request for progress in stops]
+    assert undisturbed.updates == ignored.updates == 6
+    assert checkpoint.fingerprint(undisturbed.state) == checkpoint.fingerprint(ignored.state)
+
+
+# --- environments that hang, and those that are only slow ----------------------------------------
+
+
+@contextlib.contextmanager
+def hanging(place, visit, seconds=PATIENCE):
+    """An injector that hangs in a place; whoever hangs is let go in the end."""
+    release = threading.Event()
+
+    class Hang(Injector):
+        def __call__(self, where):
+            with contextlib.suppress(Injected):
+                super().__call__(where)
+                return
+            release.wait(seconds)
+
+    yield Hang(place, visit)
+    release.set()
+    deadline = time.monotonic() + PATIENCE
+    while own_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("place", ["reset", "step", "snapshot"])
+def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
+    with hanging(place, 2) as injector:
+        outcome = attempt(once, injector, step_seconds=0.3)
+        assert isinstance(outcome.error, EnvironmentFault)
+        assert f"podracer-{outcome.error.component}" == injector.thread
+        assert f"{outcome.error.component}: the environment did not answer" in str(outcome.error)
+        assert outcome.left == [injector.thread]
+    text = capfd.readouterr().err
+    assert f"podracer: {outcome.error.component} hangs; all stacks follow." in text
+    assert text.count("Thread 0x") >= 2
+    assert "in wait" in text
+    assert f"left {outcome.error.component} behind in stage environment" in text
+
+
+def test_closing_that_hangs_delays_no_fault(once, monkeypatch, capfd):
+    monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.2)
+    first = Injector("step", 7)
+    with hanging("close", 1) as close:
+
+        def both(place):
+            first(place)
+            close(place)
+
+        outcome = attempt(once, both)
+        check_root(outcome, first)
+        assert len(outcome.left) == 1
+    assert "behind in stage environment" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [{"pace": (0.06, 0.0)}, {"pace": (0.0, 0.4)}, {"pace": (0.0, 0.4), "lag": None}],
+    ids=["environments", "learner", "learner without a lag"],
+)
+def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
+    """The run takes much longer than `step_seconds`, and each actor waits longer than that."""
+    outcome = attempt(once, NOTHING, num_updates=6, step_seconds=0.2, **slow)
+    assert outcome.error is None
+    assert outcome.updates == 6
+    assert "hangs" not in capfd.readouterr().err
+
+
+def test_a_run_that_ends_well_says_which_closing_hangs(once, monkeypatch, capfd):
+    monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.2)
+    with hanging("close", 1) as close:
+        outcome = attempt(once, close, num_updates=2)
+        assert outcome.error is None
+        assert len(outcome.left) == 1
+    assert "behind in stage environment" in capfd.readouterr().err
+
+
+def test_a_fault_before_a_clean_end_comes_out():
+    failed = threading.Event()
+
+    def fail():
+        raise Injected("at the last moment")
+
+    def run():
+        with Supervisor(PATIENCE) as supervisor:
+            supervisor.start("actor", Stages("acting"), fail, failed.set)
+            assert failed.wait(PATIENCE)
+
+    with pytest.raises(Injected) as fault:
+        run()
+    assert fault.value.component == "actor"
+
+
+def test_time_before_the_start_is_no_hang():
+    """Compiling comes between an actor's making and its start."""
+    go = threading.Event()
+    stages = Stages("environment")
+    time.sleep(0.3)
+    with Supervisor(0.2) as supervisor:
+        supervisor.start("actor", stages, go.wait, lambda: None)
+        supervisor.check()
+        go.set()
+
+
+# --- through `train` -----------------------------------------------------------------------------
+
+EXPERIMENT = Experiment(
+    recipe="faults",
+    environment="counter",
+    agent=Impala(network=TorsoNetwork(MLP((16,)))),
+    driver=SebulbaConfig(num_envs=8, rollout_length=4, updates_per_chunk=2),
+    frames=8 * 4 * 12,
+    devices=1,
+    evaluations=2,
+    evaluation_episodes=5,
+    save_seconds=0,
+)
+
+
+def trained(directory, injector=NOTHING, at=lambda place, batch: now(place), **overrides):
+    """What `train` returned and raised, and its `crash.json`."""
+    global now
+    now, result, error = injector, None, None
+    try:
+        result = train(
+            EXPERIMENT, environment=Counters(at=at), run_dir=directory / "run", **overrides
+        )
+    except Exception as raised:
+        error = raised
+    now = NOTHING
+    crash = directory / "run" / "crash.json"
+    return result, error, json.loads(crash.read_text()) if crash.exists() else None
+
+
+def nonsense(place, batch):
+    if place == "step" and batch.steps == 9:
+        batch.at = np.zeros(3)  # of the wrong length
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p not in ("consumer", "close")])
+def test_a_run_that_fails_leaves_what_failed(place, once, tmp_path):
+    slow = {"waits for trajectories": ("step", 0.004), "waits for room": ("update", 0.02)}
+
+    class Paced(Injector):
+        def __call__(self, visited):
+            time.sleep(slow[place][1] if slow.get(place, (None,))[0] == visited else 0)
+            super().__call__(visited)
+
+    injector = Paced(place, 2)
+    lag = WAITS.get(place, {}).get("lag", 1)
+    driver = dataclasses.replace(EXPERIMENT.driver, lag=lag)
+    result, error, crash = trained(tmp_path, injector, driver=driver)
+    assert result is None
+    check_root(Outcome(error, None, 0, []), injector)
+    assert crash["code"] == (72 if place in ENVIRONMENT else 70)
+    assert crash["component"] == error.component
+    assert crash["exception"] == type(error).__name__
+    assert f"Injected: {place}" in crash["traceback"]
+
+
+def test_nonsense_from_an_environment_leaves_72(once, tmp_path):
+    _, error, crash = trained(tmp_path, at=nonsense)
+    assert isinstance(error, EnvironmentFault)
+    assert (crash["code"], crash["component"]) == (72, error.component)
+    assert error.component.startswith("actor")
+
+
+def test_an_environment_that_hangs_leaves_72_and_the_stacks(once, tmp_path):
+    driver = dataclasses.replace(EXPERIMENT.driver, step_seconds=0.3)
+    with hanging("step", 9) as injector:
+        _, error, crash = trained(tmp_path, injector, driver=driver)
+    assert isinstance(error, EnvironmentFault)
+    assert (crash["code"], crash["component"]) == (72, error.component)
+    assert any("release.wait" in stack for stack in crash["threads"].values())
+
+
+def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
+    def at(place, batch):
+        if place == "step" and batch.num_envs == EXPERIMENT.evaluation_episodes:
+            raise Injected("evaluation")
+
+    _, error, crash = trained(tmp_path, at=at)
+    assert isinstance(error, EnvironmentFault)
+    assert type(error.__cause__) is Injected
+    assert (crash["code"], crash["component"]) == (72, "evaluator")
+
+
+def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
+    def fail(*args):
+        raise Injected("evaluator")
+
+    monkeypatch.setattr(training, "make_evaluator", lambda *args: fail)
+    _, error, crash = trained(tmp_path)
+    assert type(error) is Injected
+    assert (crash["code"], crash["component"]) == (70, "evaluator")
+
+
+@pytest.mark.parametrize("place", ["seal", "write_bytes"])
+def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, monkeypatch):
+    """Writing goes on in another thread while actors act."""
+
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, place, fail)
+    _, error, crash = trained(tmp_path)
+    assert isinstance(error, checkpoint.StorageError)
+    assert (crash["code"], crash["component"]) == (73, "checkpointer")
+
+
+@pytest.mark.parametrize("kind", [JsonlSink, TensorBoardSink])
+def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypatch, caplog):
+    def fail(*args):
+        raise Injected("sink")
+
+    monkeypatch.setattr(kind, "write", fail)
+    result, error, crash = trained(tmp_path)
+    assert (error, crash) == (None, None)
+    assert result.exit_code == 0
+    assert result.metrics["updates"] == 12
+    assert f"{kind.__name__} failed and gets no more records" in caplog.text
+
+
+def test_closing_that_fails_is_told_but_does_not_spoil_a_run(once, tmp_path, capfd):
+    def at(place, batch):
+        if place == "close" and batch.num_envs == 4:
+            raise Injected("close")
+
+    result, error, crash = trained(tmp_path, at=at)
+    assert (error, crash, result.exit_code) == (None, None, 0)
+    assert "while all stopped: EnvironmentFault: actor 0" in capfd.readouterr().err
+
+
+# --- nothing is left -----------------------------------------------------------------------------
+
+
+def belongings():
+    """Threads, children, open files and shared memory of this process."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {
+        "threads": sorted(t.name for t in threading.enumerate()),
+        "children": [child for task in tasks for child in task.read_text().split()],
+        "files": len(os.listdir("/proc/self/fd")),
+        "shared": [link for link in _maps() if "/dev/shm" in link or "memfd" in link],
+    }
+
+
+def _maps():
+    return [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["counter", "gymnasium"])
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_starting_and_stopping_leaves_nothing(kind, times, once, capsys):
+    """Some runs end, some are stopped half way, some fail; environments in processes too."""
+    if kind == "gymnasium":
+        pytest.importorskip("gymnasium")
+        parts = setup(env=envs.make("gymnasium:CartPole-v1"), num_envs=8, rollout_length=4)
+    else:
+        parts = once()
+
+    def cycle(number):
+        agent, env, split, config, state = parts
+        progresses = sebulba(
+            agent, env, split, config, jax.tree.map(jnp.copy, state), seed=7, num_updates=10
+        )
+        with contextlib.suppress(Injected), contextlib.closing(progresses):
+            for _ in itertools.islice(progresses, 1 + number % 5):
+                pass
+            began = time.perf_counter()
+            if number % 2:
+                raise Injected("consumer")
+        return time.perf_counter() - began
+
+    cycle(2)
+    before = belongings()
+    seconds = [cycle(number) for number in range(times)]
+    assert belongings() == before
+    p99 = np.quantile(seconds, 0.99) * 1000
+    with capsys.disabled():
+        print(f"\n{times} of {times} stops left nothing ({kind}), p99 {p99:.1f} ms")
+
+
+# --- random faults -------------------------------------------------------------------------------
+
+
+def random_fault(number, made):
+    """One fault at a place, moment and pace that `number` draws; how long the run took to end."""
+    dice = random.Random(number)
+    place = dice.choice(PLACES)
+    once_each = place in ("make", "reset", "close")
+    injector = Injector(place, dice.randint(1, 2) if once_each else dice.randint(1, 40))
+    options = {"lag": dice.choice([0, 1, None]), "pace": PACES[dice.choice(list(PACES))]}
+    options |= WAITS.get(place, {})
+    if place == "close":
+        options["num_updates"] = 2 * dice.randint(1, 4)
+    outcome = attempt(made, injector, devices=dice.choice([1, 3]), **options)
+    assert injector.moment is not None, "the fault was not met"
+    check_root(outcome, injector)
+    assert (outcome.left, CounterBatch.open) == ([], 0)
+    return outcome.seconds
+
+
+@pytest.mark.parametrize(
+    ("times", "first"),
+    [(70, 0), pytest.param(600, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    ids=["70", "600"],
+)
+def test_random_faults_end_clean(times, first, once, capsys):
+    seconds = []
+    for number in range(first, first + times):
+        try:
+            seconds.append(random_fault(number, once))
+        except BaseException as error:
+            error.add_note(f"fault number {number}")
+            raise
+    p50, p99, most = np.quantile(seconds, [0.5, 0.99, 1]) * 1000
+    with capsys.disabled():
+        print(
+            f"\nfaults {first} to {first + times - 1}: {times} of {times} clean exits, "
+            f"time to exit p50 {p50:.1f} ms, p99 {p99:.1f} ms, at most {most:.1f} ms"
+        )
