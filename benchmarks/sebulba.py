@@ -23,29 +23,31 @@ from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.sebulba import SebulbaConfig, bench
 from podracer.types import ConfigError
 
-CONTROL = ("envpool:CartPole-v1", (32,), SebulbaConfig(2048, 20))
-PONG = ("atari:pong", (256,), SebulbaConfig(64, 20))
+SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))  # IMPALA's
+TINY = CNN((8,), (8,), (8,), (32,))
+CONTROL = ("envpool:CartPole-v1", MLP((32,)), SebulbaConfig(8192, 20))
+WORKERS = ("gymnasium:CartPole-v1", MLP((32,)), SebulbaConfig(64, 20))
+PONG = ("atari:pong", SHALLOW, SebulbaConfig(64, 20))
+ONE = SebulbaConfig(64, 20, threads=1, env_threads=1)
 
 
-def setting(environment: str, hidden: tuple[int, ...], config: SebulbaConfig) -> bench.Setting:
-    env = envs.make(environment)
-    pictures = len(getattr(env.spec.observation, "shape", ())) == 3
-    torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
-    return bench.setting(Impala(network=TorsoNetwork(torso)), env, config, find_devices(1))
+def setting(environment: str, torso: Any, config: SebulbaConfig) -> bench.Setting:
+    agent = Impala(network=TorsoNetwork(torso))
+    return bench.setting(agent, envs.make(environment), config, find_devices(1))
 
 
 def parts(options: Any) -> None:
-    for environment, hidden, config in (CONTROL, ("gymnasium:CartPole-v1", (32,),
-                                                  SebulbaConfig(64, 20)), PONG):  # fmt: skip
+    tiny = [("atari:pong", TINY, config) for config in (PONG[2], ONE)]
+    for environment, torso, config in (CONTROL, WORKERS, *tiny, PONG):
         try:
-            what = setting(environment, hidden, config)
+            what = setting(environment, torso, config)
         except ConfigError as error:
             print(f"left out: {error}")
             continue
         figures = bench.compare(what, options.seconds, options.repetitions)
-        about = {"benchmark": "Sebulba's parts", "environment": environment, "hidden": list(hidden)}
+        about = {"benchmark": "Sebulba's parts", "environment": environment, "torso": str(torso)}
         append(options.out, {**about, **figures})
-        print(f"\n{environment}, {config.num_envs} environments, {config.threads} threads")
+        print(f"\n{environment}, {config.num_envs} environments, {config.threads} threads, {torso}")
         for name, speed in figures["steps_per_second"].items():
             share = figures["share_of_simulator"].get(name)
             over = figures["over_plain_loop"].get(name)
@@ -83,9 +85,9 @@ def series(title: str, choices: list[tuple[Any, ...]], options: Any) -> None:
 
 
 def batch(options: Any) -> None:
-    game, hidden, config = PONG
+    game, torso, config = PONG
     choices = [
-        (f"actor batch {size}", game, hidden,
+        (f"actor batch {size}", game, torso,
          dataclasses.replace(config, num_envs=2 * size, rollout_length=60))
         for size in (32, 64, 128)
     ]  # fmt: skip
@@ -93,18 +95,18 @@ def batch(options: Any) -> None:
 
 
 def threads(options: Any) -> None:
-    for environment, hidden, config in (CONTROL, PONG):
+    for environment, torso, config in (CONTROL, PONG):
         choices = [
-            (f"{n} actor thread(s)", environment, hidden, dataclasses.replace(config, threads=n))
+            (f"{n} actor thread(s)", environment, torso, dataclasses.replace(config, threads=n))
             for n in (1, 2)
         ]
         series(f"Actor threads, {environment}", choices, options)
 
 
 def lag(options: Any) -> None:
-    for environment, hidden, config in (CONTROL, PONG):
+    for environment, torso, config in (CONTROL, PONG):
         choices = [
-            (f"lag {n}", environment, hidden, dataclasses.replace(config, lag=n))
+            (f"lag {n}", environment, torso, dataclasses.replace(config, lag=n))
             for n in (0, 1, None)
         ]
         series(f"Lag, {environment}", choices, options)
