@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from typing import Any
 
 import jax
@@ -107,10 +108,8 @@ class EnvPoolBatch:
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """New episodes, `[B, ...]`, in a new pool: EnvPool takes seeds nowhere else."""
-        import envpool as library
-
         self.close()
-        self._pool = library.make_gymnasium(
+        self._pool = _library().make_gymnasium(
             self._envpool.task,
             num_envs=self._num_envs,
             num_threads=self._num_threads,
@@ -166,11 +165,15 @@ def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
     return EnvironmentSpec(f"envpool:{task}", observation, _action(task, spec.action_space))
 
 
+def _library(module: str = "envpool") -> Any:
+    """EnvPool itself, of which a type checker need not know."""
+    return importlib.import_module(module)
+
+
 def _is_atari(task: str) -> bool:
     """Raises `ConfigError` where EnvPool is not installed and for an unknown task."""
     try:
-        import envpool  # noqa: F401
-        from envpool.registration import registry
+        registry = _library("envpool.registration").registry
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"envpool:{task} needs the package {error.name}: pip install envpool."
@@ -181,10 +184,8 @@ def _is_atari(task: str) -> bool:
 
 
 def _make_spec(task: str, **options: Any) -> Any:
-    import envpool as library
-
     try:
-        return library.make_spec(task, **options)
+        return _library().make_spec(task, **options)
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".:")
         raise ConfigError(f"EnvPool cannot make {task!r}: {reason}.") from error
