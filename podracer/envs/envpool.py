@@ -173,6 +173,7 @@ def _library(module: str = "envpool") -> Any:
 def _is_atari(task: str) -> bool:
     """Raises `ConfigError` where EnvPool is not installed and for an unknown task."""
     try:
+        _library()
         registry = _library("envpool.registration").registry
     except ModuleNotFoundError as error:
         raise ConfigError(
