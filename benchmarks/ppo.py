@@ -44,7 +44,7 @@ from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import make_evaluator
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.training import build
+from podracer.plan import build
 from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
 
 HERE = Path(__file__).parent

@@ -30,9 +30,10 @@ from podracer.environment import Environment, HostEnvironments, action_struct
 from podracer.envs.served import Served
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
 from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.plan import build
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
 from podracer.sebulba import SebulbaConfig, bench
-from podracer.training import build, use_compilation_cache
+from podracer.training import use_compilation_cache
 from podracer.types import PyTree
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`

@@ -64,7 +64,7 @@ def _refuse(what: str, word: str, known: Iterable[str]) -> None:
     sys.exit(78)
 
 
-def _parse(kind: Any, command: str, arguments: Sequence[str], default: Any = None) -> Any:
+def parse(kind: Any, command: str, arguments: Sequence[str], default: Any = None) -> Any:
     """Flags to a dataclass; what does not fit exits as a configuration error."""
     config = (tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes)
     options = {} if default is None else {"default": default}
@@ -125,18 +125,17 @@ class Place:
 def _train(arguments: Sequence[str]) -> int:
     named = bool(arguments) and not arguments[0].startswith("-")
     recipe, rest = (arguments[0], arguments[1:]) if named else ("catch", arguments)
-    experiment, rest = _recipe(recipe, rest)
+
+    experiment, rest = recipe_of(recipe, rest)
     arch = _named_arch(rest) or experiment.arch
     experiment = experiment.under(arch)
     fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
     command = dataclasses.make_dataclass("Train", fields, frozen=True)
-    parsed = _parse(
-        command, f"train {recipe}", rest, command(Place(arch=arch), experiment, Hosts())
-    )
+    parsed = parse(command, f"train {recipe}", rest, command(Place(arch=arch), experiment, Hosts()))
     return _run(parsed.experiment, parsed.place.run_dir, parsed.hosts, resume=False)
 
 
-def _recipe(name: str, arguments: Sequence[str]) -> tuple[Any, list[str]]:
+def recipe_of(name: str, arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The recipe, told what its own flags say, and the flags that are left."""
     from podracer import recipes
 
@@ -172,7 +171,7 @@ def _resume(arguments: Sequence[str]) -> int:
         """The run's directory."""
         hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
-    parsed = _parse(Resume, "resume", arguments)
+    parsed = parse(Resume, "resume", arguments)
     from podracer.experiment import read_experiment
 
     return _run(read_experiment(parsed.run), parsed.run, parsed.hosts, resume=True)
@@ -181,8 +180,8 @@ def _resume(arguments: Sequence[str]) -> int:
 def _run(experiment: Any, run_dir: Path | None, hosts: Hosts, *, resume: bool) -> int:
     experiment.check()
     if experiment.arch == "sebulba" and experiment.devices <= 1:
-        _act_at_once()
-    _join(hosts, experiment.devices)
+        act_at_once()
+    join(hosts, experiment.devices)
     import jax
 
     from podracer.training import train
@@ -201,7 +200,7 @@ def _close(run_dir: Path, exit_code: int) -> None:
     summarise(run_dir, outcomes[exit_code])
 
 
-def _join(hosts: Hosts, devices: int) -> None:
+def join(hosts: Hosts, devices: int) -> None:
     """Set JAX up for this process's part; nothing may have touched a device before."""
     import jax
 
@@ -229,7 +228,7 @@ def _join(hosts: Hosts, devices: int) -> None:
         jax.distributed.initialize()
 
 
-def _act_at_once() -> None:
+def act_at_once() -> None:
     """On a CPU, run what is dispatched in the thread that dispatches it.
 
     An actor waits for each inference anyway, and handing it to another thread costs half of a
@@ -261,7 +260,7 @@ def _eval(arguments: Sequence[str]) -> int:
         json: bool = False
         """Print one JSON object."""
 
-    parsed = _parse(Eval, "eval", arguments)
+    parsed = parse(Eval, "eval", arguments)
     import jax
 
     from podracer.evaluate import make_evaluator
@@ -306,7 +305,7 @@ def _play(arguments: Sequence[str]) -> int:
         seed: int | None = None
         """Of the episodes; by default the run's."""
 
-    parsed = _parse(Play, "play", arguments)
+    parsed = parse(Play, "play", arguments)
     import jax
 
     from podracer.evaluate import record_frames
@@ -338,7 +337,7 @@ def _report(arguments: Sequence[str]) -> int:
         out: Path | None = None
         """The HTML file; by default report.html in the first run."""
 
-    parsed = _parse(Report, "report", arguments)
+    parsed = parse(Report, "report", arguments)
     from podracer.io.report import write_report
     from podracer.types import ConfigError
 
@@ -357,7 +356,7 @@ def _fingerprint(arguments: Sequence[str]) -> int:
         run: RunPath
         """The run's directory."""
 
-    parsed = _parse(Fingerprint, "fingerprint", arguments)
+    parsed = parse(Fingerprint, "fingerprint", arguments)
     from podracer.io.checkpoint import stored_fingerprint
 
     step, digest = stored_fingerprint(parsed.run / "checkpoints")
@@ -375,7 +374,7 @@ def _list(arguments: Sequence[str]) -> int:
             Literal["all", "agents", "environments", "recipes"], tyro.conf.Positional
         ] = "all"
 
-    what = _parse(List, "list", arguments).what
+    what = parse(List, "list", arguments).what
     from podracer import envs, recipes
 
     agents = {type(make().agent) for make in recipes.RECIPES.values()}
@@ -397,110 +396,15 @@ def _list(arguments: Sequence[str]) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> int:
-    name = arguments[0] if arguments and not arguments[0].startswith("-") else "anakin"
-    if name == "sebulba":
-        return _bench_sebulba(arguments[1:])
+    from podracer import cli_measure
 
-    @dataclasses.dataclass(frozen=True)
-    class Bench:
-        name: Annotated[Literal["anakin", "sebulba"], tyro.conf.Positional] = "anakin"
-        devices: int = 0
-        """How many devices; 0 for every one."""
-        envs_per_device: int = 128
-        """Environments on each device."""
-        repetitions: int = 5
-        """Warm repetitions, of which the median counts."""
-        json: bool = False
-        """Print one JSON object."""
-
-    parsed = _parse(Bench, "bench", arguments)
-    _join(Hosts(), parsed.devices)
-    from podracer.benchmark import bench_anakin, show
-
-    figures = bench_anakin(parsed.devices, parsed.envs_per_device, parsed.repetitions)
-    print(json.dumps(figures) if parsed.json else show(figures))
-    return 0
-
-
-def _bench_sebulba(arguments: Sequence[str]) -> int:
-    from podracer.sebulba import SebulbaConfig
-
-    @dataclasses.dataclass(frozen=True)
-    class BenchSebulba:
-        environment: str = "gymnasium:CartPole-v1"
-        """A host environment, see `podracer list environments`."""
-        hidden: tuple[int, ...] = (32,)
-        """Layers of the IMPALA agent's network; behind convolutions where it sees pictures."""
-        devices: int = 0
-        """How many devices; 0 for every one."""
-        seconds: float = 3.0
-        """Length of each measurement."""
-        repetitions: int = 3
-        """Rounds of all measurements, of which the median counts."""
-        json: bool = False
-        """Print one JSON object."""
-
-    fields = [("bench", BenchSebulba), ("driver", SebulbaConfig)]
-    command = dataclasses.make_dataclass("BenchCommand", fields, frozen=True)
-    parsed = _parse(command, "bench sebulba", arguments, command(BenchSebulba(), SebulbaConfig()))
-    if parsed.bench.devices <= 1:
-        _act_at_once()
-    _join(Hosts(), parsed.bench.devices)
-    from podracer.benchmark import bench_sebulba
-    from podracer.sebulba.bench import show
-
-    figures = bench_sebulba(
-        parsed.bench.environment, parsed.driver, hidden=parsed.bench.hidden,
-        devices=parsed.bench.devices, seconds=parsed.bench.seconds,
-        repetitions=parsed.bench.repetitions,
-    )  # fmt: skip
-    shown = show(parsed.bench.environment, figures)
-    print(json.dumps(figures) if parsed.bench.json else shown)
-    return 0
+    return cli_measure.bench(arguments)
 
 
 def _tune(arguments: Sequence[str]) -> int:
-    @dataclasses.dataclass(frozen=True)
-    class Tune:
-        seconds: float = 90.0
-        """About how long to measure, in all."""
-        devices: int = 0
-        """How many devices; 0 for every one."""
-        json: bool = False
-        """Print one JSON object a line."""
+    from podracer import cli_measure
 
-    if not arguments or arguments[0].startswith("-"):
-        _parse(Tune, "tune RECIPE", ["--help"] if "--help" in arguments else ["RECIPE-IS-MISSING"])
-    recipe, experiment_flags = arguments[0], arguments[1:]
-    experiment, rest = _recipe(recipe, experiment_flags)
-    parsed = _parse(Tune, f"tune {recipe}", rest)
-    if parsed.devices <= 1:
-        _act_at_once()
-    _join(Hosts(), parsed.devices)
-    from podracer.sebulba.tune import trials
-    from podracer.training import build, hosted, use_compilation_cache
-
-    use_compilation_cache()
-    experiment = experiment.under("sebulba")
-    agent, env = build(experiment)
-    from podracer.mesh import find_devices
-
-    def say(trial: Any) -> None:
-        if parsed.json:
-            print(json.dumps(dataclasses.asdict(trial)), flush=True)
-        else:
-            idle = f"{trial.actor_idle:>6.0%}{trial.learner_idle:>9.0%}"
-            speed = f"{trial.steps_per_second:>10,.0f}"
-            print(f"{speed}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}", flush=True)
-
-    if not parsed.json:
-        print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
-    devices = find_devices(parsed.devices)
-    best, *_ = trials(agent, hosted(env), experiment.driver, devices, parsed.seconds, say)
-    if not parsed.json:
-        print(f"\nFastest: podracer train {' '.join(arguments[:1])} --arch sebulba {best.flags()}")
-        print("More environments make larger batches: the learning rate may have to follow.")
-    return 0
+    return cli_measure.tune(arguments)
 
 
 def _doctor(arguments: Sequence[str]) -> int:
@@ -508,7 +412,7 @@ def _doctor(arguments: Sequence[str]) -> int:
     class Doctor:
         """Say what this machine has and what works on it."""
 
-    _parse(Doctor, "doctor", arguments)
+    parse(Doctor, "doctor", arguments)
     from podracer.doctor import examine
 
     return examine()

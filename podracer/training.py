@@ -5,22 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import importlib.metadata
-import json
-import platform
-from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from podracer import anakin, envs, recipes, sebulba
+from podracer import recipes
 from podracer.agent import Agent
 from podracer.driver import SAVE, STOP, Progress, TrainState, abstract_state, init_state
-from podracer.environment import Environment, HostEnvironments, check_environment
-from podracer.envs.served import Served
+from podracer.environment import Environment, HostEnvironments
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, check_same_experiment, read_experiment, to_json
 from podracer.io import checkpoint
@@ -28,8 +22,9 @@ from podracer.io.console import Console
 from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from podracer.mesh import find_devices, make_mesh, wait_for_all_processes
-from podracer.types import ConfigError, EnvironmentSpec, LearnerState, PodracerError
+from podracer.mesh import make_mesh, wait_for_all_processes
+from podracer.plan import Plan, build, checked_spec, configuration, kept_environment, make_plan
+from podracer.types import ConfigError, LearnerState, PodracerError
 
 
 class DeviceError(PodracerError):
@@ -87,7 +82,7 @@ def train(
     experiment.check()
     use_compilation_cache()
     if environment is not None:
-        name = _spec(environment).name
+        name = checked_spec(environment).name
         experiment = dataclasses.replace(experiment, environment=name)
     plan = make_plan(experiment, environment)
     directory = _claim(experiment, run_dir, resume)
@@ -128,69 +123,8 @@ def load_run(
     experiment = read_experiment(directory)
     agent, env = build(experiment, environment)
     mesh = make_mesh(jax.local_devices()[:1])
-    like = abstract_state(agent, _kept(experiment, env), mesh, experiment.chunk)
+    like = abstract_state(agent, kept_environment(experiment, env), mesh, experiment.chunk)
     return agent, env, checkpoint.load(directory / "checkpoints", like).state
-
-
-def build(
-    experiment: Experiment, environment: Environment | HostEnvironments | None = None
-) -> tuple[Agent, Environment | HostEnvironments]:
-    """The agent, made for its environment, and the environment."""
-    env = environment if environment is not None else envs.make(experiment.environment)
-    agent = dataclasses.replace(experiment.agent, spec=getattr(env, "spec", None))
-    return agent, env
-
-
-def _spec(environment: Any) -> EnvironmentSpec:
-    """The checked specification of an environment of either kind."""
-    if isinstance(environment, HostEnvironments):
-        return environment.spec
-    return check_environment(environment)
-
-
-def _kept(experiment: Experiment, env: Environment | HostEnvironments) -> Environment | None:
-    """The environment whose state is part of the run's: none where it cannot be saved exactly."""
-    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.lag == 0
-    return env if exact and not isinstance(env, HostEnvironments) else None
-
-
-def hosted(env: Environment | HostEnvironments) -> HostEnvironments:
-    """Environments for actors on the host; those of the device are served there."""
-    return env if isinstance(env, HostEnvironments) else Served(env)
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What runs where, checked."""
-
-    agent: Agent
-    env: Environment | HostEnvironments
-    mesh: Mesh  # the learners
-    split: sebulba.Split | None  # under Sebulba
-    drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
-
-
-def make_plan(
-    experiment: Experiment, environment: Environment | HostEnvironments | None = None
-) -> Plan:
-    """Choose devices and check everything, before any compile. Raises `ConfigError`."""
-    agent, env = build(experiment, environment)
-    devices, config = find_devices(experiment.devices), experiment.chunk
-    if isinstance(config, anakin.AnakinConfig):
-        if isinstance(env, HostEnvironments):
-            raise ConfigError(
-                f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
-                "device: take --arch sebulba."
-            )
-        anakin.check(agent, env, config, len(devices))
-        mesh = make_mesh(devices)
-        return Plan(agent, env, mesh, None, partial(anakin.anakin, agent, env, mesh, config))
-    _spec(env)
-    host = hosted(env)
-    split = sebulba.split_devices(devices, config)
-    sebulba.check(agent, host, config, split)
-    drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
-    return Plan(agent, env, split.mesh, split, drive)
 
 
 class Run:
@@ -229,14 +163,17 @@ class Run:
     def _fresh(self) -> TrainState:
         if self.is_main:
             write_json(self.directory / "config.json", configuration(self.experiment, self.plan))
-        key, kept = jax.random.key(self.experiment.seed), _kept(self.experiment, self.env)
+        key, kept = (
+            jax.random.key(self.experiment.seed),
+            kept_environment(self.experiment, self.env),
+        )
         return init_state(self.agent, kept, self.mesh, self.experiment.chunk, key)
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """The newest checkpoint's state; None if the run was killed before its first save."""
         if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
             return None
-        kept = _kept(self.experiment, self.env)
+        kept = kept_environment(self.experiment, self.env)
         like = abstract_state(self.agent, kept, self.mesh, self.experiment.chunk)
         restored = checkpointer.restore(like)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
@@ -410,42 +347,7 @@ def _blamed(component: str) -> Iterator[None]:
         raise
 
 
-def _settings(env: Any) -> dict[str, Any]:
-    """An environment's own settings, where it is a dataclass: an Atari protocol, complete. What is
-    no JSON, such as a function that makes one, is only named."""
-    if not dataclasses.is_dataclass(env):
-        return {"kind": type(env).__name__}
-
-    def named(value: Any) -> str:
-        return getattr(value, "__qualname__", type(value).__name__)
-
-    return json.loads(json.dumps(to_json(env), default=named))
-
-
 # --- the run directory ---------------------------------------------------------------------------
-
-
-def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
-    """What `config.json` holds: everything needed to run this again and to compare it."""
-    packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
-    device, env = plan.mesh.devices.flat[0], plan.env
-    return {
-        "recipe": experiment.recipe,
-        "experiment": to_json(experiment),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
-        "device": {
-            "platform": device.platform,
-            "kind": device.device_kind,
-            "devices": plan.mesh.size,
-            "processes": jax.process_count(),
-            **({} if plan.split is None else plan.split.describe()),
-        },
-        "environment": _settings(env),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _claim(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:

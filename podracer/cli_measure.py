@@ -1,0 +1,123 @@
+"""The commands that measure: `podracer bench` and `podracer tune`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from podracer.cli import Hosts, act_at_once, join, parse, recipe_of
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """`podracer bench`: throughput of an architecture, part by part."""
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else "anakin"
+    if name == "sebulba":
+        return _bench_sebulba(arguments[1:])
+
+    @dataclasses.dataclass(frozen=True)
+    class Bench:
+        name: Annotated[Literal["anakin", "sebulba"], tyro.conf.Positional] = "anakin"
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        envs_per_device: int = 128
+        """Environments on each device."""
+        repetitions: int = 5
+        """Warm repetitions, of which the median counts."""
+        json: bool = False
+        """Print one JSON object."""
+
+    parsed = parse(Bench, "bench", arguments)
+    join(Hosts(), parsed.devices)
+    from podracer.benchmark import bench_anakin, show
+
+    figures = bench_anakin(parsed.devices, parsed.envs_per_device, parsed.repetitions)
+    print(json.dumps(figures) if parsed.json else show(figures))
+    return 0
+
+
+def _bench_sebulba(arguments: Sequence[str]) -> int:
+    from podracer.sebulba import SebulbaConfig
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchSebulba:
+        environment: str = "gymnasium:CartPole-v1"
+        """A host environment, see `podracer list environments`."""
+        hidden: tuple[int, ...] = (32,)
+        """Layers of the IMPALA agent's network; behind convolutions where it sees pictures."""
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        seconds: float = 3.0
+        """Length of each measurement."""
+        repetitions: int = 3
+        """Rounds of all measurements, of which the median counts."""
+        json: bool = False
+        """Print one JSON object."""
+
+    fields = [("bench", BenchSebulba), ("driver", SebulbaConfig)]
+    command = dataclasses.make_dataclass("BenchCommand", fields, frozen=True)
+    parsed = parse(command, "bench sebulba", arguments, command(BenchSebulba(), SebulbaConfig()))
+    if parsed.bench.devices <= 1:
+        act_at_once()
+    join(Hosts(), parsed.bench.devices)
+    from podracer.benchmark import bench_sebulba
+    from podracer.sebulba.bench import show
+
+    figures = bench_sebulba(
+        parsed.bench.environment, parsed.driver, hidden=parsed.bench.hidden,
+        devices=parsed.bench.devices, seconds=parsed.bench.seconds,
+        repetitions=parsed.bench.repetitions,
+    )  # fmt: skip
+    shown = show(parsed.bench.environment, figures)
+    print(json.dumps(figures) if parsed.bench.json else shown)
+    return 0
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """`podracer tune`: the fastest setting of a recipe under Sebulba, measured here."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Tune:
+        seconds: float = 90.0
+        """About how long to measure, in all."""
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        json: bool = False
+        """Print one JSON object a line."""
+
+    if not arguments or arguments[0].startswith("-"):
+        parse(Tune, "tune RECIPE", ["--help"] if "--help" in arguments else ["RECIPE-IS-MISSING"])
+    recipe, experiment_flags = arguments[0], arguments[1:]
+    experiment, rest = recipe_of(recipe, experiment_flags)
+    parsed = parse(Tune, f"tune {recipe}", rest)
+    if parsed.devices <= 1:
+        act_at_once()
+    join(Hosts(), parsed.devices)
+    from podracer.plan import build, hosted
+    from podracer.sebulba.tune import trials
+    from podracer.training import use_compilation_cache
+
+    use_compilation_cache()
+    experiment = experiment.under("sebulba")
+    agent, env = build(experiment)
+    from podracer.mesh import find_devices
+
+    def say(trial: Any) -> None:
+        if parsed.json:
+            print(json.dumps(dataclasses.asdict(trial)), flush=True)
+        else:
+            idle = f"{trial.actor_idle:>6.0%}{trial.learner_idle:>9.0%}"
+            speed = f"{trial.steps_per_second:>10,.0f}"
+            print(f"{speed}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}", flush=True)
+
+    if not parsed.json:
+        print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
+    devices = find_devices(parsed.devices)
+    best, *_ = trials(agent, hosted(env), experiment.driver, devices, parsed.seconds, say)
+    if not parsed.json:
+        print(f"\nFastest: podracer train {' '.join(arguments[:1])} --arch sebulba {best.flags()}")
+        print("More environments make larger batches: the learning rate may have to follow.")
+    return 0

@@ -1,0 +1,122 @@
+"""What an experiment becomes on this machine: agent, environment, devices and driver, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from podracer import anakin, envs, sebulba
+from podracer.agent import Agent
+from podracer.driver import Progress
+from podracer.environment import Environment, HostEnvironments, check_environment
+from podracer.envs.served import Served
+from podracer.experiment import Experiment, to_json
+from podracer.mesh import find_devices, make_mesh
+from podracer.types import ConfigError, EnvironmentSpec
+
+
+def build(
+    experiment: Experiment, environment: Environment | HostEnvironments | None = None
+) -> tuple[Agent, Environment | HostEnvironments]:
+    """The agent, made for its environment, and the environment."""
+    env = environment if environment is not None else envs.make(experiment.environment)
+    agent = dataclasses.replace(experiment.agent, spec=getattr(env, "spec", None))
+    return agent, env
+
+
+def checked_spec(environment: Any) -> EnvironmentSpec:
+    """The checked specification of an environment of either kind."""
+    if isinstance(environment, HostEnvironments):
+        return environment.spec
+    return check_environment(environment)
+
+
+def kept_environment(
+    experiment: Experiment, env: Environment | HostEnvironments
+) -> Environment | None:
+    """The environment whose state is part of the run's: none where it cannot be saved exactly."""
+    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.lag == 0
+    return env if exact and not isinstance(env, HostEnvironments) else None
+
+
+def hosted(env: Environment | HostEnvironments) -> HostEnvironments:
+    """Environments for actors on the host; those of the device are served there."""
+    return env if isinstance(env, HostEnvironments) else Served(env)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What runs where, checked."""
+
+    agent: Agent
+    env: Environment | HostEnvironments
+    mesh: Mesh  # the learners
+    split: sebulba.Split | None  # under Sebulba
+    drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
+
+
+def make_plan(
+    experiment: Experiment, environment: Environment | HostEnvironments | None = None
+) -> Plan:
+    """Choose devices and check everything, before any compile. Raises `ConfigError`."""
+    agent, env = build(experiment, environment)
+    devices, config = find_devices(experiment.devices), experiment.chunk
+    if isinstance(config, anakin.AnakinConfig):
+        if isinstance(env, HostEnvironments):
+            raise ConfigError(
+                f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
+                "device: take --arch sebulba."
+            )
+        anakin.check(agent, env, config, len(devices))
+        mesh = make_mesh(devices)
+        return Plan(agent, env, mesh, None, partial(anakin.anakin, agent, env, mesh, config))
+    checked_spec(env)
+    host = hosted(env)
+    split = sebulba.split_devices(devices, config)
+    sebulba.check(agent, host, config, split)
+    drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
+    return Plan(agent, env, split.mesh, split, drive)
+
+
+def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+    """What `config.json` holds: everything needed to run this again and to compare it."""
+    packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
+    device, env = plan.mesh.devices.flat[0], plan.env
+    return {
+        "recipe": experiment.recipe,
+        "experiment": to_json(experiment),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "devices": plan.mesh.size,
+            "processes": jax.process_count(),
+            **({} if plan.split is None else plan.split.describe()),
+        },
+        "environment": _settings(env),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _settings(env: Any) -> dict[str, Any]:
+    """An environment's own settings, where it is a dataclass: an Atari protocol, complete. What is
+    no JSON, such as a function that makes one, is only named."""
+    if not dataclasses.is_dataclass(env):
+        return {"kind": type(env).__name__}
+
+    def named(value: Any) -> str:
+        return getattr(value, "__qualname__", type(value).__name__)
+
+    return json.loads(json.dumps(to_json(env), default=named))
