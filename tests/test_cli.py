@@ -106,7 +106,7 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     assert "shows no pictures" in error
 
 
-def test_bench_sebulba_and_tune_measure(tmp_path):
+def test_bench_sebulba_measures_every_part():
     code, out, error = call(
         "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads", 1,
         "--seconds", 0.2, "--repetitions", 1, "--json",
@@ -115,6 +115,10 @@ def test_bench_sebulba_and_tune_measure(tmp_path):
     figures = json.loads(out)
     assert all(rate > 0 for rate in figures["steps_per_second"].values())
     assert figures["share_of_simulator"]["training"] > 0
+
+
+@pytest.mark.slow
+def test_tune_names_the_fastest():
     code, out, error = call("tune", "cartpole_ppo", "--seconds", 2)
     assert code == 0, error
     assert "Fastest: podracer train cartpole_ppo --arch sebulba --num-envs" in out

@@ -54,7 +54,7 @@ def interrupt_until_done(arguments, run, number, times, expected):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "times"), [(QUICK, 2), pytest.param(LONG, 20, marks=SLOW)], ids=["2", "20"]
+    ("arguments", "times"), [(QUICK, 1), pytest.param(LONG, 20, marks=SLOW)], ids=["1", "20"]
 )
 def test_sigkill_and_resume_equal_an_uninterrupted_run(arguments, times, tmp_path, capsys):
     run = tmp_path / "run"

@@ -76,7 +76,7 @@ def _nothing_left():
 # --- the golden property -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learners", [1, 2, 4])
+@pytest.mark.parametrize("learners", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", AGENTS)
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""

@@ -588,7 +588,7 @@ def _maps():
 
 
 @pytest.mark.parametrize("kind", ["counter", "gymnasium"])
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_starting_and_stopping_leaves_nothing(kind, times, once, capsys):
     """Some runs end, some are stopped half way, some fail; environments in processes too."""
     if kind == "gymnasium":
@@ -641,8 +641,8 @@ def random_fault(number, made):
 
 @pytest.mark.parametrize(
     ("times", "first"),
-    [(70, 0), pytest.param(600, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
-    ids=["70", "600"],
+    [(30, 0), pytest.param(600, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    ids=["30", "600"],
 )
 def test_random_faults_end_clean(times, first, once, capsys):
     seconds = []

@@ -58,7 +58,9 @@ BOUND = {0: 1, 1: 2, None: 3}
     ("lag", "times"),
     [(1, 1), *(pytest.param(lag, 3, marks=pytest.mark.slow) for lag in (0, 1, None))],
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, times, tmp_path):
     run = tmp_path / "run"
     arguments = (*RUN, "--lag", lag, "--save-seconds", 0, "--run-dir", run)
@@ -104,6 +106,7 @@ def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
     assert fingerprint(run) == fingerprint(twin)
 
 
+@pytest.mark.slow
 def test_two_runs_have_one_fingerprint(tmp_path):
     runs = [tmp_path / name for name in ("one", "two")]
     for run in runs:
@@ -261,6 +264,7 @@ def test_two_hosts_hold_the_same_parameters_and_other_environments(tmp_path):
         assert line["steps_collected"] == line["steps_learned"] + line["steps_in_flight"]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_host_stops_both_at_one_update(tmp_path):
     run = tmp_path / "run"
     processes = hosts(
