@@ -78,6 +78,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
 
 def tune(arguments: Sequence[str]) -> int:
     """`podracer tune`: the fastest setting of a recipe under Sebulba, measured here."""
+    from podracer.types import ConfigError
 
     @dataclasses.dataclass(frozen=True)
     class Tune:
@@ -88,10 +89,12 @@ def tune(arguments: Sequence[str]) -> int:
         json: bool = False
         """Print one JSON object a line."""
 
+    if "--help" in arguments[:1]:
+        parse(Tune, "tune RECIPE", ["--help"])
     if not arguments or arguments[0].startswith("-"):
-        parse(Tune, "tune RECIPE", ["--help"] if "--help" in arguments else ["RECIPE-IS-MISSING"])
-    recipe, experiment_flags = arguments[0], arguments[1:]
-    experiment, rest = recipe_of(recipe, experiment_flags)
+        raise ConfigError("tune needs to know what: podracer tune RECIPE.")
+    recipe, flags = arguments[0], arguments[1:]
+    experiment, rest = recipe_of(recipe, flags)
     parsed = parse(Tune, f"tune {recipe}", rest)
     if parsed.devices <= 1:
         act_at_once()
@@ -118,6 +121,7 @@ def tune(arguments: Sequence[str]) -> int:
     devices = find_devices(parsed.devices)
     best, *_ = trials(agent, hosted(env), experiment.driver, devices, parsed.seconds, say)
     if not parsed.json:
-        print(f"\nFastest: podracer train {' '.join(arguments[:1])} --arch sebulba {best.flags()}")
+        named = " ".join([recipe, *(flag for flag in flags if flag not in rest)])
+        print(f"\nFastest: podracer train {named} --arch sebulba {best.flags()}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return 0

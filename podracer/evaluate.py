@@ -16,7 +16,7 @@ import numpy as np
 
 from podracer.agent import Agent
 from podracer.environment import Environment, HostEnvironments, ask
-from podracer.mesh import from_first_process
+from podracer.mesh import from_first_process, on_one_device
 from podracer.rollout import (
     ActorState,
     Purpose,
@@ -141,9 +141,7 @@ def _host_steps(
 ) -> Generator[tuple[np.ndarray, TimeStep]]:
     """Greedy steps without an end: which rows had ended before `[B]`, and what each step showed."""
     whole = getattr(env, "for_evaluation", lambda: env)()
-    params, data = jax.tree.map(
-        lambda x: x.addressable_shards[0].data, (params, jax.random.key_data(run_key))
-    )
+    params, data = on_one_device((params, jax.random.key_data(run_key)))
     key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)
     keys, carry = jax.random.split(key, num_envs), agent.carry(num_envs)
     indices = np.arange(num_envs, dtype=np.uint32)

@@ -66,6 +66,11 @@ def wait_for_all_processes(where: str) -> None:
         multihost_utils.sync_global_devices(where)
 
 
+def on_one_device(tree: PyTree) -> PyTree:
+    """Replicated arrays as they lie on the first of this host's devices that has them."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+
+
 def from_first_process(tree: PyTree) -> PyTree:
     """Arrays as the first process has them, so that all decide alike."""
     return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree

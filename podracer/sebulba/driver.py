@@ -17,7 +17,7 @@ import numpy as np
 from podracer.agent import Agent, check_agent
 from podracer.driver import STOP, Progress, TrainState, report
 from podracer.environment import HostEnvironments, ask
-from podracer.mesh import SHARDED, shardings
+from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.rollout import ActorState, no_episodes
 from podracer.sebulba.actor import STAGES, Actor, Parameters, Place, Rollout
 from podracer.sebulba.config import SebulbaConfig, Split, environment_indices
@@ -125,13 +125,13 @@ class Team:
         self.first_update = int(jax.device_get(state.update))
         # Copied, or the first update would donate them away.
         copied = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
-        self._params = _on_one_device(copied(state.learner))
+        self._params = on_one_device(copied(state.learner))
         empty = partial(
             empty_slot, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
         )
         slot = jax.jit(empty)(self._params)
         programs = make_programs(agent, len(split.learners))
-        key = jax.random.wrap_key_data(_on_one_device(jax.random.key_data(state.key)))
+        key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
         self.shard = _compiled(programs, self._params, slot, env.spec, split)
         host, hosts = jax.process_index(), jax.process_count()
         self._offset = config.num_envs // hosts * host
@@ -294,7 +294,7 @@ class Learner:
             for rollout in rollouts
         ]
         self._version += 1
-        self._team.publish(_on_one_device(params), self._version)
+        self._team.publish(on_one_device(params), self._version)
         self._waiting.append(metrics)
         if len(self._waiting) > 1:
             self._fetch()
@@ -367,11 +367,6 @@ def _total(values: list[Any]) -> Any:
         **{name: sum(value[name] for value in values) for name in summed},
         "mean": jax.tree.map(lambda *x: np.mean(x), *(value["mean"] for value in values)),
     }
-
-
-def _on_one_device(tree: PyTree) -> PyTree:
-    """Replicated arrays as they lie on this host's first learner."""
-    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
 def _own_rows(tree: PyTree) -> PyTree:

@@ -76,9 +76,7 @@ class Slot:
     @property
     def steps(self) -> Step:
         """Of the whole trajectory, once it is complete."""
-        reward, discount, first, last = jnp.moveaxis(self.signals, 1, 0)
-        timestep = TimeStep(self.observation, reward, discount, first > 0, last > 0)
-        return Step(timestep, self.action, self.extras)
+        return Step(unpacked(self.observation, self.signals), self.action, self.extras)
 
 
 @struct
@@ -119,8 +117,8 @@ def packed(timestep: TimeStep) -> tuple[PyTree, np.ndarray]:
 
 
 def unpacked(observation: PyTree, signals: jax.Array | np.ndarray) -> TimeStep:
-    """The inverse of `packed`, on the device."""
-    reward, discount, first, last = jnp.asarray(signals)
+    """The inverse of `packed`, on the device, for signals f32 `[*b, 4, b]`."""
+    reward, discount, first, last = jnp.moveaxis(jnp.asarray(signals), -2, 0)
     observation = jax.tree.map(jnp.asarray, observation)
     return TimeStep(observation, reward, discount, first > 0, last > 0)
 
