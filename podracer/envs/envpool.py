@@ -5,8 +5,8 @@ layer calls a termination is an end before the limit of steps; a task that also 
 true (`info["terminated"]`: Atari, MuJoCo Playground) is believed. Where another one ends by itself
 in the very step of its limit, EnvPool tells only of the time-out.
 
-There is no asynchronous mode: with as many rows as a fixed batch has, EnvPool's `step` already is
-`send` and then `recv`.
+Its asynchronous mode is not used: actor threads do what it is for, and stay reproducible
+(decision 0017).
 """
 
 from __future__ import annotations
