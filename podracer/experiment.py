@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from podracer.agents.a2c import A2C
+from podracer.agents.ddpg import DDPG
+from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.ops.action_values import Atoms, Mean, Quantiles
+from podracer.replay import Replay
 from podracer.sebulba import SebulbaConfig
 from podracer.types import ConfigError
 
@@ -33,7 +40,7 @@ class Experiment:
     """Name shown in reports."""
     environment: str
     """See `podracer list environments`."""
-    agent: A2C | Impala | PPO | QLambda
+    agent: A2C | DDPG | DQN | Impala | MuZero | PPO | QLambda | R2D2 | SAC
     """The agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """The architecture, and how it runs the agent."""
@@ -129,7 +136,11 @@ def _check_driver(config: AnakinConfig | SebulbaConfig) -> None:
 
 
 # Hyperparameters that are shares or rates: what they must lie in.
-_RANGES = {"discount": (0, 1), "lambda_": (0, 1), "clip": (0, math.inf)}
+_RANGES = {
+    **dict.fromkeys(("discount", "lambda_", "epsilon", "target_rate", "priority_mix"), (0, 1)),
+    **dict.fromkeys(("target_entropy", "low", "high"), (-math.inf, math.inf)),
+}
+_COUNTS_FROM_ZERO = ("decay_updates", "epsilon_frames", "random_frames", "burn_in", "warmup")
 
 
 def _check_finite(path: str, config: Any) -> None:
@@ -142,7 +153,7 @@ def _check_finite(path: str, config: Any) -> None:
             if not (math.isfinite(value) and low <= value <= high):
                 raise ConfigError(f"{name} must lie in [{low}, {high}], but it is {value}.")
         elif isinstance(value, int) and not isinstance(value, bool):
-            least = 0 if field.name == "decay_updates" else 1
+            least = 0 if field.name in _COUNTS_FROM_ZERO else 1
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
         elif isinstance(value, tuple) and any(not isinstance(n, int) or n < 1 for n in value):
@@ -152,8 +163,9 @@ def _check_finite(path: str, config: Any) -> None:
 # --- to a file and back --------------------------------------------------------------------------
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
-_AGENTS = (A2C, Impala, PPO, QLambda)
-_KINDS = (Experiment, *_DRIVERS, *_AGENTS, TorsoNetwork, MLP, CNN, ResNet)
+_AGENTS = (A2C, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
+_PARTS = (TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
+_KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -49,20 +49,24 @@ class Network:
     """`init(key) -> params`, `carry(num_envs) -> memory [B, ...]` and
     `apply(params, carry, observation [T, B, ...], first [T, B]) -> ({head: [T, B, n]}, carry)`.
 
-    Memory is cleared where `first` is set; networks without memory have the carry `()`.
+    Memory is cleared where `first` is set; networks without memory have the carry `()`. Only for
+    noisy heads `apply` also takes `noise`: one key for each item `[T, B]` or one for all `[1, 1]`;
+    None for no noise.
     """
 
     init: Callable[[jax.Array], Params]
     carry: Callable[[int], Carry]
-    apply: Callable[[Params, Carry, PyTree, jax.Array], tuple[dict[str, jax.Array], Carry]]
+    apply: Callable[..., tuple[dict[str, jax.Array], Carry]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A linear output of a network: how many numbers, and the scale of its initial weights."""
+    """A linear output of a network: how many numbers, the scale of its initial weights, and
+    whether its weights are noisy (Fortunato et al. 2018)."""
 
     size: int
     scale: float = 1.0
+    noisy: bool = False
 
 
 class NetworkBuilder(Protocol):
@@ -142,12 +146,18 @@ class TorsoNetwork:
                 else {n: t.carry(num_envs) for n, t in structure.items()}
             )
 
-        def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
+        def apply(
+            params: Params,
+            carry: Carry,
+            observation: PyTree,
+            first: jax.Array,
+            noise: jax.Array | None = None,
+        ):
             outputs: dict[str, jax.Array] = {}
             memories = {}
             for name, trunk in eqx.combine(params, structure).items():
                 memory = carry[name] if carry else ()
-                made, memories[name] = trunk(memory, observation, first)
+                made, memories[name] = trunk(memory, observation, first, noise)
                 outputs |= made
             return outputs, (memories if carry else ())
 
@@ -170,6 +180,34 @@ class Linear(eqx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         made: jax.Array = dense(x, self.weight)
         return made + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
+
+
+class NoisyLinear(eqx.Module):
+    """`x [N, n] -> [N, m]` with learned noise on weights and biases, from a key for each row `[N]`
+    or one for all `[1]`.
+
+    The noise of the weight from i to j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it
+    needs no matrix of its own. Source: Fortunato et al. 2018, section 3 (arXiv 1706.10295).
+    """
+
+    linear: Linear
+    weight_scale: jax.Array
+    bias_scale: jax.Array
+
+    def __init__(self, inputs: int, outputs: int, scale: float, *, key: jax.Array):
+        self.linear = Linear(inputs, outputs, scale, key=key)
+        self.weight_scale = jnp.full((inputs, outputs), 0.5 / inputs)
+        self.bias_scale = jnp.full(outputs, 0.5 / math.sqrt(inputs))
+
+    def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        made = self.linear(x)
+        if noise is None:
+            return made
+        inputs, outputs = self.weight_scale.shape
+        e = jax.vmap(lambda key: jax.random.normal(key, (inputs + outputs,)))(noise)
+        e = jnp.sign(e) * jnp.sqrt(jnp.abs(e))
+        spread: jax.Array = dense(x * e[:, :inputs], self.weight_scale)
+        return made + (spread + self.bias_scale[None]) * e[:, inputs:]
 
 
 class Convolution(eqx.Module):
@@ -198,7 +236,7 @@ class _Trunk(eqx.Module):
 
     layers: tuple[Any, ...]
     cell: Any
-    heads: dict[str, Linear]
+    heads: dict[str, Linear | NoisyLinear]
     config: TorsoNetwork = eqx.field(static=True)
 
     def __init__(
@@ -219,7 +257,7 @@ class _Trunk(eqx.Module):
             size = config.memory_size
         keys = jax.random.split(head_key, len(heads))
         self.heads = {
-            name: Linear(size, head.size, head.scale, key=k)
+            name: (NoisyLinear if head.noisy else Linear)(size, head.size, head.scale, key=k)
             for (name, head), k in zip(heads.items(), keys, strict=True)
         }
 
@@ -227,7 +265,9 @@ class _Trunk(eqx.Module):
         zeros = jnp.zeros((num_envs, self.config.memory_size))
         return zeros if self.config.memory == "gru" else (zeros, zeros)
 
-    def __call__(self, carry: Carry, observation: PyTree, first: jax.Array):
+    def __call__(
+        self, carry: Carry, observation: PyTree, first: jax.Array, noise: jax.Array | None
+    ):
         T, B = first.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
         features = _apply_torso(self.config.torso, self.layers, flat)
@@ -237,8 +277,12 @@ class _Trunk(eqx.Module):
                 lambda c, x: self._remember(c, *x), carry, (features, first)
             )
             features = features.reshape(T * B, -1)
-        outputs = {name: head(features).reshape(T, B, -1) for name, head in self.heads.items()}
-        return outputs, carry
+        noise = None if noise is None else noise.reshape(-1)
+        outputs = {
+            name: head(features, noise) if isinstance(head, NoisyLinear) else head(features)
+            for name, head in self.heads.items()
+        }
+        return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
 
     def _remember(self, carry: Carry, features: jax.Array, first: jax.Array):
         carry = jax.tree.map(lambda c: jnp.where(first[:, None], 0.0, c), carry)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,11 +19,11 @@ from jax.sharding import Mesh
 
 from podracer import anakin, envs, sebulba
 from podracer.agent import Agent
-from podracer.driver import Progress
+from podracer.driver import Progress, abstract_state
 from podracer.environment import Environment, HostEnvironments, check_environment
 from podracer.envs.served import Served
 from podracer.experiment import Experiment, to_json
-from podracer.mesh import find_devices, make_mesh
+from podracer.mesh import Device, find_devices, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
 
 
@@ -61,6 +64,7 @@ class Plan:
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners
     split: sebulba.Split | None  # under Sebulba
+    state_bytes: int  # of the training state, on each device of the mesh
     drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
 
 
@@ -78,13 +82,60 @@ def make_plan(
             )
         anakin.check(agent, env, config, len(devices))
         mesh = make_mesh(devices)
-        return Plan(agent, env, mesh, None, partial(anakin.anakin, agent, env, mesh, config))
+        size = _checked_size(experiment, agent, env, mesh)
+        drive = partial(anakin.anakin, agent, env, mesh, config)
+        return Plan(agent, env, mesh, None, size, drive)
     checked_spec(env)
     host = hosted(env)
     split = sebulba.split_devices(devices, config)
     sebulba.check(agent, host, config, split)
+    size = _checked_size(experiment, agent, env, split.mesh)
     drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
-    return Plan(agent, env, split.mesh, split, drive)
+    return Plan(agent, env, split.mesh, split, size, drive)
+
+
+def _checked_size(experiment: Experiment, agent: Agent, env: Any, mesh: Mesh) -> int:
+    """Bytes of the training state on each device. Raises `ConfigError` where they do not fit."""
+    kept = kept_environment(experiment, env)
+    state = abstract_state(agent, kept, mesh, experiment.chunk)
+
+    def size(part: Any) -> int:
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(part)
+        )
+
+    needed, local = size(state), size(state.learner.local)
+    device = mesh.local_devices[0]
+    sharing = len(mesh.local_devices) if device.platform == "cpu" else 1
+    free = _free_bytes(device)
+    if free is not None and needed * sharing > free:
+        raise ConfigError(
+            f"the training state needs {readable(needed)} on each device, of which "
+            f"{readable(local)} belong to environments (a replay, for most agents), but "
+            f"{readable(free // sharing)} are free: take a smaller --capacity, fewer "
+            "environments or more devices."
+        )
+    return needed
+
+
+def _free_bytes(device: Device) -> int | None:
+    """Memory that a device has left, None where it does not say."""
+    if device.platform == "cpu":
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+        return None
+    stats = device.memory_stats() or {}
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
+
+
+def readable(size: int) -> str:
+    """Bytes with a unit: `7.1 GiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} B"
 
 
 def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:

@@ -6,19 +6,29 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable
+from typing import Any, cast
 
 from podracer.agents.a2c import A2C
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
 from podracer.anakin import AnakinConfig
 from podracer.experiment import Experiment
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.ops.action_values import Atoms
+from podracer.replay import Replay
 from podracer.sebulba import SebulbaConfig
 from podracer.types import ConfigError
 
 # The shallow network of Espeholt et al. 2018 (figure 3, left).
 IMPALA_SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))
+# As in MinAtar (Young and Tian 2019): one convolution and one fully connected layer.
+MINATAR = CNN((16,), (3,), (1,), (128,))
 
 
 def catch() -> Experiment:
@@ -115,6 +125,145 @@ def pendulum_ppo() -> Experiment:
     )
 
 
+def cartpole_dqn() -> Experiment:
+    """Double DQN on CartPole."""
+    return Experiment(
+        recipe="cartpole_dqn",
+        environment="cartpole",
+        agent=DQN(
+            learning_rate=1e-3,
+            epsilon=0.05,
+            epsilon_frames=20_000,
+            target_period=50,
+            replay=Replay(50_000, updates=4),
+        ),
+        driver=AnakinConfig(16, 4, 100),
+        frames=320_000,
+        evaluations=20,
+        target_return=475.0,
+    )
+
+
+def cartpole_rainbow() -> Experiment:
+    """Rainbow on CartPole: everything that DQN can be extended with, at once."""
+    return dataclasses.replace(
+        cartpole_dqn(),
+        recipe="cartpole_rainbow",
+        agent=rainbow(
+            learning_rate=1e-3,
+            target_period=50,
+            value=Atoms(0.0, 100.0, 51),
+            replay=Replay(50_000, updates=4, prioritised=True),
+        ),
+    )
+
+
+def memory_r2d2() -> Experiment:
+    """R2D2 on a task that only memory solves."""
+    return Experiment(
+        recipe="memory_r2d2",
+        environment="probe:memory",
+        agent=R2D2(
+            target_period=50,
+            burn_in=8,
+            unroll=16,
+            n_step=2,
+            stride=16,
+            replay=Replay(40_000, batch_size=64, updates=4, prioritised=True),
+        ),
+        driver=AnakinConfig(16, 16, 20),
+        frames=102_400,
+    )
+
+
+def catch_muzero() -> Experiment:
+    """Gumbel MuZero on Catch."""
+    return Experiment(
+        recipe="catch_muzero",
+        environment="catch",
+        agent=MuZero(replay=Replay(50_000, batch_size=128, updates=4, prioritised=True)),
+        driver=AnakinConfig(32, 8, 20),
+        frames=256_000,
+        evaluation_episodes=64,
+    )
+
+
+def cartpole_muzero() -> Experiment:
+    """Gumbel MuZero on CartPole."""
+    return dataclasses.replace(
+        catch_muzero(), recipe="cartpole_muzero", environment="cartpole", target_return=475.0
+    )
+
+
+def pendulum_sac() -> Experiment:
+    """SAC on Pendulum."""
+    return Experiment(
+        recipe="pendulum_sac",
+        environment="pendulum",
+        agent=SAC(
+            learning_rate=1e-3,
+            random_frames=2_000,
+            replay=Replay(100_000, updates=4, warmup=2_000),
+            network=TorsoNetwork(MLP((64, 64))),
+        ),
+        driver=AnakinConfig(16, 1, 100),
+        frames=64_000,
+    )
+
+
+def pendulum_td3() -> Experiment:
+    """TD3 on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(), recipe="pendulum_td3", agent=td3(**_pendulum_settings())
+    )
+
+
+def pendulum_ddpg() -> Experiment:
+    """DDPG on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(), recipe="pendulum_ddpg", agent=DDPG(**_pendulum_settings())
+    )
+
+
+def _pendulum_settings() -> dict[str, Any]:
+    sac = cast(SAC, pendulum_sac().agent)
+    names = ("learning_rate", "random_frames", "replay", "network")
+    return {name: getattr(sac, name) for name in names}
+
+
+def breakout_dqn() -> Experiment:
+    """Double DQN on MinAtar Breakout (needs gymnax)."""
+    return Experiment(
+        recipe="breakout_dqn",
+        environment="gymnax:Breakout-MinAtar",
+        agent=DQN(
+            learning_rate=5e-4,
+            epsilon_frames=250_000,
+            target_period=250,
+            replay=Replay(200_000, updates=4, warmup=5_000),
+            network=TorsoNetwork(MINATAR),
+        ),
+        driver=AnakinConfig(64, 4, 100),
+        frames=2_000_000,
+        evaluations=20,
+    )
+
+
+def breakout_rainbow() -> Experiment:
+    """Rainbow on MinAtar Breakout (needs gymnax)."""
+    return dataclasses.replace(
+        breakout_dqn(),
+        recipe="breakout_rainbow",
+        agent=rainbow(
+            learning_rate=5e-4,
+            target_period=250,
+            value=Atoms(0.0, 50.0, 51),
+            replay=Replay(200_000, updates=4, warmup=5_000, prioritised=True),
+            network=TorsoNetwork(MINATAR),
+        ),
+    )
+
+
 def breakout_ppo() -> Experiment:
     """PPO on MinAtar Breakout (needs gymnax), fully connected as in the peers' benchmarks."""
     return Experiment(
@@ -138,9 +287,7 @@ def breakout_cnn_ppo() -> Experiment:
     return dataclasses.replace(
         breakout_ppo(),
         recipe="breakout_cnn_ppo",
-        agent=PPO(
-            learning_rate=1e-3, minibatches=8, network=TorsoNetwork(CNN((16,), (3,), (1,), (128,)))
-        ),
+        agent=PPO(learning_rate=1e-3, minibatches=8, network=TorsoNetwork(MINATAR)),
         frames=5_000_000,
     )
 
@@ -192,6 +339,43 @@ def atari_ppo(game: str = "pong") -> Experiment:
     )
 
 
+def atari_dqn(game: str = "pong") -> Experiment:
+    """Double DQN on an Atari game (`--game NAME`) with the Nature network: a replay of 7 GiB."""
+    return dataclasses.replace(
+        atari_impala(game),
+        recipe="atari_dqn",
+        agent=DQN(
+            learning_rate=1e-4,
+            epsilon_frames=1_000_000,
+            target_period=2_000,
+            replay=Replay(1_000_000, batch_size=32, updates=16, warmup=50_000),
+            network=TorsoNetwork(CNN()),
+        ),
+        driver=SebulbaConfig(16, 4, 500),
+    )
+
+
+def atari_rainbow(game: str = "pong") -> Experiment:
+    """Rainbow on an Atari game (`--game NAME`): a replay of 7 GiB."""
+    return dataclasses.replace(
+        atari_dqn(game),
+        recipe="atari_rainbow",
+        agent=rainbow(
+            learning_rate=6.25e-5,
+            target_period=2_000,
+            replay=Replay(
+                1_000_000,
+                batch_size=32,
+                updates=16,
+                warmup=50_000,
+                prioritised=True,
+                priority_exponent=0.5,
+            ),
+            network=TorsoNetwork(CNN()),
+        ),
+    )
+
+
 def pong_ppo() -> Experiment:
     """PPO on Atari Pong with a small network and few epochs: half an hour on two cores."""
     return dataclasses.replace(
@@ -231,6 +415,19 @@ def halfcheetah_ppo() -> Experiment:
     )
 
 
+def halfcheetah_sac() -> Experiment:
+    """SAC on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    return dataclasses.replace(
+        halfcheetah_ppo(),
+        recipe="halfcheetah_sac",
+        agent=SAC(
+            random_frames=10_000,
+            replay=Replay(1_000_000, updates=8, warmup=10_000),
+        ),
+        driver=SebulbaConfig(16, 1, 200, threads=1),
+    )
+
+
 RECIPES: dict[str, Callable[..., Experiment]] = {
     function.__name__: function
     for function in (
@@ -243,13 +440,26 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         pendulum_ppo,
         breakout_ppo,
         breakout_cnn_ppo,
+        cartpole_dqn,
+        cartpole_rainbow,
+        breakout_dqn,
+        breakout_rainbow,
+        memory_r2d2,
+        catch_muzero,
+        cartpole_muzero,
+        pendulum_ddpg,
+        pendulum_td3,
+        pendulum_sac,
         atari_impala,
         atari_impala_deep,
         atari_ppo,
+        atari_dqn,
+        atari_rainbow,
         pong_impala,
         pong_ppo,
         breakout_impala,
         halfcheetah_ppo,
+        halfcheetah_sac,
     )
 }
 

@@ -23,7 +23,15 @@ from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import make_mesh, wait_for_all_processes
-from podracer.plan import Plan, build, checked_spec, configuration, kept_environment, make_plan
+from podracer.plan import (
+    Plan,
+    build,
+    checked_spec,
+    configuration,
+    kept_environment,
+    make_plan,
+    readable,
+)
 from podracer.types import ConfigError, LearnerState, PodracerError
 
 
@@ -205,6 +213,7 @@ class Run:
                     self.directory.name,
                     recipe=self.experiment.recipe,
                     devices=f"{self.mesh.size} x {kind}",
+                    memory=readable(self.plan.state_bytes),
                 )
             )
         return Sinks(sinks)

@@ -100,10 +100,16 @@ class LearnerState:
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Shape and dtype of one observation leaf, without any batch axis."""
+    """Shape and dtype of one observation leaf, without any batch axis.
+
+    `stacked` says that the last axis holds the newest frames, oldest first, and that each
+    observation either moves on by one frame from the one before it, or begins as copies of its
+    newest frame, or after blank ones (all 0). A replay then keeps each frame once.
+    """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
+    stacked: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))

@@ -9,27 +9,73 @@ import numpy as np
 import pytest
 
 from podracer.agents.a2c import A2C
+from podracer.agents.ddpg import td3
+from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
 from podracer.anakin import AnakinConfig, anakin, check, make_chunk
 from podracer.driver import init_state
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms
+from podracer.replay import Replay
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import ConfigError, Continuous, NonFiniteError
 
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
+REPLAY = Replay(16 * 40, batch_size=16, updates=2, warmup=16 * 16)
 AGENTS = {
     "q_lambda": QLambda(network=SMALL),
     "a2c": A2C(network=SMALL),
     "impala": Impala(network=SMALL),
     "ppo": PPO(network=SMALL, epochs=2, normalise_observations=True, normalise_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
+    "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_frames=2000),
+    "rainbow": DQN(
+        network=SMALL,
+        replay=dataclasses.replace(REPLAY, prioritised=True),
+        n_step=3,
+        dueling=True,
+        noisy=True,
+        value=Atoms(-2.0, 2.0, 11),
+        ladder=7.0,
+    ),
+    "r2d2": R2D2(
+        network=RECURRENT,
+        replay=dataclasses.replace(REPLAY, prioritised=True),
+        stride=8,
+        burn_in=4,
+        unroll=8,
+        n_step=2,
+    ),
+    "muzero": MuZero(
+        network=SMALL,
+        replay=dataclasses.replace(REPLAY, prioritised=True),
+        latent=8,
+        dynamics=(8,),
+        prediction=(8,),
+        bins=11,
+        bound=3.0,
+        simulations=4,
+        unroll=3,
+        n_step=2,
+    ),
+    "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalise_observations=True),
+    "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
 }
+CONTINUOUS = ("sac", "td3")
+
+
+def world(name):
+    """The name of an environment for an agent of `AGENTS`."""
+    return "pendulum" if name in CONTINUOUS else "catch"
 
 
 def setup(agent, environment="catch", devices=1, **config):
@@ -48,8 +94,8 @@ def run(agent, env, mesh, config, state, num_updates):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_two_runs_are_equal_to_the_bit(name):
-    first, _ = run(*setup(AGENTS[name]), 10)
-    second, _ = run(*setup(AGENTS[name]), 10)
+    first, _ = run(*setup(AGENTS[name], world(name)), 10)
+    second, _ = run(*setup(AGENTS[name], world(name)), 10)
     assert fingerprint(first) == fingerprint(second)
 
 
@@ -73,9 +119,18 @@ def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_going_on_from_a_state_equals_never_having_stopped():
-    whole, _ = run(*setup(AGENTS["ppo"]), 20)
-    *parts, state = setup(AGENTS["ppo"])
+@pytest.mark.parametrize(
+    "name",
+    ["ppo", "rainbow"]
+    + [
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in AGENTS
+        if name not in ("ppo", "rainbow")
+    ],
+)
+def test_going_on_from_a_state_equals_never_having_stopped(name):
+    whole, _ = run(*setup(AGENTS[name], world(name)), 20)
+    *parts, state = setup(AGENTS[name], world(name))
     half, _ = run(*parts, state, 10)
     rest, _ = run(*parts, half, 20)
     assert fingerprint(rest) == fingerprint(whole)
@@ -117,7 +172,7 @@ def test_resets_after_a_time_out_are_no_frames():
 
 
 def compiled_text(devices, agent="ppo"):
-    agent, env, mesh, config, state = setup(AGENTS[agent], devices=devices)
+    agent, env, mesh, config, state = setup(AGENTS[agent], world(agent), devices=devices)
     request = jax.device_put(
         jnp.zeros(devices, jnp.int32),
         jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),

@@ -14,27 +14,83 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.agents import actor_critic
+from podracer.agents import actor_critic, continuous
 from podracer.agents.a2c import A2C
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
 from podracer.anakin import AnakinConfig, anakin
 from podracer.driver import init_state
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms, Quantiles
+from podracer.replay import Replay
 from podracer.types import LearnerState, TimeStep
 
 SMALL = TorsoNetwork(MLP((16,), "tanh"))
 RECURRENT = TorsoNetwork(MLP((16,), "tanh"), memory="gru", memory_size=16)
 COMMON = {"network": SMALL, "learning_rate": 0.01, "discount": GAMMA}
+REPLAY = Replay(32 * 200, batch_size=128, updates=4, warmup=256)
+EXPLORING = {"epsilon": 0.05, "epsilon_frames": 10_000, "target_period": 20}
 AGENTS = {
     "a2c": A2C(**COMMON, entropy_cost=0.003),
     "impala": Impala(**COMMON, entropy_cost=0.003),
     "ppo": PPO(**COMMON, entropy_cost=0.003, epochs=2, minibatches=2),
     "q_lambda": QLambda(**COMMON, lambda_=0.9),
+    "dqn": DQN(**COMMON, **EXPLORING, replay=REPLAY),
+    "rainbow": DQN(
+        **COMMON,
+        replay=dataclasses.replace(REPLAY, prioritised=True),
+        epsilon=0.0,
+        epsilon_frames=0,
+        target_period=20,
+        n_step=3,
+        dueling=True,
+        noisy=True,
+        value=Atoms(-12.0, 12.0, 121),
+    ),
+    "qr": DQN(**COMMON | {"learning_rate": 0.003}, **EXPLORING, replay=REPLAY, value=Quantiles(11)),
+    "muzero": MuZero(
+        **COMMON,
+        replay=dataclasses.replace(REPLAY, prioritised=True, batch_size=64),
+        latent=16,
+        dynamics=(32,),
+        prediction=(32,),
+        bound=5.0,
+        bins=41,
+        simulations=8,
+        n_step=2,
+        target_period=20,
+    ),
+    "r2d2": R2D2(
+        **COMMON,
+        replay=dataclasses.replace(REPLAY, prioritised=True, batch_size=32),
+        epsilon=0.05,
+        ladder=1.0,
+        stride=8,
+        burn_in=4,
+        unroll=8,
+        n_step=2,
+        target_period=20,
+        squashed=False,
+    ),
+}
+RANDOM = {"replay": REPLAY, "random_frames": 30_000, "target_rate": 0.05}
+CONTINUOUS = {
+    "a2c": AGENTS["a2c"],
+    "impala": AGENTS["impala"],
+    # Its advantages never shrink, so its steps must.
+    "ppo": dataclasses.replace(AGENTS["ppo"], decay_updates=300),
+    "ddpg": DDPG(**COMMON, **RANDOM),
+    "td3": td3(**COMMON, **RANDOM),
+    "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
 }
 
 
@@ -56,12 +112,28 @@ def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np
     timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
     action, extras, _ = agent.act(agent.actor_params(learner), carry, timestep, keys, False)
+    return np.asarray(_values(agent, learner, timestep, carry, extras)), np.asarray(action)
+
+
+def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any) -> Any:
+    """What the agent says of the value of its best action, `[n]`."""
+    params, observation = learner.shared["params"], timestep.observation
     if isinstance(agent, QLambda):
-        return np.asarray(extras["q"].max(-1)), np.asarray(action)
+        return extras["q"].max(-1)
+    if isinstance(agent, DQN):
+        return agent.value.mean(agent._outputs(params, timestep, None)).max(-1)
+    if isinstance(agent, MuZero):
+        return agent._scalar(agent._predict(params, agent._represent(params, observation))[1])
+    if isinstance(agent, R2D2):
+        timesteps = jax.tree.map(lambda x: x[None], timestep)
+        return agent._values(params, carry["memory"], timesteps)[0][0].max(-1)
+    if isinstance(agent, DDPG | SAC):
+        policy = agent._policy(params["actor"], observation)
+        best = policy.mode() if isinstance(agent, SAC) else policy
+        return continuous.values(agent._critic, params["critic"], observation, best).min(0)
     network = actor_critic.build(agent.network, agent.spec)
-    params = learner.shared["params"]
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
-    return np.asarray(outputs["value"][0, :, 0]), np.asarray(action)
+    return outputs["value"][0, :, 0]
 
 
 def check(agent: Any, probe: str, updates: int = 200) -> None:
@@ -84,8 +156,14 @@ FAST = (
     ("q_lambda", "timeout"),
     ("impala", "policy"),
     ("q_lambda", "policy"),
+    ("dqn", "timeout"),
+    ("rainbow", "policy"),
+    ("muzero", "policy"),
     ("a2c", "continuous"),
+    ("td3", "continuous"),
+    ("sac", "continuous"),
     ("ppo", "memory"),
+    ("r2d2", "memory"),
 )
 
 
@@ -103,19 +181,17 @@ def cases(probes: tuple[str, ...], names: Any = AGENTS) -> list[Any]:
     cases(("constant", "observation", "discount", "action", "policy", "timeout")),
 )
 def test_values_and_actions(name, probe):
-    check(AGENTS[name], probe)
+    check(AGENTS[name], probe, updates=400 if name == "muzero" else 200)
 
 
-@pytest.mark.parametrize(("name", "probe"), cases(("continuous",), ("a2c", "impala", "ppo")))
+@pytest.mark.parametrize(("name", "probe"), cases(("continuous",), CONTINUOUS))
 def test_continuous_actions(name, probe):
-    agent = AGENTS[name]
-    if isinstance(agent, PPO):
-        # Its advantages never shrink, so its steps must.
-        agent = dataclasses.replace(agent, decay_updates=300)
-    check(agent, probe, updates=300)
+    check(CONTINUOUS[name], probe, updates=300)
 
 
-@pytest.mark.parametrize(("name", "probe"), cases(("memory",)))
+@pytest.mark.parametrize(
+    ("name", "probe"), cases(("memory",), ("a2c", "impala", "ppo", "q_lambda", "r2d2"))
+)
 def test_memory_recalls_the_cue(name, probe):
     check(dataclasses.replace(AGENTS[name], network=RECURRENT), probe, updates=300)
 

@@ -84,7 +84,7 @@ class Atari:
         channels = self.stack * (1 if self.grey else 3)
         return EnvironmentSpec(
             f"atari:{self.game}",
-            Array((*self.size, channels), np.uint8),
+            Array((*self.size, channels), np.uint8, stacked=self.grey and self.stack > 1),
             Discrete(_num_actions(self.game, self.full_action_set)),
         )
 

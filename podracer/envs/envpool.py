@@ -161,7 +161,9 @@ def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
     observation = _arrays(spec.observation_space)
     if atari:
         channels, height, width = observation.shape
-        observation = Array((height, width, channels), observation.dtype)
+        chosen = dict(options)
+        stacked = chosen["gray_scale"] and chosen["stack_num"] > 1
+        observation = Array((height, width, channels), observation.dtype, stacked)
     return EnvironmentSpec(f"envpool:{task}", observation, _action(task, spec.action_space))
 
 

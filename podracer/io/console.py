@@ -92,12 +92,14 @@ class Console:
         *,
         recipe: str = "",
         devices: str = "",
+        memory: str = "",
         file: TextIO | None = None,
         interval: float = 5.0,
     ) -> None:
         self._total = max(total_updates, 1)
         self._title = title
-        self._about = [part for part in (recipe, devices) if part]
+        held = memory and f"{memory} of state on each"
+        self._about = [part for part in (recipe, devices, held) if part]
         self._file = sys.stdout if file is None else file
         self._terminal = Terminal(file=self._file)
         self._spinner = Spinner("dots", style="cyan")

@@ -70,6 +70,30 @@ class Normal:
         return jnp.sum(self.log_scale + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
 
+@struct
+class SquashedNormal:
+    """A Gaussian through tanh: coordinates in (-1, 1), f32 `[*b, size]`.
+
+    Source: Haarnoja et al. 2018, appendix C (arXiv 1812.05905).
+    """
+
+    mean: jax.Array
+    log_scale: jax.Array
+
+    def mode(self) -> jax.Array:
+        """The most likely one before tanh, after it."""
+        return jnp.tanh(self.mean)
+
+    def sample(self, keys: jax.Array) -> tuple[jax.Array, Float[Array, "*b"]]:
+        """An action for each key `[B]`, differentiable, and its log-probability. Together, because
+        that of an action near a bound cannot be told from the action alone."""
+        normal = Normal(self.mean, self.log_scale)
+        raw = normal.sample(keys)
+        # log(1 - tanh(x)^2), without losing it to rounding where |x| is large.
+        slope = 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
+        return jnp.tanh(raw), normal.log_prob(raw) - jnp.sum(slope, axis=-1)
+
+
 Policy = Categorical | Normal
 
 
@@ -94,7 +118,16 @@ def to_bounds(space: Discrete | Continuous, action: jax.Array) -> jax.Array:
     """The agent's action in the environment's units: [-1, 1] clipped and scaled to the bounds."""
     if isinstance(space, Discrete):
         return action
-    low, high = jnp.asarray(space.low), jnp.asarray(space.high)
-    batched = (1,) * (action.ndim - 1) + low.shape
-    low, high = low.reshape(batched), high.reshape(batched)
+    low, high = _bounds(space, action)
     return low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+
+
+def from_bounds(space: Continuous, action: jax.Array) -> jax.Array:
+    """The inverse of `to_bounds` for continuous actions within the bounds."""
+    low, high = _bounds(space, action)
+    return (action - low) / (high - low) * 2.0 - 1.0
+
+
+def _bounds(space: Continuous, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    shape = (1,) * (action.ndim - 1) + (space.size,)
+    return jnp.asarray(space.low).reshape(shape), jnp.asarray(space.high).reshape(shape)

@@ -31,6 +31,9 @@ def init_moments(item: PyTree) -> Moments:
 
 def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Moments:
     """Moments of a batch `[T, B, ...]` of every shard, in two all-reduces for all leaves."""
+    # Kept apart from what made the items: fused with that, sums would round otherwise, and the two
+    # architectures would differ in the last bit.
+    items = jax.lax.optimization_barrier(items)
     batch = tuple(range(batch_axes))
     shards = 1 if axis is None else jax.lax.axis_size(axis)
     count = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * shards

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from podracer.types import struct
 
@@ -103,6 +103,42 @@ def vtrace(
     next_targets = jnp.concatenate([lambda_ * targets[1:] + (1 - lambda_) * v_t[:-1], v_t[-1:]])
     advantages = jnp.minimum(clip_pg_rho, rho_tm1) * (r_t + discount_t * next_targets - v_tm1)
     return VTrace(targets=targets, advantages=mask * advantages)
+
+
+def n_step_returns(
+    r_t: Series, discount_t: Series, valid_tm1: Mask
+) -> tuple[Float[Array, "*b"], Float[Array, "*b"], Int[Array, "*b"]]:
+    """The rewards of T transitions from the first on: their return `G`, the discount `γ` of what
+    comes after, and the number `k` of transitions until there, at most T, each `[...]`.
+
+        G = r₁ + γ₁ r₂ + ... + γ₁ ... γₖ₋₁ rₖ        γ = γ₁ ... γₖ
+
+    `k` is less than T where a time-out cuts the episode: the value of the k-th timestep stands for
+    the rest. Source: Sutton and Barto 2018, equation 7.1.
+    """
+    alive = jnp.cumprod(valid_tm1.astype(jnp.int32), axis=0)
+    factors = jnp.where(alive > 0, discount_t, 1.0)
+    products = jnp.cumprod(factors, axis=0)
+    before = jnp.concatenate([jnp.ones_like(products[:1]), products[:-1]])
+    return jnp.sum(alive * before * r_t, axis=0), products[-1], jnp.sum(alive, axis=0)
+
+
+def n_step_targets(
+    v: Float[Array, "T1 *b"], r_t: Series, discount_t: Series, valid_tm1: Mask, n: int
+) -> Float[Array, "K *b"]:
+    """`G + γ v` of `n_step_returns` for every transition that has n of them left.
+
+    `v [T + 1, ...]` are the values of all timesteps, the others are of T transitions; the targets
+    are those of the first T - n + 1 timesteps.
+    """
+    count = r_t.shape[0] - n + 1
+
+    def windows(x: jax.Array) -> jax.Array:
+        return jnp.stack([x[i : i + count] for i in range(n)])
+
+    returns, discounts, k = n_step_returns(windows(r_t), windows(discount_t), windows(valid_tm1))
+    rows = jnp.arange(count).reshape(-1, *(1,) * (k.ndim - 1)) + k
+    return returns + discounts * jnp.take_along_axis(v, rows, axis=0)
 
 
 def discounted_sums(

@@ -17,7 +17,7 @@ from podracer.sebulba.inspector import Inspector
 from podracer.sebulba.queue import ClosableQueue
 from podracer.sebulba.slot import Batch, Opening, Programs, Slot, packed
 from podracer.sebulba.supervisor import Stages
-from podracer.types import EnvironmentSpec, Params, PyTree, TimeStep
+from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Place:
     indices: np.ndarray  # u32 [b], its environments' numbers in the run
     first_rollout: int  # updates done when the run began or went on
     seed: int
+    carry: Carry  # the empty memory of its environments, [b, ...], numpy
     standing: ActorState | None  # where its environments go on from, numpy; None: from a reset
 
 
@@ -164,7 +165,8 @@ STAGES = ("environment", "inference", "transfer", "parameters", "queue")
 
 def _begun(slot: Slot, place: Place, length: int) -> tuple[Slot, Opening]:
     """An empty slot and its opening, where this actor begins."""
-    slot = dataclasses.replace(slot, moment=jnp.uint32(place.first_rollout * length))
+    moment = jnp.uint32(place.first_rollout * length)
+    slot = dataclasses.replace(slot, carry=place.carry, moment=moment)
     opening = Opening(slot.carry, no_episodes(len(place.indices)))
     if place.standing is None:
         return slot, opening

@@ -130,6 +130,7 @@ class Team:
             empty_slot, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
         )
         slot = jax.jit(empty)(self._params)
+        carry = jax.tree.map(np.asarray, jax.jit(partial(agent.carry, config.num_envs))())
         programs = make_programs(agent, len(split.learners))
         key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
         self.shard = _compiled(programs, self._params, slot, env.spec, split)
@@ -156,6 +157,7 @@ class Team:
                 indices=indices,
                 first_rollout=self.first_update,
                 seed=seed,
+                carry=jax.tree.map(lambda x, indices=indices: x[indices], carry),
                 standing=jax.tree.map(lambda x, rows=rows: x[rows], standing),
             )
             self._actors.append(Actor(batch, env.spec, place, programs, slot, key, config))

@@ -50,10 +50,23 @@ def _update(
     """One shard's update from what every actor thread sent: `count` updates of equal parts."""
     batch = over_rows(lambda axis, *parts: jnp.concatenate(parts, axis), *batches)
 
+    if count == 1:  # without a scan, which would copy a replay
+        state, metrics = learn_guarded(agent, state, batch.trajectory, axis)
+        series = jax.tree.map(lambda x: x[None], metrics)
+    else:
+        state, series = _update_in_parts(agent, count, axis, state, batch)
+    metrics = reduced(batch.edges.episodes, state.fault, series, request[0], axis)
+    return state, agent.actor_params(state.learner), metrics
+
+
+def _update_in_parts(
+    agent: Agent, count: int, axis: str | None, state: TrainState, batch: Batch
+) -> tuple[TrainState, Metrics]:
+    """`count` updates of equal parts of the environments, one after the other."""
+
     def step(state: TrainState, piece: Any) -> tuple[TrainState, tuple[PyTree, Metrics]]:
         part, local, batch = piece
         whole = dataclasses.replace(state, learner=LearnerState(state.learner.shared, local))
-        part = part if count > 1 else None
         whole, metrics = learn_guarded(agent, whole, batch.trajectory, axis, part)
         learner = LearnerState(whole.learner.shared)
         new = dataclasses.replace(whole, learner=learner, update=state.update)
@@ -69,9 +82,7 @@ def _update(
     end, (local, series) = jax.lax.scan(step, start, pieces)
     local = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), local)
     learner = LearnerState(end.learner.shared, local)
-    state = dataclasses.replace(end, learner=learner, update=state.update + 1)
-    metrics = reduced(batch.edges.episodes, state.fault, series, request[0], axis)
-    return state, agent.actor_params(learner), metrics
+    return dataclasses.replace(end, learner=learner, update=state.update + 1), series
 
 
 def on_mesh(mesh: Mesh, shards: list[Batch]) -> Batch:

@@ -1,0 +1,130 @@
+"""Our replay against flashbax: adding and sampling, uniform and by priority, and their memory.
+
+Both in one compiled scan over a donated state, the same steps, sample sizes and sequences; the
+contenders take turns. What is sampled is summed, so that nothing can be left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import compare, here, parse, parser
+
+from podracer.replay import Buffer, Replay
+from podracer.types import Array, Discrete, EnvironmentSpec, Step, TimeStep
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what flashbax imports
+    import flashbax
+
+VECTOR = EnvironmentSpec("vector", Array((8,)), Discrete(4))
+FRAMES = EnvironmentSpec("frames", Array((84, 84, 4), np.uint8, stacked=True), Discrete(4))
+# Name, environment, environments, timesteps of each, rollout, sample, timesteps of a sample
+CASES = (
+    ("vectors, transitions", VECTOR, 128, 1024, 8, 256, 2),
+    ("vectors, sequences", VECTOR, 128, 1024, 16, 64, 40),
+    ("frames, 3 steps", FRAMES, 16, 512, 4, 64, 4),
+)
+ROUNDS = 50  # in one call
+SAMPLES = 4  # after each rollout
+
+
+def rollout(spec: EnvironmentSpec, T: int, B: int) -> Step:
+    """T timesteps `[T, B, ...]`."""
+    leaf = spec.observation
+    observation = jnp.ones((T, B, *leaf.shape), leaf.dtype)
+    number, flag = jnp.ones((T, B)), jnp.zeros((T, B), bool)
+    timestep = TimeStep(observation, number, number, flag, flag)
+    return Step(timestep, jnp.zeros((T, B), jnp.int32), ())
+
+
+def total(tree: Any) -> jax.Array:
+    return sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(tree))  # type: ignore[return-value]
+
+
+def ours(case: Any, prioritised: bool) -> Any:
+    _, spec, B, columns, T, num, length = case
+    buffer = Buffer(Replay(B * columns, prioritised=prioritised), spec, length)
+    steps = rollout(spec, T, B)
+
+    def draw(memory: Any, key: jax.Array) -> Any:
+        sample = buffer.sample(memory, key, num)
+        chances = buffer.reweighed(memory.chances, sample, jnp.ones(num))
+        return dataclasses.replace(memory, chances=chances), total(sample.trajectory.timesteps())
+
+    def step(memory: Any, key: jax.Array) -> Any:
+        return jax.lax.scan(draw, buffer.add(memory, steps), jax.random.split(key, SAMPLES))
+
+    return _program(step), buffer.init(B)
+
+
+def theirs(case: Any, prioritised: bool) -> Any:
+    _, spec, B, columns, T, num, length = case
+    sizes = {
+        "add_batch_size": B, "sample_batch_size": num, "sample_sequence_length": length,
+        "period": 1, "min_length_time_axis": length, "max_length_time_axis": columns,
+    }  # fmt: skip
+    make = (
+        flashbax.make_prioritised_trajectory_buffer
+        if prioritised
+        else flashbax.make_trajectory_buffer
+    )
+    buffer = make(**sizes)
+    steps = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rollout(spec, T, B))
+
+    def draw(state: Any, key: jax.Array) -> Any:
+        sample = buffer.sample(state, key)
+        if prioritised:
+            state = buffer.set_priorities(state, sample.indices, jnp.ones(num))
+        return state, total(sample.experience.timestep)
+
+    def step(state: Any, key: jax.Array) -> Any:
+        return jax.lax.scan(draw, buffer.add(state, steps), jax.random.split(key, SAMPLES))
+
+    item = jax.tree.map(lambda x: x[0, 0], steps)
+    return _program(step), buffer.init(item)
+
+
+def _program(step: Any) -> Any:
+    def program(state: Any) -> Any:
+        memory, key, _ = state
+        key, now = jax.random.split(key)
+        memory, sums = jax.lax.scan(step, memory, jax.random.split(now, ROUNDS))
+        return memory, key, jnp.sum(sums)
+
+    return jax.jit(program, donate_argnums=0)
+
+
+def size(tree: Any) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+def main() -> None:
+    options = parse(parser(__doc__))
+    for case in CASES:
+        name, spec, B, columns, T, num, length = case
+        for prioritised in (False, True):
+            contenders = []
+            for who, make in (("podracer", ours), ("flashbax", theirs)):
+                program, memory = make(case, prioritised)
+                about = {"bytes": size(memory)}
+                state = (memory, jax.random.key(0), jnp.float32(0))
+                contenders.append(here(who, program, state, ROUNDS * SAMPLES * num, **about))
+            settings = {
+                "prioritised": prioritised, "environments": B, "timesteps": columns,
+                "rollout": T, "batch": num, "length": length,
+            }  # fmt: skip
+            compare(f"Replay, {name}", settings, contenders, options, unit="samples")
+            data = size(jax.tree.map(lambda x: x[0, 0], rollout(spec, 1, 1))) * B * columns
+            for contender in contenders:
+                share = contender.about["bytes"] / data
+                print(f"  {contender.name}: {share:.2f} times the data as observed")
+
+
+if __name__ == "__main__":
+    main()

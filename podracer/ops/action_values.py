@@ -1,0 +1,112 @@
+"""What a network may say of the return of an action: its mean, or its distribution.
+
+Each class is a setting of value-based agents. Its `size` is how many numbers Z the network gives
+for an action; `mean` makes the value of them, and `loss` compares them with a bootstrapped target:
+
+    G + γ X(s')        for a return G, a discount γ and the distribution X of what comes after
+
+Losses and priorities are `[N]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+Outputs = Float[Array, "N Z"]
+Batch = Float[Array, "N"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """The expected return alone, learned with the Huber loss (Mnih et al. 2015)."""
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
+        return outputs[..., 0]
+
+    def loss(
+        self, outputs: Outputs, after: Outputs, returns: Batch, discounts: Batch
+    ) -> tuple[Batch, Batch]:
+        error = returns + discounts * after[:, 0] - outputs[:, 0]
+        return optax.losses.huber_loss(error), jnp.abs(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Atoms:
+    """Logits of a distribution over `atoms` returns, evenly spaced from `low` to `high`: C51.
+
+    Source: Bellemare et al. 2017, algorithm 1 (arXiv 1707.06887).
+    """
+
+    low: float = -10.0
+    high: float = 10.0
+    atoms: int = 51
+
+    @property
+    def size(self) -> int:
+        return self.atoms
+
+    @property
+    def support(self) -> Float[Array, "Z"]:
+        return jnp.linspace(self.low, self.high, self.atoms)
+
+    def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
+        return jnp.sum(jax.nn.softmax(outputs) * _along_last(self.support, outputs), axis=-1)
+
+    def loss(
+        self, outputs: Outputs, after: Outputs, returns: Batch, discounts: Batch
+    ) -> tuple[Batch, Batch]:
+        places = returns[:, None] + discounts[:, None] * self.support[None]
+        target = self.projected(places, jax.nn.softmax(after))
+        # The cross-entropy is also the priority (Hessel et al. 2018, arXiv 1710.02298).
+        loss = -jnp.sum(target * jax.nn.log_softmax(outputs), axis=-1)
+        return loss, loss
+
+    def projected(self, places: Outputs, mass: Outputs) -> Outputs:
+        """`mass` at `places`, shared between the two atoms next to each place."""
+        gap = (self.high - self.low) / (self.atoms - 1)
+        places = jnp.clip(places, self.low, self.high)
+        distance = jnp.abs(places[:, None, :] - self.support[None, :, None]) / gap
+        return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * mass[:, None, :], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantiles:
+    """The returns at `quantiles` evenly spaced shares of probability: QR-DQN.
+
+    Source: Dabney et al. 2018, equation 10 (arXiv 1710.10044).
+    """
+
+    quantiles: int = 51
+
+    @property
+    def size(self) -> int:
+        return self.quantiles
+
+    def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
+        return jnp.mean(outputs, axis=-1)
+
+    def loss(
+        self, outputs: Outputs, after: Outputs, returns: Batch, discounts: Batch
+    ) -> tuple[Batch, Batch]:
+        target = returns[:, None] + discounts[:, None] * after
+        error = target[:, None, :] - outputs[:, :, None]  # [N, Z of ours, Z of the target]
+        share = (jnp.arange(self.quantiles) + 0.5) / self.quantiles
+        weight = jnp.abs(share[None, :, None] - (error < 0))
+        loss = jnp.sum(jnp.mean(weight * optax.losses.huber_loss(error), axis=-1), axis=-1)
+        return loss, jnp.abs(jnp.mean(target, axis=-1) - jnp.mean(outputs, axis=-1))
+
+
+ActionValue = Mean | Atoms | Quantiles
+
+
+def _along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)

@@ -1,0 +1,168 @@
+"""Distributions of returns, scales of values and noisy heads, against rlax and closed forms."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.networks import Linear, NoisyLinear
+from podracer.ops.action_values import Atoms, Mean, Quantiles
+from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
+from podracer.ops.returns import n_step_returns, n_step_targets
+from podracer.ops.transforms import squash, two_hot, unsquash
+from podracer.types import Continuous
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of what rlax imports
+    import rlax
+
+N = 40
+
+
+@pytest.fixture
+def batch():
+    random = np.random.default_rng(0)
+
+    def draw(*shape, scale=1.0):
+        return jnp.asarray(random.normal(size=(N, *shape)) * scale, jnp.float32)
+
+    discounts = jnp.asarray(random.choice([0.0, 0.9, 0.99], N), jnp.float32)
+    return draw, draw(scale=3.0), discounts
+
+
+def test_the_mean_learns_by_huber(batch):
+    draw, returns, discounts = batch
+    ours, after = draw(1), draw(1)
+    loss, priority = Mean().loss(ours, after, returns, discounts)
+    error = returns + discounts * after[:, 0] - ours[:, 0]
+    np.testing.assert_allclose(loss, rlax.huber_loss(error), rtol=1e-5)
+    np.testing.assert_allclose(priority, jnp.abs(error), rtol=1e-5)
+
+
+def test_atoms_are_projected_as_rlax_does(batch):
+    draw, returns, discounts = batch
+    value = Atoms(-4.0, 6.0, 21)
+    ours, after = draw(21), draw(21, scale=2.0)
+    places = returns[:, None] + discounts[:, None] * value.support[None]
+    mass = jax.nn.softmax(after)
+    projected = value.projected(places, mass)
+    expected = jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(
+        places, mass, value.support
+    )
+    np.testing.assert_allclose(projected, expected, atol=1e-5)
+    np.testing.assert_allclose(projected.sum(-1), 1.0, rtol=1e-5)
+    loss, _ = value.loss(ours, after, returns, discounts)
+    cross_entropy = -jnp.sum(expected * jax.nn.log_softmax(ours), axis=-1)
+    np.testing.assert_allclose(loss, cross_entropy, rtol=1e-4)
+    mean = jax.nn.softmax(ours) @ value.support
+    np.testing.assert_allclose(value.mean(ours), mean, rtol=1e-4, atol=1e-5)
+
+
+def test_quantiles_learn_as_in_rlax(batch):
+    draw, returns, discounts = batch
+    value = Quantiles(9)
+    ours, after = draw(9), draw(9)
+    share = (jnp.arange(9) + 0.5) / 9
+    target = returns[:, None] + discounts[:, None] * after
+
+    def one(ours, target):
+        return rlax.quantile_regression_loss(ours, share, target, huber_param=1.0)
+
+    loss, _ = value.loss(ours, after, returns, discounts)
+    np.testing.assert_allclose(loss, jax.vmap(one)(ours, target), rtol=1e-4)
+
+
+@pytest.mark.parametrize("x", [-300.0, -1.0, 0.0, 0.3, 7.0, 5000.0])
+def test_scales_are_those_of_rlax_and_inverse(x):
+    x = jnp.float32(x)
+    np.testing.assert_allclose(squash(x), rlax.signed_hyperbolic(x), rtol=1e-5)
+    np.testing.assert_allclose(unsquash(squash(x)), x, rtol=1e-3, atol=1e-3)
+
+
+def test_two_hot_has_the_mean_that_it_stands_for():
+    support = jnp.linspace(-5.0, 5.0, 21)
+    x = jnp.asarray([[-7.0, -5.0, -1.3], [0.25, 4.99, 9.0]])
+    weights = two_hot(x, support)
+    np.testing.assert_allclose(weights @ support, jnp.clip(x, -5, 5), atol=1e-5)
+    assert ((weights > 0).sum(-1) <= 2).all()
+    expected = rlax.transform_to_2hot(x, -5.0, 5.0, 21)
+    np.testing.assert_allclose(weights, expected, atol=1e-4)
+
+
+def test_n_step_returns_equal_a_plain_loop():
+    random = np.random.default_rng(1)
+    T, columns = 5, 200
+    reward = random.normal(size=(T, columns)).astype(np.float32)
+    discount = random.choice([0.0, 0.9], (T, columns), p=[0.2, 0.8]).astype(np.float32)
+    valid = random.uniform(size=(T, columns)) < 0.8
+    got = n_step_returns(*map(jnp.asarray, (reward, discount, valid)))
+    for b in range(columns):
+        total, factor, k = 0.0, 1.0, 0
+        while k < T and valid[k, b]:
+            total += factor * reward[k, b]
+            factor *= discount[k, b]
+            k += 1
+        np.testing.assert_allclose([x[b] for x in got], [total, factor, k], atol=1e-5)
+
+
+def test_n_step_targets_equal_a_plain_loop():
+    random = np.random.default_rng(2)
+    T, n, columns = 7, 3, 100
+    value = random.normal(size=(T + 1, columns)).astype(np.float32)
+    reward = random.normal(size=(T, columns)).astype(np.float32)
+    discount = random.choice([0.0, 0.9], (T, columns), p=[0.2, 0.8]).astype(np.float32)
+    valid = random.uniform(size=(T, columns)) < 0.8
+    got = n_step_targets(*map(jnp.asarray, (value, reward, discount, valid)), n)
+    assert got.shape == (T - n + 1, columns)
+    for t in range(T - n + 1):
+        for b in range(columns):
+            total, factor, k = 0.0, 1.0, t
+            while k < t + n and valid[k, b]:
+                total += factor * reward[k, b]
+                factor *= discount[k, b]
+                k += 1
+            np.testing.assert_allclose(got[t, b], total + factor * value[k, b], atol=1e-5)
+
+
+def test_squashed_actions_have_the_density_of_their_change_of_variables():
+    """Against the derivative of tanh, taken by JAX, where it is not lost to rounding."""
+    mean, log_scale = jnp.asarray([[0.3, -0.8]]), jnp.asarray([[-1.0, 0.2]])
+    keys = jax.random.split(jax.random.key(0), 500)
+    policy = SquashedNormal(jnp.tile(mean, (500, 1)), jnp.tile(log_scale, (500, 1)))
+    action, log_prob = policy.sample(keys)
+    raw = jnp.arctanh(action)
+    inside = (jnp.abs(action) < 0.99).all(-1)
+    density = jax.scipy.stats.norm.logpdf(raw, policy.mean, jnp.exp(policy.log_scale))
+    slope = jax.vmap(jax.vmap(jax.grad(jnp.tanh)))(raw)
+    expected = (density - jnp.log(slope)).sum(-1)
+    np.testing.assert_allclose(log_prob[inside], expected[inside], rtol=1e-3, atol=1e-3)
+    assert np.isfinite(log_prob).all()
+    np.testing.assert_allclose(policy.mode()[0], jnp.tanh(mean[0]), rtol=1e-6)
+
+
+def test_actions_come_back_from_the_bounds():
+    space = Continuous((-2.0, 0.0), (1.0, 10.0))
+    action = jnp.asarray([[-1.0, 1.0], [0.25, -0.5]])
+    np.testing.assert_allclose(from_bounds(space, to_bounds(space, action)), action, atol=1e-6)
+
+
+def test_noise_is_factorised_fresh_for_each_row_and_none_without_keys():
+    layer = NoisyLinear(6, 3, 1.0, key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (4, 6))
+    plain = layer(x, None)
+    np.testing.assert_allclose(plain, layer.linear(x), rtol=1e-6)
+    keys = jax.random.split(jax.random.key(2), 4)
+    noisy = layer(x, keys)
+    for row in range(4):
+        e = jax.random.normal(keys[row], (9,))
+        e = np.sign(e) * np.sqrt(np.abs(e))
+        weight = layer.linear.weight + layer.weight_scale * np.outer(e[:6], e[6:])
+        bias = layer.linear.bias + layer.bias_scale * e[6:]
+        np.testing.assert_allclose(noisy[row], x[row] @ weight + bias, rtol=1e-4, atol=1e-5)
+    shared = layer(x, keys[:1])
+    np.testing.assert_allclose(shared[0], noisy[0], rtol=1e-5)
+    assert isinstance(layer.linear, Linear)

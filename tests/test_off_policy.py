@@ -1,0 +1,309 @@
+"""Agents with a replay: the contract, what they learn from, and each one's own arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_agents import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
+
+from podracer.agent import check_agent
+from podracer.agents import off_policy, value_based
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.dqn import DQN
+from podracer.agents.muzero import MuZero
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
+from podracer.environment import auto_reset
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms, Quantiles
+from podracer.replay import Replay, Sample
+from podracer.types import ConfigError, Step, TimeStep, Trajectory
+
+NETWORK = TorsoNetwork(MLP((8,), "tanh"))
+MEMORY = TorsoNetwork(MLP((8,), "tanh"), memory="gru", memory_size=5)
+REPLAY = Replay(B * 40, batch_size=64, warmup=0)
+PRIORITISED = dataclasses.replace(REPLAY, prioritised=True)
+DISCRETE, BOXED = auto_reset(Walk(ACTIONS)), auto_reset(Walk(BOX))
+AGENTS = {
+    "dqn": DQN(network=NETWORK, replay=REPLAY),
+    "n-step": DQN(network=NETWORK, replay=REPLAY, n_step=3, double=False),
+    "c51": DQN(network=NETWORK, replay=PRIORITISED, value=Atoms(-5.0, 5.0, 11), dueling=True),
+    "qr": DQN(network=NETWORK, replay=PRIORITISED, value=Quantiles(7)),
+    "noisy": DQN(network=NETWORK, replay=REPLAY, noisy=True, epsilon=0.0, epsilon_frames=0),
+    "r2d2": R2D2(network=MEMORY, replay=PRIORITISED, stride=8, burn_in=2, unroll=4, n_step=2),
+    "muzero": MuZero(
+        network=NETWORK,
+        replay=PRIORITISED,
+        latent=6,
+        dynamics=(8,),
+        prediction=(8,),
+        bins=11,
+        bound=3.0,
+        simulations=4,
+        unroll=3,
+        n_step=2,
+    ),
+    "ddpg": DDPG(network=NETWORK, replay=REPLAY, random_frames=0),
+    "td3": td3(network=NETWORK, replay=PRIORITISED, random_frames=0, n_step=2),
+    "sac": SAC(network=NETWORK, replay=REPLAY, random_frames=0, normalise_observations=True),
+}
+CONTINUOUS = ("ddpg", "td3", "sac")
+
+
+def made(name, **settings):
+    env = BOXED if name in CONTINUOUS else DISCRETE
+    return dataclasses.replace(AGENTS[name], spec=env.spec, **settings), env
+
+
+def first_moments(state):
+    """Adam's means, which after one update are a tenth of the gradient."""
+    found = jax.tree.leaves(state.shared["optimiser"], is_leaf=lambda x: hasattr(x, "mu"))
+    return [x.mu for x in found if hasattr(x, "mu")]
+
+
+# --- every agent ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_agent_keeps_the_contract(name):
+    agent, _ = made(name)
+    check_agent(agent, num_envs=4, length=8)
+    other = BOXED if name not in CONTINUOUS else DISCRETE
+    with pytest.raises(ConfigError, match=r"needs (discrete|continuous) actions; walk has"):
+        check_agent(dataclasses.replace(agent, spec=other.spec), length=8)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_parameter_receives_a_gradient(name):
+    agent, env = made(name, **({"policy_delay": 1} if name == "td3" else {}))
+    state, _ = learn(agent, *begin(agent, env))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(first_moments(state)):
+        assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
+
+
+@pytest.mark.parametrize("name", ["dqn", "n-step", "r2d2", "td3", "sac", "muzero"])
+def test_what_happens_at_a_time_out_teaches_nothing(name):
+    """The action there is ignored and what follows is a reset: neither may matter."""
+    agent, env = made(name)
+    state, trajectory = begin(agent, env)
+    cut = ~trajectory.valid()
+    after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
+    other = with_rewards(trajectory, lambda reward: jnp.where(after_cut, 1e3, reward))
+    action = trajectory.steps.action
+    shape = (*cut.shape, *(1,) * (action.ndim - 2))
+    changed = jnp.where(cut.reshape(shape), 1 - action if action.ndim == 2 else -action, action)
+    other = dataclasses.replace(
+        other, steps=dataclasses.replace(other.steps, action=changed.astype(action.dtype))
+    )
+    got, expected = (first_moments(learn(agent, state, x)[0]) for x in (other, trajectory))
+    close(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_without_exploring_the_keys_do_not_matter(name):
+    agent, env = made(name)
+    params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
+
+    def act(seed, explore):
+        keys = jax.random.split(jax.random.key(seed), B)
+        return np.asarray(agent.act(params, agent.carry(B), timestep, keys, explore)[0])
+
+    np.testing.assert_array_equal(act(0, False), act(1, False))
+    assert any((act(0, True) != act(seed, True)).any() for seed in range(1, 9))
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_nothing_is_learned_before_the_warm_up_is_over(name):
+    agent, env = made(name)
+    agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * 8 * B))
+    state, trajectory = begin(agent, env)
+    once, metrics = learn(agent, state, trajectory)
+    jax.tree.map(np.testing.assert_array_equal, once.shared["params"], state.shared["params"])
+    assert float(metrics["loss"]) == 0
+    twice, metrics = learn(agent, once, trajectory)
+    assert float(metrics["loss"]) != 0
+    assert first_moments(twice)
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_refuses_a_network_with_memory(name):
+    agent, _ = made(name, network=MEMORY)
+    with pytest.raises(ConfigError, match="has a memory"):
+        check_agent(agent)
+
+
+def test_refuses_rollouts_of_another_length_than_its_memories_have():
+    agent, _ = made("r2d2")
+    with pytest.raises(ConfigError, match="rollout_length must be 8 too, but it is 3"):
+        check_agent(agent, length=3)
+
+
+# --- what they learn from ------------------------------------------------------------------------
+
+
+def sample_of(reward, discount, last, action=None):
+    """One column of a sample whose observations count its timesteps."""
+    length = len(reward)
+    column = lambda x, dtype=jnp.float32: jnp.asarray(x, dtype)[:, None]  # noqa: E731
+    first = jnp.zeros((length, 1), bool)
+    observation = jnp.arange(length, dtype=jnp.float32)[:, None, None] * jnp.ones((1, 1, 2))
+    whole = TimeStep(observation, column(reward), column(discount), first, column(last, bool))
+    action = column(np.zeros(length) if action is None else action, jnp.int32)
+    steps = Step(jax.tree.map(lambda x: x[:-1], whole), action[:-1], ())
+    trajectory = Trajectory(steps, jax.tree.map(lambda x: x[-1], whole), (), ())
+    nothing = jnp.zeros(1, jnp.int32)
+    return Sample(trajectory, jnp.ones(1), nothing, nothing)
+
+
+@pytest.mark.parametrize(
+    ("discount", "last", "returns", "after", "then", "mask"),
+    [
+        ([1, 1, 1, 1], [0, 0, 0, 0], 1 + 0.5 * 2 + 0.25 * 3, 0.125, 3, 1),
+        ([1, 1, 0, 1], [0, 0, 0, 0], 1 + 0.5 * 2, 0.0, 3, 1),
+        ([1, 1, 1, 1], [0, 0, 1, 0], 1 + 0.5 * 2, 0.25, 2, 1),
+        ([1, 1, 1, 1], [0, 1, 0, 0], 1.0, 0.5, 1, 1),
+        ([1, 1, 1, 1], [1, 0, 0, 0], 0.0, 1.0, 0, 0),
+    ],
+    ids=["whole", "terminal", "late time-out", "early time-out", "at a time-out"],
+)
+def test_transitions_end_where_the_episode_does(discount, last, returns, after, then, mask):
+    made = off_policy.transition(sample_of([9, 1, 2, 3], discount, last), 0.5)
+    assert float(made.returns[0]) == returns
+    assert float(made.discounts[0]) == after
+    assert float(made.mask[0]) == mask
+    if after and mask:
+        assert float(made.then.observation[0, 0]) == then
+    assert float(made.first.observation[0, 0]) == 0
+
+
+def test_a_ladder_of_epsilons_as_in_ape_x():
+    exponents = value_based.exponents(7.0, 8)
+    np.testing.assert_allclose(
+        0.4**exponents, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5
+    )
+
+
+def test_epsilon_greedy_explores_as_often_as_it_says():
+    values = jnp.tile(jnp.asarray([[0.0, 3.0, 1.0, 2.0]]), (40_000, 1))
+    keys = jax.random.split(jax.random.key(0), 40_000)
+    for epsilon in (0.0, 0.1, 1.0):
+        action = value_based.epsilon_greedy(values, keys, jnp.full(40_000, epsilon))
+        share = np.bincount(np.asarray(action), minlength=4) / 40_000
+        expected = np.full(4, epsilon / 4) + (1 - epsilon) * np.eye(4)[1]
+        np.testing.assert_allclose(share, expected, atol=0.01)
+
+
+def test_epsilon_decays_with_the_frames():
+    agent, env = made("dqn", epsilon=0.1, epsilon_frames=4 * 8 * B)
+    state, trajectory = begin(agent, env)
+    seen = []
+    for _ in range(6):
+        seen.append(float(agent.actor_params(state)["epsilon"]))
+        state, _ = learn(agent, state, trajectory)
+    np.testing.assert_allclose(seen, [1.0, 0.775, 0.55, 0.325, 0.1, 0.1], rtol=1e-5)
+
+
+def test_the_target_is_copied_when_it_is_due():
+    agent, env = made("dqn", target_period=3)
+    state, trajectory = begin(agent, env)
+    equal = []
+    for _ in range(6):
+        state, _ = learn(agent, state, trajectory)
+        params, target = (jax.tree.leaves(state.shared[name]) for name in ("params", "target"))
+        equal.append(all(map(np.array_equal, params, target)))
+    assert equal == [False, False, True] * 2
+
+
+def test_td3_moves_policy_and_targets_every_second_time():
+    agent, env = made("td3")
+    state, trajectory = begin(agent, env)
+    moved = []
+    for _ in range(4):
+        new, _ = learn(agent, state, trajectory)
+        old, now = (
+            (shared["params"]["actor"], shared["target"], shared["params"]["critic"])
+            for shared in (state.shared, new.shared)
+        )
+        equal = jax.tree.map(np.array_equal, old, now)
+        moved.append([not all(jax.tree.leaves(part)) for part in equal])
+        state = new
+    assert moved == [[False, False, True], [True, True, True]] * 2
+
+
+def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():
+    """The temperature falls while the entropy is above the target, and rises below it."""
+    for target, sign in ((-50.0, -1), (50.0, 1)):
+        agent, env = made("sac", target_entropy=target)
+        state, trajectory = begin(agent, env)
+        new, _ = learn(agent, state, trajectory)
+        change = new.shared["params"]["temperature"] - state.shared["params"]["temperature"]
+        assert np.sign(change) == sign
+
+
+def test_stored_memories_are_those_of_acting():
+    """R2D2's values from a stored memory are those that acting had."""
+    agent, env = made("r2d2")
+    state, trajectory = begin(agent, env)
+    stored = trajectory.carry["memory"]
+    assert np.abs(jax.tree.leaves(stored)[0]).max() > 0.01
+    memory = agent._buffer.add(state.local, trajectory.steps, stored)
+    sample = agent._buffer.sample(memory, jax.random.key(0), 32)
+    params = state.shared["params"]
+    expected, _ = agent._values(params, stored, trajectory.steps.timestep)
+    timesteps = sample.trajectory.timesteps()
+    got, _ = agent._values(params, sample.trajectory.carry, timesteps)
+    close(got, expected[:, sample.rows], 1e-5)
+
+
+# --- MuZero --------------------------------------------------------------------------------------
+
+
+def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
+    """Where the model says that action 2 is worth most, the search chooses it and says so."""
+    agent, env = made("muzero", simulations=16)
+
+    def step(self, params, state, action):
+        reward = jax.nn.one_hot(jnp.where(action == 2, 8, 5), 11) * 50.0
+        return state, reward
+
+    monkeypatch.setattr(MuZero, "_step", step)
+    params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
+    keys = jax.random.split(jax.random.key(0), B)
+    action, extras, _ = agent.act(params, (), timestep, keys, False)
+    assert (np.asarray(action) == 2).all()
+    assert (np.asarray(extras["policy"]).argmax(-1) == 2).all()
+    np.testing.assert_allclose(extras["policy"].sum(-1), 1.0, rtol=1e-5)
+
+
+def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
+    """Of samples that end, only what is known teaches: other rewards, actions and policies after
+    an end or a cut change no gradient."""
+    agent, _ = made("muzero", n_step=1, unroll=3)
+    state = fresh(agent)
+
+    def sample(discount, last, reward, policy):
+        drawn = sample_of(reward, discount, last)
+        steps = drawn.trajectory.steps
+        extras = {"policy": jnp.asarray(policy)[:-1, None], "value": jnp.zeros((4, 1))}
+        steps = dataclasses.replace(steps, extras=extras)
+        trajectory = dataclasses.replace(drawn.trajectory, steps=steps)
+        return dataclasses.replace(drawn, trajectory=trajectory)
+
+    def gradient(*about):
+        params, target = state.shared["params"], state.shared["target"]
+        return jax.grad(agent._loss, has_aux=True)(params, target, sample(*about))[0]
+
+    policy = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
+    other = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 2]]
+    rewards, others = [9, 1.0, 2.0, 3.0, 4.0], [9, 1.0, 2.0, -3.0, -4.0]
+    for discount, last in (([1, 1, 0, 1, 1], [0] * 5), ([1] * 5, [0, 0, 1, 0, 0])):
+        ended = discount[2] == 0
+        changed = other if ended else np.where(np.arange(5)[:, None] > 2, other, policy)
+        close(gradient(discount, last, rewards, policy), gradient(discount, last, others, changed))
+    quiet = [1] * 5, [0] * 5
+    with pytest.raises(AssertionError):
+        close(gradient(*quiet, rewards, policy), gradient(*quiet, others, other))

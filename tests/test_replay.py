@@ -1,0 +1,232 @@
+"""The replay against a plain list of everything that was ever shown."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.replay import Buffer, Chances, Replay
+from podracer.types import Array, ConfigError, Continuous, Discrete, EnvironmentSpec, Step, TimeStep
+
+B = 3
+PLAIN = EnvironmentSpec("plain", {"x": Array((2,)), "n": Array((), np.int32)}, Discrete(4))
+FRAMES = EnvironmentSpec("frames", Array((2, 2, 4), np.uint8, stacked=True), Discrete(4))
+BOX = EnvironmentSpec("box", Array((3,)), Continuous((-1.0, 0.0), (1.0, 2.0)))
+
+
+class World:
+    """Random episodes of B environments, all timesteps kept: `[time][leaf]`."""
+
+    def __init__(self, spec, seed=0, begin="copies"):
+        self.spec, self.begin = spec, begin
+        self.random = np.random.default_rng(seed)
+        self.stacks = None
+        self.last = np.ones(B, bool)  # nothing before the first step
+        self.steps = []
+
+    def _observe(self, first):
+        def one(leaf):
+            if not leaf.stacked:
+                return self.random.uniform(0, 50, (B, *leaf.shape)).astype(leaf.dtype)
+            frame = self.random.integers(0, 3, (B, *leaf.shape[:-1], 1)).astype(leaf.dtype)
+            older = np.repeat(frame, leaf.shape[-1] - 1, -1)
+            if self.begin == "blank":
+                older = np.zeros_like(older)
+            if self.stacks is not None:
+                going = ~first[:, None, None, None]
+                older = np.where(going, self.stacks[..., 1:], older)
+            self.stacks = np.concatenate([older, frame], -1)
+            return self.stacks
+
+        return jax.tree.map(one, self.spec.observation)
+
+    def rollout(self, T):
+        for _ in range(T):
+            first = self.last.copy()
+            self.last = (self.random.uniform(size=B) < 0.15) & ~first
+            action = self.random.integers(0, 4, B).astype(np.int32)
+            if isinstance(self.spec.action, Continuous):
+                action = self.random.uniform(size=(B, 2)).astype(np.float32)
+            terminal = self.random.uniform(size=B) < 0.1
+            timestep = TimeStep(
+                self._observe(first),
+                self.random.normal(size=B).astype(np.float32),
+                np.where(terminal & ~first, 0, 1).astype(np.float32),
+                first,
+                self.last,
+            )
+            self.steps.append(Step(timestep, action, {"log_prob": self.random.normal(size=B)}))
+        return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *self.steps[-T:])
+
+    def truth(self, row, start, length):
+        """The steps of one environment from a time on."""
+        some = self.steps[start : start + length]
+        return jax.tree.map(lambda *x: np.stack([leaf[row] for leaf in x]), *some)
+
+
+EXTRAS = {"log_prob": Array(())}
+
+
+def fill(spec, buffer, rollouts, begin="copies", seed=0):
+    """A world, and the memory after these rollouts of it with carries that tell their time."""
+    world = World(spec, seed, begin)
+    memory = buffer.init(B, extras=EXTRAS, carry=Array((1,)))
+    add = jax.jit(buffer.add)
+    for T in rollouts:
+        carry = jnp.full((B, 1), float(len(world.steps)))
+        memory = add(memory, world.rollout(T), carry)
+    return world, memory
+
+
+def valid_starts(world, buffer, memory):
+    columns = memory.steps.timestep.reward.shape[1]
+    shown = len(world.steps)
+    history = 3 if world.spec is FRAMES else 0
+    oldest = shown - columns + history if shown > columns else 0
+    return [s for s in range(oldest, shown - buffer.length + 1) if s % buffer.stride == 0]
+
+
+CASES = {
+    "one step": (PLAIN, 2, 1, [4] * 3),
+    "wraps": (PLAIN, 4, 1, [7] * 9),
+    "n steps, aligned": (BOX, 4, 1, [5] * 12),
+    "uneven rollouts": (PLAIN, 3, 1, [1, 5, 2, 9, 4, 7, 1, 1, 8, 3]),
+    "frames": (FRAMES, 3, 1, [6] * 11),
+    "frames, not full": (FRAMES, 3, 1, [6] * 2),
+    "sequences": (PLAIN, 12, 5, [5] * 13),
+    "sequences of frames": (FRAMES, 12, 5, [10] * 8),
+}
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritised):
+    spec, length, stride, rollouts = CASES[name]
+    buffer = Buffer(Replay(B * 40, prioritised=prioritised), spec, length, stride)
+    begin = "blank" if prioritised else "copies"
+    world, memory = fill(spec, buffer, rollouts, begin)
+    starts = valid_starts(world, buffer, memory)
+    assert int(buffer.size(memory)) == B * len(starts)
+    sample = jax.jit(partial(buffer.sample, num=2048))(memory, jax.random.key(3))
+    columns = memory.steps.timestep.reward.shape[1]
+    by_place = {s % columns: s for s in starts}
+    pairs = zip(sample.rows, sample.starts, strict=True)
+    drawn = {(int(row), by_place[int(start) * stride]) for row, start in pairs}
+    assert drawn == {(row, start) for row in range(B) for start in starts}
+    shown = sample.trajectory
+    for n in range(0, 2048, 41):
+        row, start = int(sample.rows[n]), by_place[int(sample.starts[n]) * stride]
+        truth = world.truth(row, start, length)
+        got = Step(shown.timesteps(), shown.steps.action, shown.steps.extras)
+        got = jax.tree.map(lambda x, n=n: np.asarray(x[:, n]), got)
+        np.testing.assert_array_equal(got.action, truth.action[:-1])
+        np.testing.assert_allclose(got.extras["log_prob"], truth.extras["log_prob"][:-1], rtol=1e-6)
+        jax.tree.map(np.testing.assert_array_equal, got.timestep, truth.timestep)
+        rollout = max(s for s in np.cumsum([0, *rollouts]) if s <= start)
+        if stride > 1 and rollout == start:
+            assert shown.carry[n, 0] == start
+
+
+def test_an_episode_that_begins_without_an_end_is_cut_before_it():
+    buffer = Buffer(Replay(B * 20), PLAIN, 4)
+    world = World(PLAIN)
+    steps = world.rollout(8)
+    quiet = dataclasses.replace(
+        steps.timestep,
+        first=jnp.zeros((8, B), bool).at[5, 1].set(True),
+        last=jnp.zeros((8, B), bool),
+        discount=jnp.ones((8, B)),
+    )
+    memory = buffer.init(B, extras=EXTRAS)
+    memory = buffer.add(memory, dataclasses.replace(steps, timestep=quiet))
+    sample = buffer.sample(memory, jax.random.key(0), 256)
+    times = np.asarray(sample.starts)[None] + np.arange(3)[:, None]
+    lost = (times == 4) & (np.asarray(sample.rows) == 1)[None]
+    np.testing.assert_array_equal(~sample.trajectory.valid(), lost)
+
+
+def test_uniform_samples_are_uniform():
+    buffer = Buffer(Replay(B * 40), PLAIN, 3)
+    _, memory = fill(PLAIN, buffer, [8] * 9)
+    sample = buffer.sample(memory, jax.random.key(1), 60_000)
+    places = np.asarray(sample.rows) * 40 + np.asarray(sample.starts)
+    counts = np.bincount(places, minlength=120)
+    expected = 60_000 / int(buffer.size(memory))
+    assert (counts > 0).sum() == int(buffer.size(memory))
+    assert np.abs(counts[counts > 0] - expected).max() < 6 * np.sqrt(expected)
+
+
+def test_priorities_decide_how_often_and_weights_undo_it():
+    settings = Replay(B * 40, prioritised=True, priority_exponent=0.5, importance_exponent=1.0)
+    buffer = Buffer(settings, PLAIN, 3)
+    _, memory = fill(PLAIN, buffer, [8] * 3)
+    everything = buffer.sample(memory, jax.random.key(1), 3000)
+    errors = (everything.rows + 1.0) ** 2  # row 2 is drawn three times as often as row 0
+    chances = buffer.reweighed(memory.chances, everything, errors)
+    memory = dataclasses.replace(memory, chances=chances)
+    sample = buffer.sample(memory, jax.random.key(2), 6000)
+    share = np.bincount(np.asarray(sample.rows), minlength=B) / 6000
+    np.testing.assert_allclose(share, np.array([1, 2, 3]) / 6, atol=0.01)
+    weights = np.asarray(sample.weights)
+    np.testing.assert_allclose(weights, 1 / (np.asarray(sample.rows) + 1), rtol=1e-3)
+
+
+def test_what_is_new_gets_the_highest_priority_so_far():
+    buffer = Buffer(Replay(B * 40, prioritised=True, priority_exponent=1.0), PLAIN, 3)
+    world, memory = fill(PLAIN, buffer, [8] * 2)
+    sample = buffer.sample(memory, jax.random.key(1), 64)
+    chances = buffer.reweighed(memory.chances, sample, jnp.full(64, 7.0))
+    memory = dataclasses.replace(memory, chances=chances)
+    memory = buffer.add(memory, world.rollout(8), jnp.zeros((B, 1)))
+    leaves = np.asarray(memory.chances.priorities[0])
+    np.testing.assert_allclose(leaves[:, 14:22], 7.0, rtol=1e-5)
+    assert (leaves[:, 22:] == 0).all()
+
+
+def test_adding_costs_the_same_however_large_the_replay(monkeypatch):
+    """The rings are updated in place: no operation of the compiled program is as large as one."""
+    buffer = Buffer(Replay(B * 10_000, prioritised=True), FRAMES, 4)
+    world = World(FRAMES)
+    memory = buffer.init(B, extras=EXTRAS)
+
+    def chunk(memory, steps):
+        def step(memory, key):
+            memory = buffer.add(memory, steps)
+            sample = buffer.sample(memory, key, 8)
+            chances = buffer.reweighed(memory.chances, sample, sample.weights)
+            return dataclasses.replace(memory, chances=chances), sample.weights
+
+        return jax.lax.scan(step, memory, jax.random.split(jax.random.key(0), 5))
+
+    steps = world.rollout(5)
+    text = jax.jit(chunk, donate_argnums=0).lower(memory, steps).compile().as_text()
+    copies = [line for line in text.splitlines() if " copy(" in line and "10000" in line]
+    assert not copies, copies
+
+
+def test_refuses_what_cannot_fit():
+    with pytest.raises(ConfigError, match=r"needs 5: take at least 15"):
+        Buffer(Replay(B * 4), PLAIN, 5).init(B)
+    buffer = Buffer(Replay(B * 20), PLAIN, 4, stride=4)
+    memory = buffer.init(B, extras=EXTRAS)
+    with pytest.raises(ConfigError, match="multiples of 4, but rollout_length is 6"):
+        buffer.add(memory, World(PLAIN).rollout(6))
+    with pytest.raises(ConfigError, match="at most 12"):
+        buffer.add(memory, World(PLAIN).rollout(16))
+
+
+def test_frames_are_kept_once():
+    """The memory of a replay of stacks is that of the frames, and ten per cent at most."""
+    spec = EnvironmentSpec("atari", Array((84, 84, 4), np.uint8, stacked=True), Discrete(4))
+    memory = jax.eval_shape(lambda: Buffer(Replay(8 * 1000), spec, 4).init(8))
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory))
+    assert size <= 1.1 * 8 * 1000 * 84 * 84
+
+
+def test_chances_are_only_kept_where_they_are_used():
+    uniform = Buffer(Replay(B * 20), PLAIN, 2).init(B)
+    assert uniform.chances == ()
+    assert isinstance(Buffer(Replay(B * 20, prioritised=True), PLAIN, 2).init(B).chances, Chances)
