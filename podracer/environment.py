@@ -141,6 +141,7 @@ class AutoReset:
     """An environment that only marks its ends (`last`, `discount`), made to restart by itself."""
 
     inner: Any
+    starts: int = 0
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -160,8 +161,8 @@ class AutoReset:
         self, key: jax.Array, state: AutoResetState, action: jax.Array
     ) -> tuple[AutoResetState, TimeStep]:
         inner, timestep = self.inner.step(key, state.inner, action)
-        fresh, opening = self.inner.reset(_sibling(key))
         restarts = state.ended | (timestep.last & (timestep.discount == 0))
+        fresh, opening = self._begin(_sibling(key), restarts)
 
         def choose(new: PyTree, old: PyTree) -> PyTree:
             return jax.tree.map(lambda n, o: jnp.where(restarts, n, o), new, old)
@@ -175,6 +176,29 @@ class AutoReset:
         )
         return AutoResetState(choose(fresh, inner), shown.last), shown
 
+    def _begin(self, key: jax.Array, restarts: jax.Array) -> tuple[EnvState, TimeStep]:
+        """A fresh episode, used where the environment restarts."""
+        if not self.starts:
+            return self.inner.reset(key)
+
+        @jax.custom_batching.custom_vmap
+        def begin(key: jax.Array, restarts: jax.Array) -> tuple[EnvState, TimeStep]:
+            return self.inner.reset(key)
+
+        @begin.def_vmap
+        def _(size: int, batched: Any, keys: jax.Array, restarts: jax.Array) -> Any:
+            keys, restarts = (
+                x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+                for x, is_batched in zip((keys, restarts), batched, strict=True)
+            )
+            few = min(self.starts, size)
+            made = jax.vmap(self.inner.reset)(keys[:few])
+            turns = (jnp.cumsum(restarts) - 1) % few
+            handed = jax.tree.map(lambda x: x[turns], made)
+            return handed, jax.tree.map(lambda _: True, handed)
+
+        return begin(key, restarts)
+
 
 def _sibling(key: jax.Array) -> jax.Array:
     """Another key, as seed 1 is to seed 0. It costs nothing; a split is dearer than CartPole."""
@@ -182,9 +206,14 @@ def _sibling(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
-def auto_reset(environment: Any) -> AutoReset:
-    """Give an environment that only marks its ends the restarts that drivers expect."""
-    return AutoReset(environment)
+def auto_reset(environment: Any, *, starts: int = 0) -> AutoReset:
+    """Give an environment that only marks its ends the restarts that drivers expect.
+
+    Under `vmap` a restart is computed for every environment at every step. Where that is dear,
+    `starts` says how many to compute for the whole batch; environments that end in one step take
+    turns with them, so more than `starts` of them begin in pairs alike.
+    """
+    return AutoReset(environment, starts)
 
 
 # --- the check -----------------------------------------------------------------------------------

@@ -115,9 +115,16 @@ class Array:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
+ACTION_MASK = "action_mask"
+
+
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """Actions 0 .. num_actions - 1, int32."""
+    """Actions 0 .. num_actions - 1, int32.
+
+    Where an observation is a dictionary with the key `action_mask`, bool `[num_actions]`, agents
+    choose only actions that are True there.
+    """
 
     num_actions: int
 

@@ -106,11 +106,13 @@ def test_what_happens_at_a_time_out_teaches_nothing(name):
 @pytest.mark.parametrize("name", AGENTS)
 def test_without_exploring_the_keys_do_not_matter(name):
     agent, env = made(name)
-    params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
+    state = jax.jit(fresh, static_argnums=0)(agent)
+    params, timestep = agent.actor_params(state), enter(agent, env).timestep
+    choose = jax.jit(agent.act, static_argnums=4)
 
     def act(seed, explore):
         keys = jax.random.split(jax.random.key(seed), B)
-        return np.asarray(agent.act(params, agent.carry(B), timestep, keys, explore)[0])
+        return np.asarray(choose(params, agent.carry(B), timestep, keys, explore)[0])
 
     np.testing.assert_array_equal(act(0, False), act(1, False))
     assert any((act(0, True) != act(seed, True)).any() for seed in range(1, 9))
@@ -283,7 +285,8 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     """Of samples that end, only what is known teaches: other rewards, actions and policies after
     an end or a cut change no gradient."""
     agent, _ = made("muzero", n_step=1, unroll=3)
-    state = fresh(agent)
+    state = jax.jit(fresh, static_argnums=0)(agent)
+    loss = jax.jit(jax.grad(agent._loss, has_aux=True))
 
     def sample(discount, last, reward, policy):
         drawn = sample_of(reward, discount, last)
@@ -294,8 +297,7 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
         return dataclasses.replace(drawn, trajectory=trajectory)
 
     def gradient(*about):
-        params, target = state.shared["params"], state.shared["target"]
-        return jax.grad(agent._loss, has_aux=True)(params, target, sample(*about))[0]
+        return loss(state.shared["params"], state.shared["target"], sample(*about))[0]
 
     policy = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
     other = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 2]]

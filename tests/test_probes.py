@@ -158,7 +158,6 @@ FAST = (
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
     ("rainbow", "policy"),
-    ("muzero", "policy"),
     ("a2c", "continuous"),
     ("td3", "continuous"),
     ("sac", "continuous"),

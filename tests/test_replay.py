@@ -81,6 +81,10 @@ def fill(spec, buffer, rollouts, begin="copies", seed=0):
     return world, memory
 
 
+def draw(buffer, memory, seed, num):
+    return jax.jit(partial(buffer.sample, num=num))(memory, jax.random.key(seed))
+
+
 def valid_starts(world, buffer, memory):
     columns = memory.steps.timestep.reward.shape[1]
     shown = len(world.steps)
@@ -110,7 +114,7 @@ def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritised):
     world, memory = fill(spec, buffer, rollouts, begin)
     starts = valid_starts(world, buffer, memory)
     assert int(buffer.size(memory)) == B * len(starts)
-    sample = jax.jit(partial(buffer.sample, num=2048))(memory, jax.random.key(3))
+    sample = draw(buffer, memory, 3, 2048)
     columns = memory.steps.timestep.reward.shape[1]
     by_place = {s % columns: s for s in starts}
     pairs = zip(sample.rows, sample.starts, strict=True)
@@ -142,7 +146,7 @@ def test_an_episode_that_begins_without_an_end_is_cut_before_it():
     )
     memory = buffer.init(B, extras=EXTRAS)
     memory = buffer.add(memory, dataclasses.replace(steps, timestep=quiet))
-    sample = buffer.sample(memory, jax.random.key(0), 256)
+    sample = draw(buffer, memory, 0, 256)
     times = np.asarray(sample.starts)[None] + np.arange(3)[:, None]
     lost = (times == 4) & (np.asarray(sample.rows) == 1)[None]
     np.testing.assert_array_equal(~sample.trajectory.valid(), lost)
@@ -151,7 +155,7 @@ def test_an_episode_that_begins_without_an_end_is_cut_before_it():
 def test_uniform_samples_are_uniform():
     buffer = Buffer(Replay(B * 40), PLAIN, 3)
     _, memory = fill(PLAIN, buffer, [8] * 9)
-    sample = buffer.sample(memory, jax.random.key(1), 60_000)
+    sample = draw(buffer, memory, 1, 60_000)
     places = np.asarray(sample.rows) * 40 + np.asarray(sample.starts)
     counts = np.bincount(places, minlength=120)
     expected = 60_000 / int(buffer.size(memory))
@@ -163,11 +167,11 @@ def test_priorities_decide_how_often_and_weights_undo_it():
     settings = Replay(B * 40, prioritised=True, priority_exponent=0.5, importance_exponent=1.0)
     buffer = Buffer(settings, PLAIN, 3)
     _, memory = fill(PLAIN, buffer, [8] * 3)
-    everything = buffer.sample(memory, jax.random.key(1), 3000)
+    everything = draw(buffer, memory, 1, 3000)
     errors = (everything.rows + 1.0) ** 2  # row 2 is drawn three times as often as row 0
-    chances = buffer.reweighed(memory.chances, everything, errors)
+    chances = jax.jit(buffer.reweighed)(memory.chances, everything, errors)
     memory = dataclasses.replace(memory, chances=chances)
-    sample = buffer.sample(memory, jax.random.key(2), 6000)
+    sample = draw(buffer, memory, 2, 6000)
     share = np.bincount(np.asarray(sample.rows), minlength=B) / 6000
     np.testing.assert_allclose(share, np.array([1, 2, 3]) / 6, atol=0.01)
     weights = np.asarray(sample.weights)
@@ -177,16 +181,16 @@ def test_priorities_decide_how_often_and_weights_undo_it():
 def test_what_is_new_gets_the_highest_priority_so_far():
     buffer = Buffer(Replay(B * 40, prioritised=True, priority_exponent=1.0), PLAIN, 3)
     world, memory = fill(PLAIN, buffer, [8] * 2)
-    sample = buffer.sample(memory, jax.random.key(1), 64)
-    chances = buffer.reweighed(memory.chances, sample, jnp.full(64, 7.0))
+    sample = draw(buffer, memory, 1, 64)
+    chances = jax.jit(buffer.reweighed)(memory.chances, sample, jnp.full(64, 7.0))
     memory = dataclasses.replace(memory, chances=chances)
-    memory = buffer.add(memory, world.rollout(8), jnp.zeros((B, 1)))
+    memory = jax.jit(buffer.add)(memory, world.rollout(8), jnp.zeros((B, 1)))
     leaves = np.asarray(memory.chances.priorities[0])
     np.testing.assert_allclose(leaves[:, 14:22], 7.0, rtol=1e-5)
     assert (leaves[:, 22:] == 0).all()
 
 
-def test_adding_costs_the_same_however_large_the_replay(monkeypatch):
+def test_adding_costs_the_same_however_large_the_replay():
     """The rings are updated in place: no operation of the compiled program is as large as one."""
     buffer = Buffer(Replay(B * 10_000, prioritised=True), FRAMES, 4)
     world = World(FRAMES)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -9,6 +12,7 @@ import optax
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
 from podracer.types import (
+    ACTION_MASK,
     Carry,
     ConfigError,
     Continuous,
@@ -34,7 +38,26 @@ def build(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Network:
     """Heads `policy` (small initial weights: a nearly uniform policy) and `value`."""
     spec = known(spec)
     heads = {"policy": Head(num_outputs(spec.action), 0.01), "value": Head(1)}
-    return network.build(spec.observation, heads)
+    made = network.build(spec.observation, heads)
+
+    def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
+        outputs, carry = made.apply(params, carry, observation, first)
+        return {**outputs, "policy": allowed(observation, outputs["policy"])}, carry
+
+    return dataclasses.replace(made, apply=apply) if masks(spec.observation) else made
+
+
+def masks(observation: PyTree) -> bool:
+    """Whether observations say which actions are possible, see `types.Discrete`."""
+    return isinstance(observation, Mapping) and ACTION_MASK in observation
+
+
+def allowed(observation: PyTree, values: jax.Array) -> jax.Array:
+    """Logits or values `[*b, A]`, very low where the observation says that an action is not
+    possible."""
+    if not masks(observation):
+        return values
+    return jnp.where(observation[ACTION_MASK], values, -1e9)
 
 
 def act(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents import off_policy, value_based
+from podracer.agents import actor_critic, off_policy, value_based
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.action_values import ActionValue, Atoms, Mean
@@ -77,7 +77,8 @@ class DQN:
         noise = value_based.noise_keys(keys) if self.noisy and explore else None
         outputs = self._outputs(params["online"], timestep, noise)
         epsilon = params["epsilon"] ** carry if explore else jnp.zeros(())
-        return value_based.epsilon_greedy(self.value.mean(outputs), keys, epsilon), (), carry
+        values = actor_critic.allowed(timestep.observation, self.value.mean(outputs))
+        return value_based.epsilon_greedy(values, keys, epsilon), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -106,7 +107,8 @@ class DQN:
         outputs = self._outputs(params, now.first, noise[0])
         after = self._outputs(target, now.then, noise[1])
         judge = self._outputs(params, now.then, noise[2]) if self.double else after
-        best = jnp.argmax(self.value.mean(judge), axis=-1)
+        values = actor_critic.allowed(now.then.observation, self.value.mean(judge))
+        best = jnp.argmax(values, axis=-1)
         chosen = value_based.of_action(outputs, now.action)
         after = jax.lax.stop_gradient(value_based.of_action(after, best))
         losses, priorities = self.value.loss(chosen, after, now.returns, now.discounts)

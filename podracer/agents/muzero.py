@@ -18,6 +18,7 @@ from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
+    ACTION_MASK,
     Array,
     Carry,
     EnvironmentSpec,
@@ -91,12 +92,16 @@ class MuZero:
                 value=self._scalar(value),  # type: ignore[call-arg]
                 embedding=state,  # type: ignore[call-arg]
             )
+            invalid = None
+            if actor_critic.masks(observation):
+                invalid = ~observation[ACTION_MASK][None]
             found = mctx.gumbel_muzero_policy(
                 params,
                 key,
                 root,
                 self._imagine,  # type: ignore[arg-type]
                 self.simulations,
+                invalid_actions=invalid,
                 max_num_considered_actions=self.considered,
                 gumbel_scale=1.0 if explore else 0.0,
             )

@@ -55,7 +55,7 @@ class QLambda:
     ) -> tuple[jax.Array, PyTree, Carry]:
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         outputs, carry = self._network.apply(params, carry, observation, timestep.first[None])
-        q = outputs["q"][0]
+        q = actor_critic.allowed(timestep.observation, outputs["q"][0])
         return jnp.argmax(q, axis=-1).astype(jnp.int32), {"q": q}, carry
 
     def learn(
@@ -96,7 +96,8 @@ class QLambda:
         outputs, _ = self._network.apply(
             params, trajectory.carry, timesteps.observation, timesteps.first
         )
-        return outputs["q"][:-1], outputs["q"][-1]
+        q = actor_critic.allowed(timesteps.observation, outputs["q"])
+        return q[:-1], q[-1]
 
     def _reuse(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
         final = trajectory.final
@@ -104,7 +105,8 @@ class QLambda:
         outputs, _ = self._network.apply(
             params, trajectory.final_carry, observation, final.first[None]
         )
-        return trajectory.steps.extras["q"], outputs["q"][0]
+        last = actor_critic.allowed(final.observation, outputs["q"][0])
+        return trajectory.steps.extras["q"], last
 
     @property
     def _network(self) -> Network:

@@ -143,7 +143,8 @@ class R2D2:
 
     def _values(self, params: Params, carry: Carry, timesteps: TimeStep) -> tuple[jax.Array, Carry]:
         outputs, carry = self._network.apply(params, carry, timesteps.observation, timesteps.first)
-        return value_based.combined(outputs, 1)[..., 0], carry
+        values = value_based.combined(outputs, 1)[..., 0]
+        return actor_critic.allowed(timesteps.observation, values), carry
 
     @property
     def _network(self) -> Network:

@@ -68,12 +68,14 @@ def epsilon(last: float | jax.Array, explored: jax.Array) -> jax.Array:
 
 
 def epsilon_greedy(values: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """Actions i32 `[B]` from values `[B, A]`: the best, or with probability `epsilon` any."""
-    num_actions = values.shape[-1]
+    """Actions i32 `[B]` from values `[B, A]`: the best, or with probability `epsilon` any that is
+    allowed, see `actor_critic.allowed`."""
+    possible = jnp.cumsum(values > -1e8, axis=-1)  # how many, up to each action
     uniform = random_uniform(keys)
     # Where it is below epsilon it is evenly spread there, and chooses the action as well.
     within = uniform / jnp.maximum(epsilon, 1e-6)
-    anything = jnp.minimum(jnp.int32(within * num_actions), num_actions - 1)
+    number = jnp.minimum(jnp.int32(within * possible[:, -1]), possible[:, -1] - 1)
+    anything = jnp.sum(possible <= number[:, None], axis=-1, dtype=jnp.int32)
     best = jnp.argmax(values, axis=-1).astype(jnp.int32)
     return jnp.where(uniform < epsilon, anything, best)
 

@@ -6,6 +6,7 @@ An environment of your own needs none: pass the object wherever an environment i
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -47,34 +48,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"choose one of {', '.join(known)}."
 
 
-def _gymnax(name: str, **params: Any) -> Environment:
-    from podracer.envs.gymnax import gymnax
+def _from(module: str, function: str) -> Callable[..., Any]:
+    """A function of one of this folder's files, imported when it is called: packages are heavy."""
 
-    return gymnax(name, **params)
+    def make(name: str, **options: Any) -> Any:
+        adapter = importlib.import_module(f"podracer.envs.{module}")
+        return getattr(adapter, function)(name, **options)
 
-
-def _gymnasium(name: str, **options: Any) -> HostEnvironments:
-    from podracer.envs.gymnasium import gymnasium
-
-    return gymnasium(name, **options)
-
-
-def _envpool(name: str, **options: Any) -> HostEnvironments:
-    from podracer.envs.envpool import envpool
-
-    return envpool(name, **options)
-
-
-def _atari(name: str, **options: Any) -> HostEnvironments:
-    from podracer.envs.atari import impala
-
-    return impala(name, **options)
-
-
-def _sticky_atari(name: str, **options: Any) -> HostEnvironments:
-    from podracer.envs.atari import sticky
-
-    return sticky(name, **options)
+    return make
 
 
 ENVIRONMENTS = {
@@ -88,31 +69,67 @@ ENVIRONMENTS = {
 
 ADAPTERS = {
     "gymnax": Adapter(
-        _gymnax,
+        _from("gymnax", "gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
         ("gymnax", "six"),
         'pip install "podracer[gymnax]"',
     ),
+    "pgx": Adapter(
+        _from("pgx", "pgx"),
+        "MinAtar, 2048 and board games of pgx, such as pgx:minatar-breakout or pgx:connect_four",
+        ("pgx",),
+        'pip install "podracer[pgx]"',
+    ),
+    "jumanji": Adapter(
+        _from("jumanji", "jumanji"),
+        "environments of jumanji with one action, such as jumanji:Snake-v1",
+        ("jumanji",),
+        'pip install "podracer[jumanji]"',
+    ),
+    "brax": Adapter(
+        _from("brax", "brax"),
+        "continuous control of brax, such as brax:ant",
+        ("brax",),
+        'pip install "podracer[brax]"',
+    ),
+    "playground": Adapter(
+        _from("playground", "playground"),
+        "MuJoCo Playground, such as playground:CartpoleBalance",
+        ("mujoco_playground",),
+        'pip install "podracer[playground]"',
+    ),
+    "craftax": Adapter(
+        _from("craftax", "craftax"),
+        "Craftax, such as craftax:Craftax-Classic-Symbolic-v1",
+        ("craftax",),
+        'pip install "podracer[craftax]"',
+    ),
+    "xminigrid": Adapter(
+        _from("xminigrid", "xminigrid"),
+        "XLand-MiniGrid, such as xminigrid:MiniGrid-Empty-8x8",
+        ("xminigrid",),
+        'pip install "podracer[xminigrid]"',
+    ),
     "gymnasium": Adapter(
-        _gymnasium,
+        _from("gymnasium", "gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         ("gymnasium",),
         'pip install "podracer[gymnasium]"',
     ),
     "atari": Adapter(
-        _atari,
+        _from("atari", "impala"),
         "host: an Atari game under IMPALA's protocol, such as atari:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
     ),
     "atari-sticky": Adapter(
-        _sticky_atari,
+        _from("atari", "sticky"),
         "host: an Atari game with sticky actions (Machado et al. 2018), such as atari-sticky:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
     ),
     "envpool": Adapter(
-        _envpool,
+        _from("envpool", "envpool"),
         "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
         ("envpool",),
         'pip install "podracer[envpool]"',

@@ -12,13 +12,11 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs import nearest
+from podracer.envs.arrays import box, cast, described, load, strong
 from podracer.types import (
-    Array,
     ConfigError,
     Continuous,
     Discrete,
@@ -53,7 +51,7 @@ class Gymnax:
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name, self.params)
-        observation, state = _strong(env.reset_env(key, params))
+        observation, state = strong(env.reset_env(key, params))
         return state, restart(observation)
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
@@ -66,21 +64,14 @@ class Gymnax:
             endless = params.replace(max_steps_in_episode=float("inf"))
             _, new, reward, terminal, _ = env.step_env(key, state, action, endless)
             timeout = new.time >= params.max_steps_in_episode
-        observation = _cast(observation, spec.observation)
-        return _cast(new, state), transition(
-            observation, reward, terminal=terminal, timeout=timeout
-        )
+        observation = cast(observation, spec.observation)
+        return cast(new, state), transition(observation, reward, terminal=terminal, timeout=timeout)
 
 
 @functools.cache
 def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, EnvironmentSpec]:
     """The environment, its parameters and its specification: made once, outside any trace."""
-    try:
-        import gymnax as library
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'gymnax:{name} needs the package {error.name}: pip install "podracer[gymnax]".'
-        ) from error
+    library = load("gymnax", f"gymnax:{name}", "gymnax")
     if name not in library.registered_envs:
         raise ConfigError(
             f"gymnax has no environment {name!r}: {nearest(name, library.registered_envs)}"
@@ -106,21 +97,7 @@ def _spec(name: str, env: Any, params: Any) -> EnvironmentSpec:
     if hasattr(space, "n"):
         action = Discrete(int(space.n))
     elif hasattr(space, "low"):
-        low, high = (
-            np.broadcast_to(x, space.shape).ravel().tolist() for x in (space.low, space.high)
-        )
-        action = Continuous(tuple(low), tuple(high))
+        action = box(f"gymnax:{name}", space.low, space.high, space.shape)
     else:
         raise ConfigError(f"gymnax:{name} has actions of the kind {type(space).__name__}.")
-    return EnvironmentSpec(
-        f"gymnax:{name}", jax.tree.map(lambda x: Array(x.shape, x.dtype), observation), action
-    )
-
-
-def _strong(tree: PyTree) -> PyTree:
-    """Python numbers as arrays of their own dtype, not weakly typed."""
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
-
-
-def _cast(tree: PyTree, like: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, like)
+    return EnvironmentSpec(f"gymnax:{name}", described(observation), action)

@@ -1,0 +1,93 @@
+"""The continuous control of brax (Freeman et al. 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.environment import AutoReset, auto_reset, restart, transition
+from podracer.envs import nearest
+from podracer.envs.arrays import box, described, load, strong
+from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep, struct
+
+
+def brax(
+    name: str, *, backend: str = "spring", episode_length: int = 1000, action_repeat: int = 1
+) -> AutoReset:
+    """The brax environment `name`, such as `ant`, restarting by itself; cut by a time-out after
+    `episode_length` steps. Raises `ConfigError` where brax is not installed and for an unknown
+    name or backend."""
+    return auto_reset(Brax(name, backend, episode_length, action_repeat))
+
+
+@struct
+class ClockedState:
+    """The inner state, and steps since the reset."""
+
+    inner: PyTree
+    time: jax.Array  # i32
+
+
+@dataclasses.dataclass(frozen=True)
+class Brax:
+    """One environment, whose ends are marked only. Actions are in [-1, 1]."""
+
+    name: str
+    backend: str = "spring"
+    episode_length: int = 1000
+    action_repeat: int = 1
+
+    def __post_init__(self) -> None:
+        _load(self.name, self.backend)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return _load(self.name, self.backend)[1]
+
+    def reset(self, key: jax.Array) -> tuple[ClockedState, TimeStep]:
+        env, _ = _load(self.name, self.backend)
+        state = strong(env.reset(key))
+        return ClockedState(state, jnp.int32(0)), restart(state.obs)
+
+    def step(
+        self, key: jax.Array, state: ClockedState, action: jax.Array
+    ) -> tuple[ClockedState, TimeStep]:
+        env, _ = _load(self.name, self.backend)
+
+        def once(carry: tuple[PyTree, jax.Array], _: None) -> Any:
+            inner, reward = carry
+            new = strong(env.step(inner, action))
+            going = inner.done == 0
+            new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, inner)
+            return (new, reward + jnp.where(going, new.reward, 0.0)), None
+
+        start = (state.inner, jnp.zeros(()))
+        (inner, reward), _ = jax.lax.scan(once, start, length=self.action_repeat)
+        time = state.time + 1
+        timestep = transition(
+            inner.obs, reward, terminal=inner.done > 0, timeout=time >= self.episode_length
+        )
+        return ClockedState(inner, time), timestep
+
+
+@functools.cache
+def _load(name: str, backend: str) -> tuple[Any, EnvironmentSpec]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # brax says that it is hardly maintained
+        library = load("brax.envs", f"brax:{name}", "brax")
+    if name not in library._envs:
+        raise ConfigError(f"brax has no environment {name!r}: {nearest(name, library._envs)}")
+    backends = ("spring", "positional", "generalized", "mjx")
+    if backend not in backends:
+        raise ConfigError(f"brax has no backend {backend!r}: {nearest(backend, backends)}")
+    with jax.ensure_compile_time_eval(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = library.get_environment(name, backend=backend)
+        state = jax.eval_shape(env.reset, jax.random.key(0))
+    action = box(f"brax:{name}", -1.0, 1.0, (env.action_size,))
+    return env, EnvironmentSpec(f"brax:{name}", described(state.obs), action)

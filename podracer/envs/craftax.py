@@ -1,0 +1,84 @@
+"""Craftax and Craftax-Classic (Matthews et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.environment import AutoReset, auto_reset, restart, transition
+from podracer.envs import nearest
+from podracer.envs.arrays import cast, described, load, strong
+from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+
+NAMES = (
+    "Craftax-Classic-Symbolic-v1",
+    "Craftax-Classic-Pixels-v1",
+    "Craftax-Symbolic-v1",
+    "Craftax-Pixels-v1",
+)
+
+
+def craftax(name: str, *, starts: int = 4) -> AutoReset:
+    """The Craftax environment `name`, restarting by itself.
+
+    A world takes far longer to make than a step, so only `starts` new ones are made at each step
+    for all environments together, see `auto_reset`; 0 makes one for each. Raises `ConfigError`
+    where craftax is not installed and for an unknown name.
+    """
+    return auto_reset(Craftax(name), starts=starts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Craftax:
+    """One environment, whose ends are marked only."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        _load(self.name)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return _load(self.name)[2]
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, params, _ = _load(self.name)
+        observation, state = strong(env.reset_env(key, params))
+        return _without_key(state), restart(observation)
+
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, params, spec = _load(self.name)
+        whole = state.replace(state_rng=key)
+        observation, new, reward, done, _ = env.step_env(key, whole, action, params)
+        # Its clock is within `done`, so what is left of it is a death.
+        timeout = new.timestep >= params.max_timesteps
+        timestep = transition(
+            cast(observation, spec.observation),
+            reward,
+            terminal=done & ~timeout,
+            timeout=timeout,
+        )
+        return cast(_without_key(new), state), timestep
+
+
+def _without_key(state: PyTree) -> PyTree:
+    """Keys are given to each step, so a state keeps none."""
+    return state.replace(state_rng=())
+
+
+@functools.cache
+def _load(name: str) -> tuple[Any, Any, EnvironmentSpec]:
+    if name not in NAMES:
+        raise ConfigError(f"Craftax has no environment {name!r}: {nearest(name, NAMES)}")
+    library = load("craftax.craftax_env", f"craftax:{name}", "craftax")
+    with jax.ensure_compile_time_eval():
+        env = library.make_craftax_env_from_name(name, auto_reset=False)
+        params = jax.tree.map(jnp.asarray, env.default_params)
+        observation, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
+        num_actions = int(env.action_space(params).n)
+    spec = EnvironmentSpec(f"craftax:{name}", described(observation), Discrete(num_actions))
+    return env, params, spec

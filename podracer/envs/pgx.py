@@ -1,0 +1,113 @@
+"""The games of pgx (Koyamada et al. 2023): MinAtar, 2048, and board games against an opponent."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.environment import AutoReset, auto_reset, restart, transition
+from podracer.envs import nearest
+from podracer.envs.arrays import described, load, strong
+from podracer.types import (
+    ACTION_MASK,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    PyTree,
+    TimeStep,
+)
+
+# From a key, an observation [...] and a mask [A] of legal moves to an action.
+Opponent = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def random_opponent(key: jax.Array, observation: jax.Array, legal: jax.Array) -> jax.Array:
+    """Any legal move."""
+    return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
+
+
+def pgx(name: str, opponent: Opponent = random_opponent) -> AutoReset:
+    """The pgx game `name`, such as `minatar-breakout` or `connect_four`, restarting by itself.
+
+    Of two players the agent is one, drawn anew in each game, and `opponent` the other. Raises
+    `ConfigError` where pgx is not installed, for an unknown game and for more than two players.
+    """
+    return auto_reset(Pgx(name, opponent))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pgx:
+    """One game, whose ends are marked only. Except in MinAtar, where every action is legal, the
+    observation is a dictionary of `board` and `action_mask`."""
+
+    name: str
+    opponent: Opponent = random_opponent
+
+    def __post_init__(self) -> None:
+        _load(self.name)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return _load(self.name)[1]
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, _ = _load(self.name)
+        start_key, move_key = jax.random.split(key)
+        state, _ = self._answer(move_key, strong(env.init(start_key)), jnp.zeros(()))
+        return state, restart(_observe(self.name, state))
+
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, _ = _load(self.name)
+        move_key, answer_key = jax.random.split(key)
+        state = strong(env.step(state, action, move_key))
+        state, reward = self._answer(answer_key, state, state.rewards[0])
+        timestep = transition(
+            _observe(self.name, state), reward, terminal=state.terminated, timeout=state.truncated
+        )
+        return state, timestep
+
+    def _answer(self, key: jax.Array, state: PyTree, reward: jax.Array) -> tuple[PyTree, jax.Array]:
+        """The opponent's moves until it is our turn, and the rewards by then."""
+        env, _ = _load(self.name)
+        if env.num_players == 1:
+            return state, reward
+
+        def waits(carry: tuple[Any, ...]) -> jax.Array:
+            _, state, _ = carry
+            return (state.current_player != 0) & ~(state.terminated | state.truncated)
+
+        def move(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            key, state, reward = carry
+            key, choose_key, step_key = jax.random.split(key, 3)
+            legal = state.legal_action_mask
+            action = self.opponent(choose_key, state.observation, legal)
+            state = strong(env.step(state, action, step_key))
+            return key, state, reward + state.rewards[0]
+
+        _, state, reward = jax.lax.while_loop(waits, move, (key, state, reward))
+        return state, reward
+
+
+def _observe(name: str, state: PyTree) -> PyTree:
+    if name.startswith("minatar"):
+        return state.observation
+    return {"board": state.observation, ACTION_MASK: state.legal_action_mask}
+
+
+@functools.cache
+def _load(name: str) -> tuple[Any, EnvironmentSpec]:
+    library = load("pgx", f"pgx:{name}", "pgx")
+    if name not in library.available_envs():
+        raise ConfigError(f"pgx has no game {name!r}: {nearest(name, library.available_envs())}")
+    with jax.ensure_compile_time_eval():
+        env = library.make(name)
+    if env.num_players > 2:
+        raise ConfigError(f"pgx:{name} has {env.num_players} players; one or two are possible.")
+    state = jax.eval_shape(env.init, jax.random.key(0))
+    observation = described(_observe(name, state))
+    return env, EnvironmentSpec(f"pgx:{name}", observation, Discrete(int(env.num_actions)))

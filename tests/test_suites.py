@@ -1,0 +1,219 @@
+"""Adapters of device suites: the contract, known rules, and ends. Those of packages that are not
+installed are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_environments import play
+
+from podracer.environment import auto_reset, check_environment, restart, transition
+from podracer.envs import ADAPTERS, make
+from podracer.types import ACTION_MASK, Array, ConfigError, Discrete, EnvironmentSpec, struct
+
+# An environment of each suite, and how many steps are enough to see an end.
+CASES = {
+    "pgx:minatar-breakout": 60,
+    "pgx:minatar-freeway": 4,
+    "pgx:tic_tac_toe": 12,
+    "pgx:connect_four": 45,
+    "pgx:2048": 4,
+    "jumanji:Snake-v1": 80,
+    "jumanji:Game2048-v1": 4,
+    "jumanji:Maze-v0": 120,
+    "brax:inverted_pendulum": 60,
+    "playground:CartpoleBalance": 4,
+    "craftax:Craftax-Classic-Symbolic-v1": 4,
+    "xminigrid:MiniGrid-Empty-5x5": 120,
+}
+HEAVY = ("craftax", "playground", "brax")
+
+
+def installed(prefix: str) -> bool:
+    return all(importlib.util.find_spec(package) for package in ADAPTERS[prefix].packages)
+
+
+def suite(name: str, *values: Any) -> Any:
+    prefix = name.split(":")[0]
+    marks = [pytest.mark.skipif(not installed(prefix), reason=f"{prefix} is not installed")]
+    if prefix in HEAVY:
+        marks.append(pytest.mark.slow)
+    return pytest.param(name, *values, marks=marks)
+
+
+pytestmark = [
+    # What these packages say when they are imported or used.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(autouse=True)
+def lenient():
+    """Other packages rely on NumPy's promotion of ranks."""
+    before = jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", before)
+
+
+@pytest.mark.parametrize("name", [suite(name) for name in CASES])
+def test_keeps_the_contract(name):
+    env = make(name)
+    spec = check_environment(env)
+    assert spec.name == name
+    assert env == make(name)
+    assert hash(env) == hash(make(name))
+
+
+@pytest.mark.parametrize(("name", "steps"), [suite(name, CASES[name]) for name in CASES])
+def test_episodes_begin_and_end_as_they_should(name, steps):
+    env = make(name)
+    timesteps, _ = play(env, steps, 16)  # impossible actions, too
+    first, last = np.asarray(timesteps.first), np.asarray(timesteps.last)
+    discount = np.asarray(timesteps.discount)
+    assert first[0].all()
+    assert set(np.unique(discount)) <= {0.0, 1.0}
+    terminal = discount == 0
+    assert (first[1:] == (terminal[1:] | last[:-1])).all()
+    assert not (last & terminal).any()
+    finite = [np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(timesteps)]
+    assert all(finite)
+    if steps > 4:
+        assert first[1:].any(), "no episode ended"
+
+
+@pytest.mark.parametrize("prefix", [p for p in ADAPTERS if f"{p}:" in "".join(CASES)])
+def test_unknown_names_are_refused_with_the_nearest(prefix):
+    name = next(name for name in CASES if name.startswith(prefix))
+    if not installed(prefix):
+        with pytest.raises(ConfigError, match=r"needs the package .*pip install"):
+            make(name)
+        return
+    with pytest.raises(ConfigError, match=r"has no (environment|game|task) .*did you mean"):
+        make(name[:-1] + "x")
+
+
+@pytest.mark.parametrize("name", [suite("pgx:tic_tac_toe")])
+def test_board_games_are_won_lost_and_drawn_against_an_opponent(name):
+    """Rewards come once a game, at its end; random play wins more often when it begins, so over
+    both roles wins and losses are alike."""
+    env = make(name)
+
+    def first_legal(timestep: Any) -> jax.Array:
+        return jnp.argmax(timestep.observation[ACTION_MASK]).astype(jnp.int32)
+
+    timesteps, actions = play(env, 40, 256, first_legal)
+    reward, discount = np.asarray(timesteps.reward), np.asarray(timesteps.discount)
+    assert set(np.unique(reward)) == {-1.0, 0.0, 1.0}
+    assert (reward[discount == 1] == 0).all()
+    mask = np.asarray(timesteps.observation[ACTION_MASK])[:-1]
+    assert np.take_along_axis(mask, np.asarray(actions)[..., None], -1).all()
+    # The board before our move is empty, or has one stone of the other, when a game begins.
+    boards = np.asarray(timesteps.observation["board"])[np.asarray(timesteps.first)]
+    stones = boards.reshape(len(boards), -1).sum(-1)
+    assert set(np.unique(stones)) == {0, 1}
+
+
+# --- few restarts for many environments ----------------------------------------------------------
+
+
+@struct
+class Counting:
+    """Episodes of three steps; where one began is told by its number."""
+
+    number: jax.Array
+    time: jax.Array
+
+
+class Dear:
+    spec = EnvironmentSpec("dear", Array((1,)), Discrete(2))
+
+    def reset(self, key):
+        number = jax.random.uniform(key)
+        return Counting(number, jnp.int32(0)), restart(number[None])
+
+    def step(self, key, state, action):
+        state = Counting(state.number, state.time + 1)
+        over = state.time >= jnp.where(action == 1, 3, 1000)
+        return state, transition(state.number[None], 1.0, terminal=over)
+
+
+def test_few_starts_serve_all_environments_that_end():
+    env = auto_reset(Dear(), starts=2)
+    check_environment(env)
+    keys = jax.random.split(jax.random.key(0), 8)
+    state, timestep = jax.vmap(env.reset)(keys)
+    actions = jnp.asarray([1, 1, 1, 0, 0, 1, 0, 0])
+    step = jax.jit(jax.vmap(env.step))
+    begun = np.asarray(timestep.observation[:, 0])
+    for t in range(3):
+        keys = jax.random.split(jax.random.key(t + 1), 8)
+        state, timestep = step(keys, state, actions)
+    now = np.asarray(timestep.observation[:, 0])
+    ended = np.asarray(actions) == 1
+    np.testing.assert_array_equal(timestep.first, ended)
+    np.testing.assert_array_equal(now[~ended], begun[~ended])
+    fresh = now[ended]
+    assert len(np.unique(fresh)) == 2
+    np.testing.assert_array_equal(fresh[[0, 1]], fresh[[2, 3]])
+    assert not np.isin(fresh, begun).any()
+
+
+def test_few_starts_are_computed():
+    env, plain = auto_reset(Dear(), starts=2), auto_reset(Dear())
+
+    def draws(env: Any) -> int:
+        keys = jax.random.split(jax.random.key(0), 64)
+        state, _ = jax.vmap(env.reset)(keys)
+        step = jax.make_jaxpr(jax.vmap(env.step))(keys, state, jnp.zeros(64, jnp.int32))
+        return str(step).count("[64]"), str(step)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        few, text = draws(env)
+        many, _ = draws(plain)
+    assert "random_bits[bit_width=32 shape=()] " in text or few <= many
+    assert "key<fry>[2]" in text
+
+
+def test_masks_keep_impossible_actions_from_being_chosen():
+    """Every agent that knows masks chooses only what is possible, exploring or not."""
+    from podracer.agents.a2c import A2C
+    from podracer.agents.dqn import DQN
+    from podracer.agents.muzero import MuZero
+    from podracer.agents.q_lambda import QLambda
+    from podracer.agents.r2d2 import R2D2
+    from podracer.replay import Replay
+    from podracer.types import TimeStep
+
+    observation = {"x": Array((3,)), ACTION_MASK: Array((5,), np.bool_)}
+    spec = EnvironmentSpec("masked", observation, Discrete(5))
+    replay = Replay(64 * 80)
+    agents = (
+        A2C(spec=spec),
+        QLambda(spec=spec),
+        DQN(spec=spec, replay=replay, epsilon=0.7, epsilon_frames=0),
+        R2D2(spec=spec, replay=replay, epsilon=0.9, ladder=0.0),
+        MuZero(spec=spec, replay=replay, simulations=6),
+    )
+    mask = jax.random.bernoulli(jax.random.key(5), 0.4, (64, 5)).at[:, 2].set(True)
+    ones = jnp.ones(64)
+    seen = {"x": jax.random.normal(jax.random.key(1), (64, 3)), ACTION_MASK: mask}
+    timestep = TimeStep(seen, ones, ones, ones > 0, ones < 0)
+    for agent in agents:
+        init = jax.jit(lambda key, agent=agent: agent.actor_params(agent.init(key, 64)))
+        params = init(jax.random.key(0))
+        for explore in (False, True):
+            act = jax.jit(lambda keys, a=agent, p=params, e=explore: a.act(
+                p, a.carry(64), timestep, keys, e)[0])  # fmt: skip
+            chosen = [act(jax.random.split(jax.random.key(seed), 64)) for seed in range(8)]
+            for action in chosen:
+                assert np.take_along_axis(np.asarray(mask), np.asarray(action)[:, None], 1).all()
+            if explore and not isinstance(agent, QLambda):
+                assert len({tuple(np.asarray(action)) for action in chosen}) > 1
