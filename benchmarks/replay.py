@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,17 +51,16 @@ def total(tree: Any) -> jax.Array:
 def ours(case: Any, prioritised: bool) -> Any:
     _, spec, B, columns, T, num, length = case
     buffer = Buffer(Replay(B * columns, prioritised=prioritised), spec, length)
-    steps = rollout(spec, T, B)
 
     def draw(memory: Any, key: jax.Array) -> Any:
         sample = buffer.sample(memory, key, num)
         chances = buffer.reweighed(memory.chances, sample, jnp.ones(num))
         return dataclasses.replace(memory, chances=chances), total(sample.trajectory.timesteps())
 
-    def step(memory: Any, key: jax.Array) -> Any:
+    def step(steps: Step, memory: Any, key: jax.Array) -> Any:
         return jax.lax.scan(draw, buffer.add(memory, steps), jax.random.split(key, SAMPLES))
 
-    return _program(step), buffer.init(B)
+    return _program(step), buffer.init(B), rollout(spec, T, B)
 
 
 def theirs(case: Any, prioritised: bool) -> Any:
@@ -83,19 +83,19 @@ def theirs(case: Any, prioritised: bool) -> Any:
             state = buffer.set_priorities(state, sample.indices, jnp.ones(num))
         return state, total(sample.experience.timestep)
 
-    def step(state: Any, key: jax.Array) -> Any:
+    def step(steps: Step, state: Any, key: jax.Array) -> Any:
         return jax.lax.scan(draw, buffer.add(state, steps), jax.random.split(key, SAMPLES))
 
     item = jax.tree.map(lambda x: x[0, 0], steps)
-    return _program(step), buffer.init(item)
+    return _program(step), buffer.init(item), steps
 
 
 def _program(step: Any) -> Any:
     def program(state: Any) -> Any:
-        memory, key, _ = state
+        memory, steps, key, _ = state
         key, now = jax.random.split(key)
-        memory, sums = jax.lax.scan(step, memory, jax.random.split(now, ROUNDS))
-        return memory, key, jnp.sum(sums)
+        memory, sums = jax.lax.scan(partial(step, steps), memory, jax.random.split(now, ROUNDS))
+        return memory, steps, key, jnp.sum(sums)
 
     return jax.jit(program, donate_argnums=0)
 
@@ -111,9 +111,10 @@ def main() -> None:
         for prioritised in (False, True):
             contenders = []
             for who, make in (("podracer", ours), ("flashbax", theirs)):
-                program, memory = make(case, prioritised)
+                program, memory, steps = make(case, prioritised)
                 about = {"bytes": size(memory)}
-                state = (memory, jax.random.key(0), jnp.float32(0))
+                state = (memory, steps, jax.random.key(0), jnp.float32(0))
+                state = jax.tree.map(jnp.copy, state)  # donated, so no leaf may be another
                 contenders.append(here(who, program, state, ROUNDS * SAMPLES * num, **about))
             settings = {
                 "prioritised": prioritised, "environments": B, "timesteps": columns,

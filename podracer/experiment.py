@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
@@ -40,7 +41,7 @@ class Experiment:
     """Name shown in reports."""
     environment: str
     """See `podracer list environments`."""
-    agent: A2C | DDPG | DQN | Impala | MuZero | PPO | QLambda | R2D2 | SAC
+    agent: A2C | AlphaZero | DDPG | DQN | Impala | MuZero | PPO | QLambda | R2D2 | SAC
     """The agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """The architecture, and how it runs the agent."""
@@ -163,7 +164,7 @@ def _check_finite(path: str, config: Any) -> None:
 # --- to a file and back --------------------------------------------------------------------------
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
-_AGENTS = (A2C, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
+_AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
 _PARTS = (TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}

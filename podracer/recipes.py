@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
@@ -185,6 +186,30 @@ def catch_muzero() -> Experiment:
         driver=AnakinConfig(32, 8, 20),
         frames=256_000,
         evaluation_episodes=64,
+    )
+
+
+def catch_alphazero() -> Experiment:
+    """Gumbel AlphaZero on Catch, planning in Catch itself."""
+    return Experiment(
+        recipe="catch_alphazero",
+        environment="model:catch",
+        agent=AlphaZero(),
+        driver=AnakinConfig(32, 9, 20),
+        frames=64_000,
+        evaluation_episodes=64,
+    )
+
+
+def cartpole_alphazero() -> Experiment:
+    """Gumbel AlphaZero on CartPole, planning in CartPole itself."""
+    return dataclasses.replace(
+        catch_alphazero(),
+        recipe="cartpole_alphazero",
+        environment="model:cartpole",
+        driver=AnakinConfig(32, 16, 20),
+        frames=128_000,
+        target_return=475.0,
     )
 
 
@@ -446,6 +471,8 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         breakout_rainbow,
         memory_r2d2,
         catch_muzero,
+        catch_alphazero,
+        cartpole_alphazero,
         cartpole_muzero,
         pendulum_ddpg,
         pendulum_td3,

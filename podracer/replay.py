@@ -299,7 +299,7 @@ class Buffer:
                 keep, none = (_over(flag, frame) for flag in (begun, blank))
                 older = jnp.where(keep, frames[-1], _read(ring, rows, times - back))
                 frames.append(jnp.where(none, jnp.zeros_like(older), older))
-            return jnp.stack(frames[::-1], axis=-1)
+            return _stacked(frames[::-1])
 
         return self._stacks(
             one, lambda x, *_: x, newest, memory.steps.timestep.observation, memory.follows
@@ -309,6 +309,15 @@ class Buffer:
 def _read(ring: jax.Array, rows: jax.Array, times: jax.Array) -> jax.Array:
     """Of a ring `[B, C, ...]` the rows `[N]` at times `[L, N]`: `[L, N, ...]`."""
     return ring.at[rows[None], times % ring.shape[1]].get(mode="promise_in_bounds")
+
+
+def _stacked(frames: list[jax.Array]) -> jax.Array:
+    """Frames `[...]` along a new last axis."""
+    if len(frames) != 4 or frames[0].dtype != jnp.uint8:
+        return jnp.stack(frames, axis=-1)
+    # Four bytes are written as one word, which a processor does four times as fast.
+    words = [frame.astype(jnp.uint32) << (8 * i) for i, frame in enumerate(frames)]
+    return jax.lax.bitcast_convert_type(words[0] | words[1] | words[2] | words[3], jnp.uint8)
 
 
 def _over(flag: jax.Array, x: jax.Array) -> jax.Array:

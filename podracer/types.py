@@ -148,6 +148,9 @@ class EnvironmentSpec:
     name: str
     observation: Any  # pytree of `Array`; dictionaries of them are allowed
     action: Discrete | Continuous
+    model: Any = (
+        None  # the environment itself, where observations have its state; see envs/model.py
+    )
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
@@ -67,6 +68,7 @@ AGENTS = {
         unroll=3,
         n_step=2,
     ),
+    "alphazero": AlphaZero(network=SMALL, simulations=4),
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalise_observations=True),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
 }
@@ -75,6 +77,8 @@ CONTINUOUS = ("sac", "td3")
 
 def world(name):
     """The name of an environment for an agent of `AGENTS`."""
+    if name == "alphazero":
+        return "model:catch"
     return "pendulum" if name in CONTINUOUS else "catch"
 
 

@@ -68,6 +68,12 @@ ENVIRONMENTS = {
 }
 
 ADAPTERS = {
+    "model": Adapter(
+        lambda name, **options: _with_model(name, **options),
+        "another one on the device, with its state, for agents that plan in it: model:catch",
+        (),
+        "",
+    ),
     "gymnax": Adapter(
         _from("gymnax", "gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
@@ -135,6 +141,12 @@ ADAPTERS = {
         'pip install "podracer[envpool]"',
     ),
 }
+
+
+def _with_model(name: str, **options: Any) -> Environment:
+    from podracer.envs.model import WithModel
+
+    return WithModel(make(name, **options))
 
 
 def make(name: str, **options: Any) -> Any:

@@ -1,0 +1,111 @@
+"""What the agents with a replay learn: three seeds of each recipe, evaluations over frames.
+
+Each run is `podracer train RECIPE --seed S` without an early end. Evaluations go to `--out` as JSON
+lines; `--draw FILE.png` draws all of such a file: the mean of the middle half over the seeds, and a
+bootstrap interval of it. `--arch sebulba` trains the same in environments of the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import append
+from matplotlib.figure import Figure
+
+import podracer
+from podracer import recipes
+from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
+
+RECIPES = (
+    "cartpole_dqn",
+    "cartpole_rainbow",
+    "cartpole_muzero",
+    "catch_muzero",
+    "memory_r2d2",
+    "pendulum_ddpg",
+    "pendulum_td3",
+    "pendulum_sac",
+    "pendulum_ppo",
+)
+
+
+def train(recipe: str, seed: int, arch: str) -> list[dict[str, Any]]:
+    """The evaluations of one run."""
+    experiment = recipes.find(recipe).under(arch)
+    experiment = dataclasses.replace(experiment, seed=seed, target_return=None, evaluations=20)
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory) / "run"
+        podracer.train(experiment, run_dir=run)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    about = {"recipe": recipe, "arch": arch, "environment": experiment.environment, "seed": seed}
+    names = ("frames", "seconds", "evaluation_return")
+    return [
+        {**about, **{name: line[name] for name in names}}
+        for line in lines
+        if line.get("evaluation_return") is not None
+    ]
+
+
+def draw(source: Path, target: Path) -> None:
+    """One panel for each environment."""
+    panels: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for line in map(json.loads, source.read_text().splitlines()):
+        name = line["recipe"] + (", Sebulba" if line["arch"] == "sebulba" else "")
+        panels[line["environment"]][name][line["seed"]].append(line)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure((4.2 * columns, 3.2 * rows), layout="constrained")
+    for index, (environment, groups) in enumerate(sorted(panels.items())):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        axes.set_title(environment, fontsize=10)
+        for color, (name, seeds) in zip(COLORS, groups.items(), strict=False):
+            count = min(map(len, seeds.values()))
+            runs = [lines[:count] for lines in seeds.values()]
+            frames = np.mean([[line["frames"] for line in lines] for lines in runs], axis=0)
+            returns = np.array([[line["evaluation_return"] for line in lines] for lines in runs])
+            low, high = bootstrap_interval(returns)
+            axes.fill_between(frames, low, high, color=color, alpha=0.2, linewidth=0)
+            label = f"{name} ({len(runs)} seeds)"
+            axes.plot(frames, interquartile_mean(returns), color=color, label=label)
+        axes.legend(fontsize=7, frameon=False)
+        axes.set_xlabel("frames", fontsize=8)
+        axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+    figure.savefig(target, dpi=110)
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--recipe", action="append", help="default: all that take minutes")
+    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    made.add_argument("--arch", default="anakin", choices=["anakin", "sebulba"])
+    made.add_argument("--out", type=Path)
+    made.add_argument("--draw", type=Path)
+    options = made.parse_args()
+    if options.draw:
+        draw(options.out, options.draw)
+        return
+    for recipe in options.recipe or RECIPES:
+        for seed in options.seeds:
+            lines = train(recipe, seed, options.arch)
+            last = lines[-1]
+            best = max(line["evaluation_return"] for line in lines)
+            print(
+                f"{recipe:20}{options.arch:9}seed {seed}: {last['evaluation_return']:9.2f} at the "
+                f"end, best {best:9.2f}, {last['frames']:,} frames, {last['seconds']:.0f} s",
+                flush=True,
+            )
+            for line in lines:
+                append(options.out, line)
+
+
+if __name__ == "__main__":
+    main()
