@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 from child import records
+from test_anakin import AGENTS, world
 
 import podracer
 from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.ppo import PPO
-from podracer.agents.q_lambda import QLambda
 from podracer.anakin import AnakinConfig
 from podracer.experiment import Experiment, from_json, read_experiment, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
@@ -35,20 +35,15 @@ EXPERIMENT = Experiment(
 
 
 @pytest.mark.parametrize(
-    "agent",
+    "name",
     [
-        A2C(network=SMALL),
-        QLambda(network=SMALL),
-        PPO(network=SMALL, epochs=2, normalise_observations=True, normalise_rewards=True),
-        PPO(
-            network=TorsoNetwork(MLP((16,)), memory="lstm", memory_size=8), epochs=1, minibatches=2
-        ),
+        pytest.param(name, marks=() if name in ("ppo", "ppo-gru", "rainbow") else pytest.mark.slow)
+        for name in AGENTS
     ],
-    ids=["a2c", "q_lambda", "ppo-normalised", "ppo-lstm"],
 )
-def test_resumed_equals_uninterrupted(agent, tmp_path):
+def test_resumed_equals_uninterrupted(name, tmp_path):
     """State and records, to the byte, when the run is cut at its middle boundary."""
-    experiment = dataclasses.replace(EXPERIMENT, agent=agent)
+    experiment = dataclasses.replace(EXPERIMENT, agent=AGENTS[name], environment=world(name))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(experiment, run_dir=whole)
     half = dataclasses.replace(experiment, frames=20 * STEPS, evaluations=2)
