@@ -75,6 +75,13 @@ AGENTS = {
 CONTINUOUS = ("sac", "td3")
 
 
+# One of each kind; the others are slow tests, where all that differs is their arithmetic.
+KINDS = ("a2c", "ppo", "rainbow", "sac")
+EVERY_AGENT = [
+    pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in AGENTS
+]
+
+
 def world(name):
     """The name of an environment for an agent of `AGENTS`."""
     if name == "alphazero":
@@ -96,7 +103,7 @@ def run(agent, env, mesh, config, state, num_updates):
     return progress[-1].state, progress
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", EVERY_AGENT)
 def test_two_runs_are_equal_to_the_bit(name):
     first, _ = run(*setup(AGENTS[name], world(name)), 10)
     second, _ = run(*setup(AGENTS[name], world(name)), 10)
@@ -219,7 +226,7 @@ def collectives_by_computation(text):
         yield {name: waits[name] for name in instructions if reduces(*instructions[name])}
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", EVERY_AGENT)
 def test_no_reduction_can_overtake_another(name):
     """XLA gives all of a program's reductions one channel; on a CPU, two that do not depend on
     each other may meet, mix their numbers and overwrite memory."""

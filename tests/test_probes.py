@@ -157,7 +157,6 @@ FAST = (
     ("impala", "policy"),
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
-    ("rainbow", "policy"),
     ("a2c", "continuous"),
     ("td3", "continuous"),
     ("sac", "continuous"),

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hosts import SPEC, CounterBatch, Counters, slow
-from test_anakin import AGENTS, collectives_by_computation, world
+from test_anakin import AGENTS, EVERY_AGENT, KINDS, collectives_by_computation, world
 
 from podracer.agents.impala import Impala
 from podracer.anakin import AnakinConfig, anakin
@@ -81,7 +81,7 @@ def _nothing_left():
     [
         pytest.param(name, learners, marks=() if learners in fast else pytest.mark.slow)
         for name in AGENTS
-        for fast in [(1, 4) if name in ("a2c", "ppo", "rainbow", "sac") else (1,)]
+        for fast in [(1, 4) if name in KINDS else (1,)]
         for learners in (1, 2, 4)
     ],
 )
@@ -251,7 +251,7 @@ def update_program(name, learners=2):
     return update.lower(state, [batch] * split.threads, request).compile(), state, team, agent
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", EVERY_AGENT)
 def test_no_reduction_of_the_update_can_overtake_another(name):
     """See the same test of Anakin."""
     several = 0
