@@ -44,6 +44,7 @@ def test_without_learning_it_finds_what_one_step_shows():
     assert (result.returns == 1).all()
 
 
+@pytest.mark.slow
 def test_it_sees_further_with_more_simulations():
     """On Catch the reward is eight steps away."""
     few, many = (

@@ -52,6 +52,10 @@ AGENTS = {
     "sac": SAC(network=NETWORK, replay=REPLAY, random_frames=0, normalise_observations=True),
 }
 CONTINUOUS = ("ddpg", "td3", "sac")
+SOME = [
+    pytest.param(name, marks=() if name in ("dqn", "r2d2", "sac") else pytest.mark.slow)
+    for name in AGENTS
+]
 
 
 def made(name, **settings):
@@ -77,7 +81,7 @@ def test_every_agent_keeps_the_contract(name):
         check_agent(dataclasses.replace(agent, spec=other.spec), length=8)
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", SOME)
 def test_every_parameter_receives_a_gradient(name):
     agent, env = made(name, **({"policy_delay": 1} if name == "td3" else {}))
     state, _ = learn(agent, *begin(agent, env))
@@ -85,7 +89,7 @@ def test_every_parameter_receives_a_gradient(name):
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
 
 
-@pytest.mark.parametrize("name", ["dqn", "n-step", "r2d2", "td3", "sac", "muzero"])
+@pytest.mark.parametrize("name", SOME)
 def test_what_happens_at_a_time_out_teaches_nothing(name):
     """The action there is ignored and what follows is a reset: neither may matter."""
     agent, env = made(name)
@@ -103,7 +107,7 @@ def test_what_happens_at_a_time_out_teaches_nothing(name):
     close(got, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", SOME)
 def test_without_exploring_the_keys_do_not_matter(name):
     agent, env = made(name)
     state = jax.jit(fresh, static_argnums=0)(agent)

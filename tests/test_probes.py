@@ -158,7 +158,6 @@ FAST = (
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
     ("a2c", "continuous"),
-    ("td3", "continuous"),
     ("sac", "continuous"),
     ("ppo", "memory"),
     ("r2d2", "memory"),

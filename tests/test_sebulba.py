@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hosts import SPEC, CounterBatch, Counters, slow
-from test_anakin import AGENTS, EVERY_AGENT, KINDS, collectives_by_computation, world
+from test_anakin import AGENTS, EVERY_AGENT, collectives_by_computation, world
 
 from podracer.agents.impala import Impala
 from podracer.anakin import AnakinConfig, anakin
@@ -81,7 +81,7 @@ def _nothing_left():
     [
         pytest.param(name, learners, marks=() if learners in fast else pytest.mark.slow)
         for name in AGENTS
-        for fast in [(1, 4) if name in KINDS else (1,)]
+        for fast in [{"a2c": (1, 4), "ppo": (1, 4), "rainbow": (1,), "sac": (1,)}.get(name, ())]
         for learners in (1, 2, 4)
     ],
 )

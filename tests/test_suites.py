@@ -42,7 +42,7 @@ def installed(prefix: str) -> bool:
 def suite(name: str, *values: Any) -> Any:
     prefix = name.split(":")[0]
     marks = [pytest.mark.skipif(not installed(prefix), reason=f"{prefix} is not installed")]
-    if prefix in HEAVY:
+    if prefix in HEAVY or name in ("pgx:connect_four", "pgx:2048", "pgx:minatar-freeway"):
         marks.append(pytest.mark.slow)
     return pytest.param(name, *values, marks=marks)
 

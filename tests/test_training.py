@@ -37,7 +37,7 @@ EXPERIMENT = Experiment(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("ppo", "ppo-gru", "rainbow") else pytest.mark.slow)
+        pytest.param(name, marks=() if name in ("ppo", "rainbow") else pytest.mark.slow)
         for name in AGENTS
     ],
 )
