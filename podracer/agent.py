@@ -39,7 +39,7 @@ class Agent(Protocol):
         ...
 
     def carry(self, num_envs: int) -> Carry:
-        """Empty memory `[B, ...]`; `()` for agents without any."""
+        """Empty memory `[B, ...]`, row i that of environment i; `()` for agents without any."""
         ...
 
     def actor_params(self, state: LearnerState) -> Params:

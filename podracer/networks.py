@@ -69,6 +69,14 @@ class Head:
     noisy: bool = False
 
 
+def outputs(network: Network, params: Params, observation: PyTree) -> dict[str, jax.Array]:
+    """Each head's numbers `[N, n]` for observations `[N, ...]`, of a network without memory."""
+    observation = jax.tree.map(lambda x: x[None], observation)
+    first = jnp.zeros(jax.tree.leaves(observation)[0].shape[:2], bool)
+    made, _ = network.apply(params, (), observation, first)
+    return {name: x[0] for name, x in made.items()}
+
+
 class NetworkBuilder(Protocol):
     """Anything hashable that makes a `Network` for an observation (a tree of `types.Array`)."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
@@ -30,6 +30,15 @@ from podracer.types import ConfigError
 IMPALA_SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))
 # As in MinAtar (Young and Tian 2019): one convolution and one fully connected layer.
 MINATAR = CNN((16,), (3,), (1,), (128,))
+
+
+# What all agents with a replay have on Pendulum.
+PENDULUM: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "random_frames": 2_000,
+    "replay": Replay(100_000, updates=4, warmup=2_000),
+    "network": TorsoNetwork(MLP((64, 64))),
+}
 
 
 def catch() -> Experiment:
@@ -225,12 +234,7 @@ def pendulum_sac() -> Experiment:
     return Experiment(
         recipe="pendulum_sac",
         environment="pendulum",
-        agent=SAC(
-            learning_rate=1e-3,
-            random_frames=2_000,
-            replay=Replay(100_000, updates=4, warmup=2_000),
-            network=TorsoNetwork(MLP((64, 64))),
-        ),
+        agent=SAC(**PENDULUM),
         driver=AnakinConfig(16, 1, 100),
         frames=64_000,
     )
@@ -238,22 +242,12 @@ def pendulum_sac() -> Experiment:
 
 def pendulum_td3() -> Experiment:
     """TD3 on Pendulum."""
-    return dataclasses.replace(
-        pendulum_sac(), recipe="pendulum_td3", agent=td3(**_pendulum_settings())
-    )
+    return dataclasses.replace(pendulum_sac(), recipe="pendulum_td3", agent=td3(**PENDULUM))
 
 
 def pendulum_ddpg() -> Experiment:
     """DDPG on Pendulum."""
-    return dataclasses.replace(
-        pendulum_sac(), recipe="pendulum_ddpg", agent=DDPG(**_pendulum_settings())
-    )
-
-
-def _pendulum_settings() -> dict[str, Any]:
-    sac = cast(SAC, pendulum_sac().agent)
-    names = ("learning_rate", "random_frames", "replay", "network")
-    return {name: getattr(sac, name) for name in names}
+    return dataclasses.replace(pendulum_sac(), recipe="pendulum_ddpg", agent=DDPG(**PENDULUM))
 
 
 def breakout_dqn() -> Experiment:

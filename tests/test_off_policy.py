@@ -295,7 +295,7 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     def sample(discount, last, reward, policy):
         drawn = sample_of(reward, discount, last)
         steps = drawn.trajectory.steps
-        extras = {"policy": jnp.asarray(policy)[:-1, None], "value": jnp.zeros((4, 1))}
+        extras = {"policy": jnp.asarray(policy)[:-1, None]}
         steps = dataclasses.replace(steps, extras=extras)
         trajectory = dataclasses.replace(drawn.trajectory, steps=steps)
         return dataclasses.replace(drawn, trajectory=trajectory)

@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer.agents import actor_critic, value_based
+from podracer.agents import actor_critic, planning, value_based
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
 from podracer.types import (
-    ACTION_MASK,
     Carry,
     ConfigError,
     EnvironmentSpec,
@@ -62,33 +61,23 @@ class AlphaZero:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        def search(timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, PyTree]:
+        def plan(timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, PyTree]:
             """For one environment: what it draws depends on its own key alone."""
             timestep = jax.tree.map(lambda x: x[None], timestep)
             seen, state = timestep.observation["seen"], timestep.observation["state"]
             policy, value = self._predict(params, seen)
-            invalid = ~seen[ACTION_MASK] if actor_critic.masks(seen) else None
-            found = mctx.gumbel_muzero_policy(
-                params,
-                key,
-                mctx.RootFnOutput(
-                    prior_logits=policy,  # type: ignore[call-arg]
-                    value=value,  # type: ignore[call-arg]
-                    embedding=(state, timestep.last),  # type: ignore[call-arg]
-                ),
-                self._simulate,  # type: ignore[arg-type]
-                self.simulations,
-                invalid_actions=invalid,
-                max_num_considered_actions=self.considered,
-                gumbel_scale=1.0 if explore else 0.0,
+            root = mctx.RootFnOutput(
+                prior_logits=policy,  # type: ignore[call-arg]
+                value=value,  # type: ignore[call-arg]
+                embedding=(state, timestep.last),  # type: ignore[call-arg]
             )
-            action, policy, value = jax.tree.map(
-                lambda x: x[0],
-                (found.action, found.action_weights, found.search_tree.summary().value),
-            )
-            return action.astype(jnp.int32), {"policy": policy, "value": value}
+            action, policy, value = planning.search(
+                params, key, root, self._simulate, seen,
+                simulations=self.simulations, considered=self.considered, explore=explore,
+            )  # fmt: skip
+            return action, {"policy": policy, "value": value}
 
-        action, extras = jax.vmap(search)(timestep, keys)
+        action, extras = jax.vmap(plan)(timestep, keys)
         return action, extras, carry
 
     def _simulate(
@@ -119,17 +108,17 @@ class AlphaZero:
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
         """The policy follows the search, the value the returns of the policy that it led to."""
         extras, after, valid = trajectory.steps.extras, trajectory.after(), trajectory.valid()
-        seen = trajectory.timesteps().observation["seen"]
-        first = trajectory.timesteps().first
-        outputs, _ = self._network.apply(params, (), seen, first)
-        values = outputs["value"][..., 0]
+        timesteps = trajectory.timesteps()
+        seen, first = timesteps.observation["seen"], timesteps.first
+        made, _ = self._network.apply(params, (), seen, first)
+        values = made["value"][..., 0]
         fixed = jnp.concatenate([extras["value"], jax.lax.stop_gradient(values[-1:])])
         discounts = self.discount * after.discount
         targets = lambda_returns(
             fixed[:-1], fixed[1:], after.reward, discounts, valid, self.lambda_
         )
         mask = valid.astype(jnp.float32)
-        log_probs = jax.nn.log_softmax(outputs["policy"][:-1])
+        log_probs = jax.nn.log_softmax(made["policy"][:-1])
         policy_loss = -jnp.mean(mask * jnp.sum(extras["policy"] * log_probs, axis=-1))
         value_loss = 0.5 * jnp.mean(mask * (targets - values[:-1]) ** 2)
         loss = policy_loss + self.value_cost * value_loss
@@ -137,10 +126,8 @@ class AlphaZero:
 
     def _predict(self, params: Params, seen: PyTree) -> tuple[jax.Array, jax.Array]:
         """Logits of the policy `[N, A]` and values `[N]`."""
-        one = jax.tree.map(lambda x: x[None], seen)
-        first = jnp.zeros(jax.tree.leaves(one)[0].shape[:2], bool)
-        outputs, _ = self._network.apply(params, (), one, first)
-        return outputs["policy"][0], outputs["value"][0, :, 0]
+        made = outputs(self._network, params, seen)
+        return made["policy"], made["value"][:, 0]
 
     @property
     def _model(self) -> Any:

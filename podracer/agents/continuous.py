@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podracer import networks
 from podracer.agents import actor_critic, off_policy
 from podracer.agents.off_policy import Transition
 from podracer.networks import Head, Network, NetworkBuilder
@@ -51,7 +52,7 @@ def build_critic(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Netwo
 def values(network: Network, params: Params, observation: PyTree, action: jax.Array) -> jax.Array:
     """What each critic says of actions in [-1, 1], `[critics, N]`."""
     seen = {"action": action, "observation": observation}
-    return jnp.stack([off_policy.outputs(network, one, seen)["q"][:, 0] for one in params])
+    return jnp.stack([networks.outputs(network, one, seen)["q"][:, 0] for one in params])
 
 
 def init(

@@ -15,7 +15,7 @@ import optax
 
 from podracer.agents import continuous, off_policy
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, TorsoNetwork, outputs
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
@@ -102,7 +102,7 @@ class DDPG:
     def _stepped(self, shared: PyTree, grads: PyTree) -> PyTree:
         """The critics' update; every `policy_delay`-th one is the policy's and the targets' too."""
         critic = continuous.stepped(self._optimiser, shared, {"critic": grads["critic"]})
-        both = continuous.stepped(self._optimiser, shared, grads)
+        both = continuous.stepped(self._optimiser, critic, {"actor": grads["actor"]})
         target = optax.incremental_update(both["params"], shared["target"], self.target_rate)
         both = {**both, "target": target}
         updates = shared["updates"] + 1
@@ -139,7 +139,7 @@ class DDPG:
 
     def _policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Actions `[N, size]` in [-1, 1]."""
-        return jnp.tanh(off_policy.outputs(self._actor, params, observation)["action"])
+        return jnp.tanh(outputs(self._actor, params, observation)["action"])
 
     @property
     def _space(self) -> Continuous:

@@ -60,8 +60,8 @@ class DQN:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        begun = 0.0 if self.epsilon_frames else 1.0
-        shared = value_based.init(self._network, self._optimiser, key, begun)
+        shared = value_based.init(self._network.init(key), self._optimiser)
+        shared["explored"] = jnp.float32(0.0 if self.epsilon_frames else 1.0)
         return LearnerState(shared, self._buffer.init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:

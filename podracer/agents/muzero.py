@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer.agents import actor_critic, off_policy, value_based
+from podracer.agents import actor_critic, off_policy, planning, value_based
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Head, Network, TorsoNetwork
+from podracer.networks import MLP, Head, Network, TorsoNetwork, outputs
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
-    ACTION_MASK,
     Array,
     Carry,
     EnvironmentSpec,
@@ -69,9 +68,8 @@ class MuZero:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        extras = {"policy": Array((self._num_actions,)), "value": Array(())}
-        whole = Network(self._init, lambda num_envs: (), lambda *_: ({}, ()))
-        shared = value_based.init(whole, self._optimiser, key, 1.0)
+        extras = {"policy": Array((self._num_actions,))}
+        shared = value_based.init(self._init(key), self._optimiser)
         return LearnerState(shared, self._buffer.init(num_envs, extras=extras))
 
     def carry(self, num_envs: int) -> Carry:
@@ -83,35 +81,23 @@ class MuZero:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        def search(observation: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
+        def plan(observation: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
             """For one environment: what it draws depends on its own key alone."""
-            state = self._represent(params, jax.tree.map(lambda x: x[None], observation))
+            observation = jax.tree.map(lambda x: x[None], observation)
+            state = self._represent(params, observation)
             policy, value = self._predict(params, state)
             root = mctx.RootFnOutput(
                 prior_logits=policy,  # type: ignore[call-arg]
                 value=self._scalar(value),  # type: ignore[call-arg]
                 embedding=state,  # type: ignore[call-arg]
             )
-            invalid = None
-            if actor_critic.masks(observation):
-                invalid = ~observation[ACTION_MASK][None]
-            found = mctx.gumbel_muzero_policy(
-                params,
-                key,
-                root,
-                self._imagine,  # type: ignore[arg-type]
-                self.simulations,
-                invalid_actions=invalid,
-                max_num_considered_actions=self.considered,
-                gumbel_scale=1.0 if explore else 0.0,
-            )
-            action, policy, value = jax.tree.map(
-                lambda x: x[0],
-                (found.action, found.action_weights, found.search_tree.summary().value),
-            )
-            return action.astype(jnp.int32), {"policy": policy, "value": value}
+            action, policy, _ = planning.search(
+                params, key, root, self._imagine, observation,
+                simulations=self.simulations, considered=self.considered, explore=explore,
+            )  # fmt: skip
+            return action, {"policy": policy}
 
-        action, extras = jax.vmap(search)(timestep.observation, keys)
+        action, extras = jax.vmap(plan)(timestep.observation, keys)
         return action, extras, carry
 
     def learn(
@@ -175,12 +161,12 @@ class MuZero:
 
     def _represent(self, params: Params, observation: PyTree) -> jax.Array:
         """A state `[N, latent]`."""
-        made = off_policy.outputs(self._networks["network"], params["network"], observation)
+        made = outputs(self._networks["network"], params["network"], observation)
         return _scaled(made["state"])
 
     def _predict(self, params: Params, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Logits of the policy `[N, A]` and of the value `[N, bins]`."""
-        made = off_policy.outputs(self._networks["prediction"], params["prediction"], state)
+        made = outputs(self._networks["prediction"], params["prediction"], state)
         return made["policy"], made["value"]
 
     def _step(
@@ -188,7 +174,7 @@ class MuZero:
     ) -> tuple[jax.Array, jax.Array]:
         """The state after an action `[N]`, and logits of the reward `[N, bins]`."""
         seen = {"action": jax.nn.one_hot(action, self._num_actions), "state": state}
-        made = off_policy.outputs(self._networks["dynamics"], params["dynamics"], seen)
+        made = outputs(self._networks["dynamics"], params["dynamics"], seen)
         return _scaled(state + made["state"]), made["reward"]
 
     def _imagine(

@@ -19,7 +19,6 @@ from podracer.types import (
     EnvironmentSpec,
     LearnerState,
     Metrics,
-    Params,
     PyTree,
     TimeStep,
     Trajectory,
@@ -40,14 +39,6 @@ def without_memory(network: Network) -> Network:
     if jax.tree.leaves(network.carry(1)):
         raise ConfigError("the agent's network has a memory: of agents with a replay R2D2 has one.")
     return network
-
-
-def outputs(network: Network, params: Params, observation: PyTree) -> dict[str, jax.Array]:
-    """Each head's numbers `[N, n]` for observations `[N, ...]`, without memory."""
-    observation = jax.tree.map(lambda x: x[None], observation)
-    first = jnp.zeros(jax.tree.leaves(observation)[0].shape[:2], bool)
-    made, _ = network.apply(params, (), observation, first)
-    return {name: x[0] for name, x in made.items()}
 
 
 def learn(

@@ -61,7 +61,7 @@ class R2D2:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = value_based.init(self._network, self._optimiser, key, 1.0)
+        shared = value_based.init(self._network.init(key), self._optimiser)
         one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self._network.carry(1)))
         return LearnerState(shared, self._buffer.init(num_envs, carry=one))
 

@@ -13,7 +13,7 @@ import optax
 
 from podracer.agents import continuous, off_policy
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, TorsoNetwork, outputs
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
@@ -137,9 +137,7 @@ class SAC:
         return critic_loss + actor_loss + temperature_loss, (metrics, priorities)
 
     def _policy(self, params: Params, observation: PyTree) -> SquashedNormal:
-        mean, log_scale = jnp.split(
-            off_policy.outputs(self._actor, params, observation)["action"], 2, axis=-1
-        )
+        mean, log_scale = jnp.split(outputs(self._actor, params, observation)["action"], 2, axis=-1)
         return SquashedNormal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
 
     @property

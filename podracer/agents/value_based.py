@@ -88,16 +88,13 @@ def noise_keys(keys: jax.Array) -> jax.Array:
 # --- parameters and their copy -------------------------------------------------------------------
 
 
-def init(
-    network: Network, optimiser: optax.GradientTransformation, key: jax.Array, explored: float
-) -> PyTree:
-    """Parameters, their copy that targets are made with, and what goes with them."""
-    shared = actor_critic.init(network, optimiser, key)
+def init(params: Params, optimiser: optax.GradientTransformation) -> PyTree:
+    """Parameters, their optimiser's state, their copy that targets are made with, and a counter."""
     return {
-        **shared,
-        "target": jax.tree.map(jnp.copy, shared["params"]),
+        "params": params,
+        "optimiser": optimiser.init(params),
+        "target": jax.tree.map(jnp.copy, params),
         "updates": jnp.int32(0),
-        "explored": jnp.float32(explored),
     }
 
 

@@ -58,6 +58,12 @@ def _from(module: str, function: str) -> Callable[..., Any]:
     return make
 
 
+def _with_model(name: str, **options: Any) -> Environment:
+    from podracer.envs.model import WithModel
+
+    return WithModel(make(name, **options))
+
+
 ENVIRONMENTS = {
     "catch": Entry(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
     "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
@@ -69,7 +75,7 @@ ENVIRONMENTS = {
 
 ADAPTERS = {
     "model": Adapter(
-        lambda name, **options: _with_model(name, **options),
+        _with_model,
         "another one on the device, with its state, for agents that plan in it: model:catch",
         (),
         "",
@@ -141,12 +147,6 @@ ADAPTERS = {
         'pip install "podracer[envpool]"',
     ),
 }
-
-
-def _with_model(name: str, **options: Any) -> Environment:
-    from podracer.envs.model import WithModel
-
-    return WithModel(make(name, **options))
 
 
 def make(name: str, **options: Any) -> Any:
