@@ -36,15 +36,26 @@ RECIPES = (
 )
 
 
-def train(recipe: str, seed: int, arch: str) -> list[dict[str, Any]]:
+def train(recipe: str, seed: int, arch: str | None, frames: int | None) -> list[dict[str, Any]]:
     """The evaluations of one run."""
-    experiment = recipes.find(recipe).under(arch)
-    experiment = dataclasses.replace(experiment, seed=seed, target_return=None, evaluations=20)
+    experiment = recipes.find(recipe)
+    experiment = dataclasses.replace(
+        experiment.under(arch or experiment.arch),
+        seed=seed,
+        frames=frames or experiment.frames,
+        target_return=None,
+        evaluations=20,
+    )
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory) / "run"
         podracer.train(experiment, run_dir=run)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    about = {"recipe": recipe, "arch": arch, "environment": experiment.environment, "seed": seed}
+    about = {
+        "recipe": recipe,
+        "arch": experiment.arch,
+        "environment": experiment.environment,
+        "seed": seed,
+    }
     names = ("frames", "seconds", "evaluation_return")
     return [
         {**about, **{name: line[name] for name in names}}
@@ -86,7 +97,8 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--recipe", action="append", help="default: all that take minutes")
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    made.add_argument("--arch", default="anakin", choices=["anakin", "sebulba"])
+    made.add_argument("--arch", choices=["anakin", "sebulba"], help="default: the recipe's own")
+    made.add_argument("--frames", type=int, help="default: the recipe's own")
     made.add_argument("--out", type=Path)
     made.add_argument("--draw", type=Path)
     options = made.parse_args()
@@ -95,11 +107,11 @@ def main() -> None:
         return
     for recipe in options.recipe or RECIPES:
         for seed in options.seeds:
-            lines = train(recipe, seed, options.arch)
+            lines = train(recipe, seed, options.arch, options.frames)
             last = lines[-1]
             best = max(line["evaluation_return"] for line in lines)
             print(
-                f"{recipe:20}{options.arch:9}seed {seed}: {last['evaluation_return']:9.2f} at the "
+                f"{recipe:20}{last['arch']:9}seed {seed}: {last['evaluation_return']:9.2f} at the "
                 f"end, best {best:9.2f}, {last['frames']:,} frames, {last['seconds']:.0f} s",
                 flush=True,
             )

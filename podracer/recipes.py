@@ -32,12 +32,16 @@ IMPALA_SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))
 MINATAR = CNN((16,), (3,), (1,), (128,))
 
 
-# What all agents with a replay have on Pendulum.
+# What all agents with a replay have on Pendulum and on HalfCheetah.
 PENDULUM: dict[str, Any] = {
     "learning_rate": 1e-3,
     "random_frames": 2_000,
     "replay": Replay(100_000, updates=4, warmup=2_000),
     "network": TorsoNetwork(MLP((64, 64))),
+}
+HALFCHEETAH: dict[str, Any] = {
+    "random_frames": 10_000,
+    "replay": Replay(1_000_000, updates=8, warmup=10_000),
 }
 
 
@@ -183,6 +187,34 @@ def memory_r2d2() -> Experiment:
         ),
         driver=AnakinConfig(16, 16, 20),
         frames=102_400,
+    )
+
+
+def memorychain_r2d2() -> Experiment:
+    """R2D2 on bsuite's memory chain: to say after 20 steps what the first one showed (gymnax)."""
+    return Experiment(
+        recipe="memorychain_r2d2",
+        environment="gymnax:MemoryChain-bsuite,memory_length=20",
+        agent=R2D2(
+            target_period=50,
+            burn_in=8,
+            unroll=24,
+            n_step=3,
+            stride=16,
+            replay=Replay(40_000, batch_size=64, updates=4, prioritised=True),
+        ),
+        driver=AnakinConfig(16, 16, 20),
+        frames=409_600,
+    )
+
+
+def memorychain_dqn() -> Experiment:
+    """Feed-forward DQN on the same: it cannot know, and its mean return stays 0 (needs gymnax)."""
+    return dataclasses.replace(
+        memorychain_r2d2(),
+        recipe="memorychain_dqn",
+        agent=cartpole_dqn().agent,
+        driver=AnakinConfig(16, 4, 100),
     )
 
 
@@ -439,11 +471,22 @@ def halfcheetah_sac() -> Experiment:
     return dataclasses.replace(
         halfcheetah_ppo(),
         recipe="halfcheetah_sac",
-        agent=SAC(
-            random_frames=10_000,
-            replay=Replay(1_000_000, updates=8, warmup=10_000),
-        ),
+        agent=SAC(**HALFCHEETAH),
         driver=SebulbaConfig(16, 1, 200, threads=1),
+    )
+
+
+def halfcheetah_td3() -> Experiment:
+    """TD3 on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    return dataclasses.replace(
+        halfcheetah_sac(), recipe="halfcheetah_td3", agent=td3(**HALFCHEETAH)
+    )
+
+
+def halfcheetah_ddpg() -> Experiment:
+    """DDPG on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    return dataclasses.replace(
+        halfcheetah_sac(), recipe="halfcheetah_ddpg", agent=DDPG(**HALFCHEETAH)
     )
 
 
@@ -464,6 +507,8 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         breakout_dqn,
         breakout_rainbow,
         memory_r2d2,
+        memorychain_r2d2,
+        memorychain_dqn,
         catch_muzero,
         catch_alphazero,
         cartpole_alphazero,
@@ -481,6 +526,8 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         breakout_impala,
         halfcheetah_ppo,
         halfcheetah_sac,
+        halfcheetah_td3,
+        halfcheetah_ddpg,
     )
 }
 

@@ -371,6 +371,14 @@ def test_an_unknown_option_is_refused() -> None:
         make("catch", rows=3)
 
 
+def test_options_may_stand_in_the_name() -> None:
+    assert make("gymnax:Catch-bsuite,max_steps_in_episode=4") == make(
+        "gymnax:Catch-bsuite", max_steps_in_episode=4
+    )
+    with pytest.raises(ConfigError, match=r"'rows' is no option .*name,key=value"):
+        make("catch,rows")
+
+
 def test_names_lists_what_can_be_made() -> None:
     listed = {name: (about, how) for name, about, how in names()}
     assert {"catch", "cartpole", "pendulum", "probe:memory", "gymnax:NAME"} <= set(listed)

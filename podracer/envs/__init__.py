@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,8 +153,11 @@ ADAPTERS = {
 def make(name: str, **options: Any) -> Any:
     """The environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
 
+    Options may stand in the name, too: `gymnax:MemoryChain-bsuite,memory_length=20`.
     Raises `ConfigError` for an unknown name or option and where its package is not installed.
     """
+    name, *settings = name.split(",")
+    options = {**dict(map(_option, settings)), **options}
     prefix, _, rest = name.partition(":")
     try:
         if name in ENVIRONMENTS:
@@ -164,6 +168,17 @@ def make(name: str, **options: Any) -> Any:
         raise ConfigError(f"{name}: {error}.") from error
     known = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
     raise ConfigError(f"There is no environment {name!r}: {nearest(name, known)}")
+
+
+def _option(setting: str) -> tuple[str, Any]:
+    """A name and its value: a number, `true`, `false`, or else a text."""
+    key, equals, value = setting.partition("=")
+    if not equals or not key.isidentifier():
+        raise ConfigError(f"{setting!r} is no option of an environment: write name,key=value.")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
 
 
 def names() -> list[tuple[str, str, str]]:
