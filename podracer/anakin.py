@@ -18,7 +18,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from podracer.agent import Agent, FusedAgent, check_agent
 from podracer.driver import (
@@ -99,17 +99,17 @@ def make_chunk(
     the metrics, which is how hosts agree to save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
-    chunk = jax.shard_map(
-        partial(_chunk, agent, env, config, axis),
+    program = jax.shard_map(
+        partial(chunk, agent, env, config, axis),
         mesh=mesh,
         in_specs=(TRAIN_SPEC, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED),
         check_vma=False,
     )
-    return jax.jit(chunk, donate_argnums=0)
+    return jax.jit(program, donate_argnums=0)
 
 
-def _chunk(
+def chunk(
     agent: Agent,
     env: Environment,
     config: AnakinConfig,
@@ -194,17 +194,41 @@ def anakin(
     next chunk when the iterator moves on. At every other chunk metrics come one chunk late.
     Raises `NonFiniteError` naming the update; neither it nor any later one was applied.
     """
-    chunk = make_chunk(agent, env, mesh, config)
+    program = make_chunk(agent, env, mesh, config)
+    yield from run_chunks(
+        lambda *args: program.lower(*args).compile(),  # type: ignore[attr-defined]
+        state,
+        mesh,
+        config,
+        report,
+        num_updates=num_updates,
+        request=request,
+        boundary=boundary,
+    )
+
+
+def run_chunks(
+    compile: Callable[[TrainState, jax.Array], Callable[..., tuple[TrainState, Metrics]]],
+    state: TrainState,
+    mesh: Mesh,
+    config: AnakinConfig,
+    report: Callable[[int, Any], Progress],
+    *,
+    num_updates: int,
+    request: Callable[[], int],
+    boundary: Callable[[int], bool],
+) -> Iterator[Progress]:
+    """The loop of `anakin` around any compiled `(state, request) -> (state, metrics)`."""
     several = jax.process_count() > 1
-    placement = shardings(mesh, SHARDED)
+    placement = shardings(mesh, PartitionSpec(mesh.axis_names))
     share = np.zeros(len(mesh.local_devices), np.int32)
 
     def ask() -> jax.Array:
         return jax.make_array_from_process_local_data(placement, share + request())
 
-    updates = int(jax.device_get(state.update))
+    updates = int(np.max(jax.device_get(state.update)))
     began = time.perf_counter()
-    compiled = chunk.lower(state, ask()).compile()  # type: ignore[attr-defined]
+    compiled = compile(state, ask())
     compile_seconds = time.perf_counter() - began
     waiting: tuple[int, Metrics] | None = None
     agreed = 0

@@ -22,6 +22,7 @@ import tyro
 USAGE = """podracer: scalable reinforcement learning on accelerators
 
   podracer train [RECIPE] [--flags]   train an agent (default recipe: catch)
+  podracer sweep [RECIPE] --vary ...  many seeds and hyperparameters as one program
   podracer resume RUN                 continue to the configured end, exactly
   podracer eval RUN                   greedy episodes at the newest checkpoint
   podracer play RUN                   the same as a GIF or a video
@@ -395,6 +396,12 @@ def _list(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _sweep(arguments: Sequence[str]) -> int:
+    from podracer import cli_pods
+
+    return cli_pods.sweep(arguments)
+
+
 def _bench(arguments: Sequence[str]) -> int:
     from podracer import cli_measure
 
@@ -428,6 +435,7 @@ def _positive(flag: str, value: int) -> int:
 
 COMMANDS = {
     "train": _train,
+    "sweep": _sweep,
     "resume": _resume,
     "eval": _eval,
     "play": _play,

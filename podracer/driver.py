@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
@@ -53,6 +54,7 @@ class Progress:
     compile_seconds: float = 0.0  # spent before the first chunk
     request: int = 0  # the largest of all hosts
     state: TrainState | None = None
+    pods: dict[str, np.ndarray] | None = None  # of a population: metrics of each pod [P]
     collected: int | None = None  # steps that actors finished since the driver began
 
 
@@ -67,21 +69,27 @@ def init_state(
     agent: Agent, env: Environment | None, mesh: Mesh, config: Rows, key: jax.Array
 ) -> TrainState:
     """The state before the first update, on the mesh; without an environment, nothing of acting."""
-    placed = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
-    return jax.jit(partial(_init, agent, env, config), out_shardings=placed)(key)
+    where = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
+    return jax.jit(partial(initial, agent, env, config), out_shardings=where)(key)
 
 
 def abstract_state(agent: Agent, env: Environment | None, mesh: Mesh, config: Rows) -> TrainState:
     """Shape, dtype and sharding of every leaf of a state, for restoring one."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(partial(_init, agent, env, config), key)
-    placed = shardings(mesh, _broadcast(TRAIN_SPEC, state))
+    return placed(jax.eval_shape(partial(initial, agent, env, config), key), mesh, TRAIN_SPEC)
+
+
+def placed(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+    """Shapes with the shardings that a prefix of partition specs gives them on this mesh."""
     return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, placed
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        state,
+        shardings(mesh, _broadcast(specs, state)),
     )
 
 
-def _init(agent: Agent, env: Environment | None, config: Rows, key: jax.Array) -> TrainState:
+def initial(agent: Agent, env: Environment | None, config: Rows, key: jax.Array) -> TrainState:
+    """The state before the first update, for tracing; `init_state` also places it."""
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
     reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]

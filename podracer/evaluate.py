@@ -27,13 +27,15 @@ from podracer.rollout import (
 )
 from podracer.types import Carry, ConfigError, Params, TimeStep
 
+MAX_STEPS = 30_000  # after which an episode is cut
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Undiscounted returns and lengths of whole episodes, one for each environment."""
 
-    returns: np.ndarray  # f32 [episodes]
-    lengths: np.ndarray  # i32 [episodes]
+    returns: np.ndarray  # f32 [episodes], of a population [P, episodes]
+    lengths: np.ndarray  # i32, likewise
     unfinished: int  # cut by `max_steps`: their returns are partial
 
 
@@ -42,53 +44,58 @@ def make_evaluator(
     env: Environment | HostEnvironments,
     episodes: int,
     *,
-    max_steps: int = 30_000,
+    max_steps: int = MAX_STEPS,
 ) -> Callable[[Params, jax.Array], Evaluation]:
     """A function `(actor_params, run_key) -> Evaluation`, compiled once.
 
     Each episode has an environment of its own, so short episodes are not preferred to long ones.
-    Host environments that have a method `for_evaluation` are evaluated in what it gives: whole
-    games and unclipped rewards, for Atari.
+    Environments that have a method `for_evaluation` are evaluated in what it gives: whole games and
+    unclipped rewards for Atari, the validation period for trading.
     """
     if isinstance(env, HostEnvironments):
         return _host_evaluator(agent, env, episodes, max_steps)
-    indices = jnp.arange(episodes, dtype=jnp.uint32)
-
-    def step(params: Params, key: jax.Array, t: jax.Array, actor: ActorState) -> ActorState:
-        moment = jnp.uint32(t + 1)[None]
-        act_keys = environment_keys(purpose_key(key, Purpose.ACT), indices, moment)[0]
-        step_keys = environment_keys(purpose_key(key, Purpose.STEP), indices, moment)[0]
-        return interact(agent, env, params, actor, act_keys, step_keys, explore=False)[0]
-
-    @jax.jit
-    def run(params: Params, run_key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        key = purpose_key(run_key, Purpose.EVALUATE)
-        resets = environment_keys(
-            purpose_key(key, Purpose.RESET), indices, jnp.zeros(1, jnp.uint32)
-        )
-
-        def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            t, actor, returns, lengths, done = carry
-            actor = step(params, key, t, actor)
-            finished = (actor.episodes.count == 1) & ~done
-            # The totals still hold only the first episode when it has just ended.
-            returns = jnp.where(finished, actor.episodes.total_return, returns)
-            lengths = jnp.where(finished, actor.episodes.total_length, lengths)
-            return t + 1, actor, returns, lengths, done | finished
-
-        zeros = jnp.zeros(episodes)
-        start = (0, init_actor(agent, env, resets[0]), zeros, zeros.astype(jnp.int32), zeros > 0)
-        _, actor, returns, lengths, done = jax.lax.while_loop(
-            lambda carry: (carry[0] < max_steps) & ~jnp.all(carry[-1]), advance, start
-        )
-        returns = jnp.where(done, returns, actor.episodes.running_return)
-        return returns, jnp.where(done, lengths, actor.episodes.running_length), done
+    shown: Environment = getattr(env, "for_evaluation", lambda: env)()
+    run = jax.jit(partial(greedy_episodes, agent, shown, episodes, max_steps))
 
     def evaluate(params: Params, run_key: jax.Array) -> Evaluation:
         returns, lengths, done = jax.device_get(run(params, run_key))
         return Evaluation(returns, lengths, int((~done).sum()))
 
     return evaluate
+
+
+def greedy_episodes(
+    agent: Agent,
+    env: Environment,
+    episodes: int,
+    max_steps: int,
+    params: Params,
+    run_key: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns, lengths and whether they came to their end `[episodes]`, for tracing."""
+    indices = jnp.arange(episodes, dtype=jnp.uint32)
+    key = purpose_key(run_key, Purpose.EVALUATE)
+
+    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        t, actor, returns, lengths, done = carry
+        moment = jnp.uint32(t + 1)[None]
+        act_keys = environment_keys(purpose_key(key, Purpose.ACT), indices, moment)[0]
+        step_keys = environment_keys(purpose_key(key, Purpose.STEP), indices, moment)[0]
+        actor, _ = interact(agent, env, params, actor, act_keys, step_keys, explore=False)
+        finished = (actor.episodes.count == 1) & ~done
+        # The totals still hold only the first episode when it has just ended.
+        returns = jnp.where(finished, actor.episodes.total_return, returns)
+        lengths = jnp.where(finished, actor.episodes.total_length, lengths)
+        return t + 1, actor, returns, lengths, done | finished
+
+    resets = environment_keys(purpose_key(key, Purpose.RESET), indices, jnp.zeros(1, jnp.uint32))
+    zeros = jnp.zeros(episodes)
+    start = (0, init_actor(agent, env, resets[0]), zeros, zeros.astype(jnp.int32), zeros > 0)
+    _, actor, returns, lengths, done = jax.lax.while_loop(
+        lambda carry: (carry[0] < max_steps) & ~jnp.all(carry[-1]), advance, start
+    )
+    returns = jnp.where(done, returns, actor.episodes.running_return)
+    return returns, jnp.where(done, lengths, actor.episodes.running_length), done
 
 
 def _host_evaluator(

@@ -12,7 +12,9 @@ import math
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
@@ -28,6 +30,7 @@ from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms, Mean, Quantiles
+from podracer.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.replay import Replay
 from podracer.sebulba import SebulbaConfig
 from podracer.types import ConfigError
@@ -49,6 +52,8 @@ class Experiment:
     """Environment steps to train for, rounded up to whole updates."""
     seed: int = 0
     """Of the one key that every random number is folded from."""
+    pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
+    """Of a population: many learners in one program, see `podracer sweep`."""
     devices: int = 0
     """How many of the devices of all hosts to use; 0 for every one."""
     evaluations: int = 10
@@ -99,6 +104,12 @@ class Experiment:
     @property
     def _updates(self) -> int:
         return math.ceil(self.frames / self.driver.steps_per_update)
+
+    def of_pod(self, pod: Pod) -> Experiment:
+        """What one pod of a population runs, as a run of its own."""
+        values = {each.name: each.value for each in pod.hyperparameters}
+        agent = with_hyperparameters(self.agent, values)
+        return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=())
 
     def check(self) -> None:
         """Raise `ConfigError` for values that cannot be meant."""
@@ -165,7 +176,7 @@ def _check_finite(path: str, config: Any) -> None:
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
 _AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
-_PARTS = (TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
+_PARTS = (Pod, Hyperparameter, TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 
@@ -240,9 +251,17 @@ def read_experiment(directory: Path) -> Experiment:
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
+    return experiment_of(path)
+
+
+def experiment_of(path: Path) -> Experiment:
+    """The experiment of a file: a run's `config.json`, or a sweep's `best.json`.
+
+    Raises `ConfigError` if it cannot be read.
+    """
     try:
         experiment = from_json(json.loads(read_limited(path))["experiment"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"{path} is not a run's configuration.")

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from podracer.types import ConfigError, LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
-DATA = "data"
+DATA, POD = "data", "pod"
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(DATA)
 LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
@@ -45,10 +45,10 @@ def find_devices(count: int = 0) -> list[Device]:
     return [device for host in by_host for device in host[:share]]
 
 
-def make_mesh(devices: Sequence[Device] | None = None) -> Mesh:
-    """A mesh with the one axis `data` over the given devices (all of them by default)."""
+def make_mesh(devices: Sequence[Device] | None = None, axis: str = DATA) -> Mesh:
+    """A mesh with the one axis over the given devices (all of them by default)."""
     devices = list(devices) if devices is not None else jax.devices()
-    return Mesh(np.asarray(devices), (DATA,), axis_types=(AxisType.Auto,))
+    return Mesh(np.asarray(devices), (axis,), axis_types=(AxisType.Auto,))
 
 
 def shardings(mesh: Mesh, specs: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from podracer import anakin, envs, sebulba
+from podracer import anakin, envs, population, sebulba
 from podracer.agent import Agent
-from podracer.driver import Progress, abstract_state
+from podracer.driver import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments, check_environment
 from podracer.envs.served import Served
+from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, to_json
 from podracer.mesh import Device, find_devices, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
@@ -64,8 +65,11 @@ class Plan:
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners
     split: sebulba.Split | None  # under Sebulba
+    like: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
+    init: Callable[[], TrainState]
     drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
+    evaluate: Callable[[TrainState], Evaluation]
 
 
 def make_plan(
@@ -74,30 +78,76 @@ def make_plan(
     """Choose devices and check everything, before any compile. Raises `ConfigError`."""
     agent, env = build(experiment, environment)
     devices, config = find_devices(experiment.devices), experiment.chunk
+    if experiment.pods:
+        return _population_plan(experiment, agent, env, devices)
     if isinstance(config, anakin.AnakinConfig):
-        if isinstance(env, HostEnvironments):
-            raise ConfigError(
-                f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
-                "device: take --arch sebulba."
-            )
+        env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
-        mesh = make_mesh(devices)
-        size = _checked_size(experiment, agent, env, mesh)
+        split, mesh = None, make_mesh(devices)
         drive = partial(anakin.anakin, agent, env, mesh, config)
-        return Plan(agent, env, mesh, None, size, drive)
-    checked_spec(env)
-    host = hosted(env)
-    split = sebulba.split_devices(devices, config)
-    sebulba.check(agent, host, config, split)
-    size = _checked_size(experiment, agent, env, split.mesh)
-    drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
-    return Plan(agent, env, split.mesh, split, size, drive)
-
-
-def _checked_size(experiment: Experiment, agent: Agent, env: Any, mesh: Mesh) -> int:
-    """Bytes of the training state on each device. Raises `ConfigError` where they do not fit."""
+    else:
+        checked_spec(env)
+        host = hosted(env)
+        split = sebulba.split_devices(devices, config)
+        sebulba.check(agent, host, config, split)
+        mesh = split.mesh
+        drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
     kept = kept_environment(experiment, env)
-    state = abstract_state(agent, kept, mesh, experiment.chunk)
+    like = abstract_state(agent, kept, mesh, config)
+    greedy = make_evaluator(agent, env, experiment.evaluation_episodes)
+    return Plan(
+        agent,
+        env,
+        mesh,
+        split,
+        like,
+        _checked_size(like, mesh),
+        init=lambda: init_state(agent, kept, mesh, config, jax.random.key(experiment.seed)),
+        drive=drive,
+        evaluate=lambda state: greedy(agent.actor_params(state.learner), state.key),
+    )
+
+
+def _population_plan(
+    experiment: Experiment,
+    agent: Agent,
+    env: Environment | HostEnvironments,
+    devices: Sequence[Device],
+) -> Plan:
+    pods, config = experiment.pods, experiment.chunk
+    if not isinstance(config, anakin.AnakinConfig):
+        raise ConfigError("a population is one program on the device: take --arch anakin.")
+    env = _on_device(env)
+    for pod in pods:
+        experiment.of_pod(pod).check()
+    anakin.check(agent, env, config, 1)
+    mesh = population.population_mesh(devices, len(pods))
+    like = population.abstract_states(agent, pods, env, mesh, config)
+    episodes = experiment.evaluation_episodes
+    return Plan(
+        agent,
+        env,
+        mesh,
+        None,
+        like,
+        _checked_size(like, mesh),
+        init=lambda: population.init_states(agent, pods, env, mesh, config),
+        drive=partial(population.population, agent, pods, env, mesh, config),
+        evaluate=population.make_evaluator(agent, pods, env, mesh, episodes),
+    )
+
+
+def _on_device(env: Environment | HostEnvironments) -> Environment:
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
+            "device: take --arch sebulba."
+        )
+    return env
+
+
+def _checked_size(state: TrainState, mesh: Mesh) -> int:
+    """Bytes of a training state on each device. Raises `ConfigError` where they do not fit."""
 
     def size(part: Any) -> int:
         return sum(

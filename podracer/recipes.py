@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from podracer.agents.a2c import A2C
@@ -19,7 +20,7 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.anakin import AnakinConfig
-from podracer.experiment import Experiment
+from podracer.experiment import Experiment, experiment_of
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
@@ -535,8 +536,11 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 def find(name: str, **options: str) -> Experiment:
     """The experiment of a recipe, or `ConfigError` with the nearest name.
 
+    A name that ends in .json is a file with one: a run's `config.json`, or a sweep's `best.json`.
     `options` are the recipe's own, see `options_of`.
     """
+    if name.endswith(".json"):
+        return experiment_of(Path(name))
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]}" if near else f"choose one of {', '.join(RECIPES)}"

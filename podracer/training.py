@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 
-from podracer import recipes
+from podracer import population, recipes, sweep
 from podracer.agent import Agent
-from podracer.driver import SAVE, STOP, Progress, TrainState, abstract_state, init_state
+from podracer.driver import SAVE, STOP, Progress, TrainState, abstract_state
 from podracer.environment import Environment, HostEnvironments
-from podracer.evaluate import Evaluation, make_evaluator
+from podracer.evaluate import Evaluation
 from podracer.experiment import Experiment, check_same_experiment, read_experiment, to_json
 from podracer.io import checkpoint
 from podracer.io.console import Console
@@ -113,15 +113,24 @@ def train(
 
 
 def load(
-    run_dir: str | Path, *, environment: Environment | HostEnvironments | None = None
+    run_dir: str | Path,
+    *,
+    environment: Environment | HostEnvironments | None = None,
+    pod: int | None = None,
 ) -> tuple[Agent, LearnerState]:
-    """The agent of a run and its state at the newest valid checkpoint, on one device."""
-    agent, _, state = load_run(run_dir, environment=environment)
+    """The agent of a run and its state at the newest valid checkpoint, on one device.
+
+    Of a population it is that of one pod: the given one, or the best in the last evaluation.
+    """
+    agent, _, state = load_run(run_dir, environment=environment, pod=pod)
     return agent, state.learner
 
 
 def load_run(
-    run_dir: str | Path, *, environment: Environment | HostEnvironments | None = None
+    run_dir: str | Path,
+    *,
+    environment: Environment | HostEnvironments | None = None,
+    pod: int | None = None,
 ) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
     """The agent, the environment and the whole state of a run at its newest valid checkpoint.
 
@@ -130,8 +139,18 @@ def load_run(
     directory = Path(run_dir)
     experiment = read_experiment(directory)
     agent, env = build(experiment, environment)
-    mesh = make_mesh(jax.local_devices()[:1])
-    like = abstract_state(agent, kept_environment(experiment, env), mesh, experiment.chunk)
+    one = jax.local_devices()[:1]
+    if experiment.pods:
+        pod = sweep.best_pod(directory) if pod is None else pod
+        if not 0 <= pod < len(experiment.pods):
+            raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, no {pod}.")
+        mesh = population.population_mesh(one, len(experiment.pods))
+        like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
+        states = checkpoint.load(directory / "checkpoints", like).state
+        agent = dataclasses.replace(experiment.of_pod(experiment.pods[pod]).agent, spec=agent.spec)
+        return agent, env, jax.tree.map(lambda x: x[pod], states)
+    kept = kept_environment(experiment, env)
+    like = abstract_state(agent, kept, make_mesh(one), experiment.chunk)
     return agent, env, checkpoint.load(directory / "checkpoints", like).state
 
 
@@ -152,6 +171,7 @@ class Run:
         self.totals = Totals()
         self._collected_before = 0  # of the run that goes on
         self.saved: int | None = None  # updates at the newest checkpoint
+        self._pods: Sink | None = None  # of a population: a record of each pod
 
     def execute(self, resume: bool) -> Result:
         """From the first or the restored state to the end."""
@@ -166,24 +186,20 @@ class Run:
             if state is None:
                 state = self._fresh()
             sinks = stack.enter_context(self._sinks(resume))
+            if self.experiment.pods:
+                self._pods = stack.enter_context(contextlib.closing(self._pods_sink(resume)))
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
     def _fresh(self) -> TrainState:
         if self.is_main:
             write_json(self.directory / "config.json", configuration(self.experiment, self.plan))
-        key, kept = (
-            jax.random.key(self.experiment.seed),
-            kept_environment(self.experiment, self.env),
-        )
-        return init_state(self.agent, kept, self.mesh, self.experiment.chunk, key)
+        return self.plan.init()
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """The newest checkpoint's state; None if the run was killed before its first save."""
         if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
             return None
-        kept = kept_environment(self.experiment, self.env)
-        like = abstract_state(self.agent, kept, self.mesh, self.experiment.chunk)
-        restored = checkpointer.restore(like)
+        restored = checkpointer.restore(self.plan.like)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if restored.metadata["devices"] != self.mesh.size and self.is_main:
             print(
@@ -218,6 +234,10 @@ class Run:
             )
         return Sinks(sinks)
 
+    def _pods_sink(self, resume: bool) -> JsonlSink:
+        updates = self.totals.updates if resume else None
+        return JsonlSink(self.directory / "pods.jsonl", resume_updates=updates)
+
     def _consume(
         self,
         state: TrainState,
@@ -228,7 +248,6 @@ class Run:
     ) -> Result:
         """The training loop: each chunk recorded; at boundaries evaluated, saved, stopped."""
         experiment, totals = self.experiment, self.totals
-        evaluate = make_evaluator(self.agent, self.env, experiment.evaluation_episodes)
         times = Stopwatch()
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
@@ -240,18 +259,19 @@ class Run:
                     checkpointer.check()
                 record = self._record(progress, times)
                 if progress.state is None:
-                    sinks.write(record)
+                    self._write(sinks, record, progress)
                     continue
                 learner = progress.state.learner
                 if progress.updates in experiment.evaluation_updates:
-                    params = self.agent.actor_params(learner)
                     with _blamed("evaluator"):
-                        evaluation = evaluate(params, progress.state.key)
+                        evaluation = self.plan.evaluate(progress.state)
                     record["evaluation_return"] = float(evaluation.returns.mean())
                     record["evaluation_length"] = float(evaluation.lengths.mean())
                     totals.evaluation_return = record["evaluation_return"]
                     times.add("time_evaluate")
-                sinks.write(record)
+                    if progress.pods is not None:
+                        progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
+                self._write(sinks, record, progress)
                 done = self._is_done()
                 if done or progress.request:
                     with _blamed("checkpointer"):
@@ -263,6 +283,11 @@ class Run:
         with _blamed("checkpointer"):
             checkpointer.wait()
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
+
+    def _write(self, sinks: Sinks, record: dict[str, Any], progress: Progress) -> None:
+        sinks.write(record)
+        if self._pods is not None and progress.pods is not None:
+            self._pods.write({"updates": progress.updates, **progress.pods})
 
     def _progress(
         self, state: TrainState, signals: StopSignals, times: Stopwatch

@@ -21,7 +21,7 @@ import pytest
 from hosts import CounterBatch, Counters
 from test_sebulba import own_threads, setup
 
-from podracer import envs, training
+from podracer import envs, plan
 from podracer.agents.impala import Impala
 from podracer.driver import STOP
 from podracer.experiment import Experiment
@@ -528,7 +528,7 @@ def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     def fail(*args):
         raise Injected("evaluator")
 
-    monkeypatch.setattr(training, "make_evaluator", lambda *args: fail)
+    monkeypatch.setattr(plan, "make_evaluator", lambda *args: fail)
     _, error, crash = trained(tmp_path)
     assert type(error) is Injected
     assert (crash["code"], crash["component"]) == (70, "evaluator")

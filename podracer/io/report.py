@@ -55,18 +55,44 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     """
     paths = [Path(path).resolve() for path in runs]
     unique = len({path.name for path in paths}) == len(paths)
-    loaded = [_load(p, p.name if unique else f"{p.parent.name}/{p.name}") for p in paths]
+    loaded = [
+        run for p in paths for run in _load(p, p.name if unique else f"{p.parent.name}/{p.name}")
+    ]
     out = Path(out)
     out.write_text(_page(loaded), encoding="utf-8", errors="replace")
     return out
 
 
-def _load(path: Path, name: str) -> Run:
+def _load(path: Path, name: str) -> list[Run]:
+    """The run of a directory; of a population one for each of its pods."""
     metrics = path / "metrics.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
         _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     records = read_metrics(metrics) if metrics.exists() else []
-    return Run(name, _object(path / "config.json"), records, _object(path / "crash.json"))
+    run = Run(name, _object(path / "config.json"), records, _object(path / "crash.json"))
+    pods = run.config.get("experiment", {}).get("pods")
+    return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
+
+
+def _pods(path: Path, run: Run, pods: Sequence[dict[str, Any]]) -> list[Run]:
+    """Each pod of a population as a run with its seed and hyperparameters."""
+    whole = {record["updates"]: record for record in run.records}
+    shared = ("updates", "seconds", "frames_per_second", "time_step", "time_compile")
+    series = read_metrics(path / "pods.jsonl")
+    experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
+    found = []
+    for index, pod in enumerate(pods):
+        values = {each["name"]: each["value"] for each in pod["hyperparameters"]}
+        agent = {**experiment["agent"], **values}
+        config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
+        frames, records = 0, []
+        for record in series:
+            own = {k: v[index] for k, v in record.items() if k != "updates"}
+            frames += own["frames"]
+            both = {k: v for k, v in whole[record["updates"]].items() if k in shared}
+            records.append({**both, **own, "frames": frames})
+        found.append(Run(f"{run.name} pod {index}", config, records, run.crash))
+    return found
 
 
 def _object(path: Path) -> dict[str, Any]:

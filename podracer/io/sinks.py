@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-Record = Mapping[str, float | int | None]
+Record = Mapping[str, Any]
 
 _LOG = logging.getLogger("podracer")
 _RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})
@@ -121,7 +121,9 @@ def _truncate(path: Path, updates: int) -> float:
 
 
 def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value  # numpy scalars
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy scalars and arrays
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

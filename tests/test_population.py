@@ -1,0 +1,247 @@
+"""Many learners in one program: each is what it would be alone, whatever becomes of the others."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from child import records
+from test_anakin import AGENTS, world
+
+import podracer
+from podracer import sweep
+from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
+from podracer.anakin import AnakinConfig, anakin
+from podracer.driver import init_state
+from podracer.envs import make
+from podracer.experiment import Experiment, from_json, to_json
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.report import write_report
+from podracer.mesh import make_mesh
+from podracer.networks import MLP, TorsoNetwork
+from podracer.population import (
+    Hyperparameter,
+    Pod,
+    hyperparameters,
+    init_states,
+    population,
+    population_mesh,
+    stack,
+    with_hyperparameters,
+)
+from podracer.types import ConfigError, NonFiniteError
+
+CONFIG = AnakinConfig(16, 8, 5)
+SMALL = TorsoNetwork(MLP((16,)))
+
+
+def pod(seed, **values):
+    return Pod(seed, tuple(Hyperparameter(name, value) for name, value in values.items()))
+
+
+def train(agent, pods, environment="catch", devices=1, updates=10):
+    """The pods' last states and all progress."""
+    env = make(environment)
+    agent = dataclasses.replace(agent, spec=env.spec)
+    mesh = population_mesh(jax.devices()[:devices], len(pods))
+    states = init_states(agent, pods, env, mesh, CONFIG)
+    progress = list(population(agent, pods, env, mesh, CONFIG, states, num_updates=updates))
+    return progress[-1].state, progress
+
+
+def alone(agent, seed, environment="catch", updates=10):
+    """The same as a run of its own."""
+    env = make(environment)
+    agent = dataclasses.replace(agent, spec=env.spec)
+    mesh = make_mesh(jax.devices()[:1])
+    state = init_state(agent, env, mesh, CONFIG, jax.random.key(seed))
+    progress = list(anakin(agent, env, mesh, CONFIG, state, num_updates=updates))
+    return progress[-1].state, progress
+
+
+def close(one, other, tolerance=1e-4):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("ppo", "rainbow") else pytest.mark.slow) for n in AGENTS],
+)
+def test_a_pod_is_the_run_that_it_would_be_alone(name):
+    """After two updates, before differences in the last bit have grown into other actions."""
+    agent = AGENTS[name]
+    rate = agent.learning_rate
+    pods = [pod(3), pod(5, learning_rate=rate * 2)]
+    states, progress = train(agent, pods, world(name), updates=5)
+    for index, (seed, scale) in enumerate(((3, 1), (5, 2))):
+        single = dataclasses.replace(agent, learning_rate=rate * scale)
+        state, reports = alone(single, seed, world(name), updates=5)
+        assert int(states.update[index]) == int(state.update) == 5
+        frames = sum(int(p.pods["frames"][index]) for p in progress)
+        assert frames == sum(p.frames for p in reports)
+        close(jax.tree.map(lambda x, i=index: x[i], states.learner.shared), state.learner.shared)
+
+
+def test_hyperparameters_reach_the_update():
+    agent = A2C(network=SMALL)
+    states, _ = train(agent, [pod(1, learning_rate=0.0), pod(1, learning_rate=1e-2), pod(1)])
+    still, moved, plain = (jax.tree.map(lambda x, i=i: x[i], states) for i in range(3))
+    start, _ = alone(dataclasses.replace(agent, learning_rate=0.0), 1)
+    close(still.learner.shared["params"], start.learner.shared["params"], 0)
+    leaves = [jax.tree.leaves(s.learner.shared["params"])[0] for s in (still, moved, plain)]
+    assert not np.allclose(leaves[0], leaves[1])
+    assert not np.allclose(leaves[1], leaves[2])
+
+
+def test_devices_share_the_pods_and_change_nothing():
+    pods = [pod(i) for i in range(4)]
+    one, _ = train(A2C(network=SMALL), pods, devices=1, updates=5)
+    four, progress = train(A2C(network=SMALL), pods, devices=4, updates=5)
+    assert len(progress[-1].state.update.sharding.device_set) == 4
+    close(one.learner.shared, four.learner.shared)
+    assert population_mesh(jax.devices()[:8], 6).size == 6
+    assert population_mesh(jax.devices()[:8], 7).size == 7
+    assert population_mesh(jax.devices()[:2], 7).size == 1
+
+
+def test_a_pod_that_diverges_harms_no_other():
+    agent = A2C(network=SMALL, max_gradient_norm=1e30)
+    pods = [pod(0), pod(1, learning_rate=1e38), pod(2)]
+    states, progress = train(agent, pods, updates=20)
+    healthy, _ = train(agent, [pod(0), pod(1), pod(2)], updates=20)
+    last = progress[-1]
+    assert last.metrics["pods_failed"] == 1
+    np.testing.assert_array_equal(np.isnan(last.pods["loss"]), [False, True, False])
+    assert np.isfinite(last.metrics["loss"])
+    for i in (0, 2):
+        take = lambda x, i=i: x[i]  # noqa: E731
+        close(jax.tree.map(take, states.learner), jax.tree.map(take, healthy.learner), 0)
+    with pytest.raises(NonFiniteError, match="update"):
+        train(agent, [pod(0, learning_rate=1e38)], updates=20)
+
+
+def test_names_of_hyperparameters():
+    assert {"learning_rate", "discount"} <= set(hyperparameters(DQN()))
+    changed = with_hyperparameters(DQN(dueling=True), {"discount": 0.5})
+    assert (changed.discount, changed.dueling) == (0.5, True)
+    with pytest.raises(
+        ConfigError, match=r"DQN has no hyperparameter 'learning_rat'.*learning_rate"
+    ):
+        with_hyperparameters(DQN(), {"learning_rat": 1.0})
+    with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
+        stack(DQN(), [pod(0, n_step=3.0)])
+
+
+# --- as a run -------------------------------------------------------------------------------------
+
+STEPS = 16 * 8
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=A2C(network=SMALL),
+    driver=CONFIG,
+    frames=20 * STEPS,
+    evaluations=2,
+    evaluation_episodes=8,
+    pods=(pod(0, learning_rate=1e-2), pod(1, learning_rate=1e-2), pod(0, learning_rate=0.0)),
+    devices=1,
+)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_resumed_equals_uninterrupted(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, run_dir=whole)
+    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=cut)
+    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut / "checkpoints") == stored_fingerprint(whole / "checkpoints")
+    assert records(cut) == records(whole)
+    assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
+
+
+def test_a_population_is_a_run_like_any_other(tmp_path):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run)
+    assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
+    pods = lines(run / "pods.jsonl")
+    assert [line["updates"] for line in pods] == [5, 10, 15, 20]
+    assert all(len(line["frames"]) == 3 for line in pods)
+    last = np.asarray(pods[-1]["evaluation_return"])
+    assert lines(run / "metrics.jsonl")[-1]["evaluation_return"] == pytest.approx(last.mean())
+
+    found = sweep.standings(run)
+    assert {standing.pods for standing in found} == {(0, 1), (2,)}
+    assert [s.score for s in found] == sorted((s.score for s in found), reverse=True)
+    assert sweep.best_pod(run) == int(np.argmax(last))
+    again, state = podracer.load(run, pod=1)
+    assert again.learning_rate == 1e-2
+    assert state.shared["params"] is not None
+    with pytest.raises(ConfigError, match="pods 0 to 2, no 3"):
+        podracer.load(run, pod=3)
+
+    best = sweep.write_best(run)
+    winner = podracer.recipes.find(str(best))
+    assert winner.pods == ()
+    assert winner.agent.learning_rate == found[0].hyperparameters[0].value
+    page = write_report([run], tmp_path / "report.html").read_text()
+    assert "run pod 2" in page
+    assert "2 seeds" in page
+
+
+def test_what_cannot_be_a_population_is_refused(tmp_path):
+    def refused(words, **changes):
+        with pytest.raises(ConfigError, match=words):
+            podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
+
+    refused("learning_rate must lie in", pods=(pod(0, learning_rate=-1.0),))
+    refused("no hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
+    refused("take --arch anakin", driver=EXPERIMENT.under("sebulba").driver)
+    assert not (tmp_path / "no" / "config.json").exists()
+
+
+# --- what to try ----------------------------------------------------------------------------------
+
+
+def test_a_grid_has_every_combination_with_every_seed():
+    pods = sweep.make_pods(["learning_rate=1e-3,1e-2", "discount=0.9,0.99,1"], [0, 1])
+    assert len(pods) == len(set(pods)) == 12
+    assert {p.seed for p in pods} == {0, 1}
+    assert pods[0].hyperparameters == pods[1].hyperparameters
+    assert sweep.make_pods([], [4, 5]) == (Pod(4), Pod(5))
+
+
+def test_ranges_are_drawn_evenly_on_their_scale():
+    pods = sweep.make_pods(["learning_rate=1e-6:1e-2", "entropy_cost=0:1", "x=1,2"], [0], 2000, 3)
+    values = {n: [p.hyperparameters[i].value for p in pods] for i, n in enumerate(("rate", "cost"))}
+    rate, cost = np.log10(values["rate"]), np.asarray(values["cost"])
+    assert -6 <= rate.min() < rate.max() <= -2
+    assert abs(rate.mean() + 4) < 0.1  # 2.5 standard errors are 0.065
+    assert abs(cost.mean() - 0.5) < 0.03
+    assert {p.hyperparameters[2].value for p in pods} == {1.0, 2.0}
+    assert pods == sweep.make_pods(
+        ["learning_rate=1e-6:1e-2", "entropy_cost=0:1", "x=1,2"], [0], 2000, 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("vary", "draws", "words"),
+    [
+        (["learning_rate"], 0, "name=1e-4,3e-4"),
+        (["learning_rate=a,b"], 0, "cannot be read"),
+        (["learning_rate=2:1"], 5, "cannot be read"),
+        (["learning_rate=1:2"], 0, "--draws N"),
+        (["learning_rate=1,2"], 3, "range"),
+        (["a=1", "a=2"], 0, "twice"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(vary, draws, words):
+    with pytest.raises(ConfigError, match=words):
+        sweep.make_pods(vary, [0], draws)
