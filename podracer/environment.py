@@ -153,6 +153,12 @@ class AutoReset:
         render = self.inner.render
         return lambda state: render(state.inner)
 
+    @property
+    def for_evaluation(self) -> Callable[[], AutoReset]:
+        """The inner environment's, restarting by itself; without one there is none here either."""
+        inner = self.inner.for_evaluation
+        return lambda: dataclasses.replace(self, inner=inner())
+
     def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         state, timestep = self.inner.reset(key)
         return AutoResetState(state, jnp.bool_(False)), timestep

@@ -65,6 +65,12 @@ def _with_model(name: str, **options: Any) -> Environment:
     return WithModel(make(name, **options))
 
 
+def _trading(name: str, **options: Any) -> Environment:
+    from podracer.trading import trading
+
+    return trading(name, **options)
+
+
 ENVIRONMENTS = {
     "catch": Entry(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
     "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
@@ -78,6 +84,12 @@ ADAPTERS = {
     "model": Adapter(
         _with_model,
         "another one on the device, with its state, for agents that plan in it: model:catch",
+        (),
+        "",
+    ),
+    "trading": Adapter(
+        _trading,
+        "trade in a market: trading:synthetic, trading:wave, or your own bars, trading:FILE.csv",
         (),
         "",
     ),

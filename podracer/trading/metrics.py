@@ -1,0 +1,65 @@
+"""Figures of a back-test, from its equity curve."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from podracer.types import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Performance:
+    """What an equity curve comes to. A ratio to nothing, such as the Sharpe ratio of a curve that
+    does not vary, is NaN."""
+
+    cumulative_return: float
+    """Of the whole curve: 0.1 is a gain of a tenth."""
+    annual_return: float
+    """Compounded."""
+    annual_volatility: float
+    """Standard deviation (of a sample) of the returns, for a year."""
+    sharpe: float
+    """Mean excess return over its standard deviation, for a year (Sharpe 1994)."""
+    sortino: float
+    """The same over the root mean square of the losses alone (Sortino and Price 1994)."""
+    calmar: float
+    """Annual return over maximum drawdown (Young 1991)."""
+    max_drawdown: float
+    """The largest fall from a peak, as a share of the peak: 0 or negative."""
+
+
+def performance(
+    equity: np.ndarray, periods_per_year: float, *, risk_free: float = 0.0
+) -> Performance:
+    """The figures of a curve `[N]` of wealth, `periods_per_year` of whose steps make a year.
+
+    `risk_free` is the return of a year without risk, compounded. Raises `ConfigError` for a curve
+    of fewer than three values, and for one that is not positive throughout.
+    """
+    equity = np.asarray(equity, np.float64)
+    if equity.ndim != 1 or len(equity) < 3:
+        raise ConfigError(f"an equity curve is a list of three values or more, not {equity.shape}.")
+    if not ((equity > 0) & np.isfinite(equity)).all():
+        raise ConfigError("an equity curve must be positive throughout: ruin has no return.")
+    returns = equity[1:] / equity[:-1] - 1
+    excess = returns - ((1 + risk_free) ** (1 / periods_per_year) - 1)
+    year = np.sqrt(periods_per_year)
+    annual = (equity[-1] / equity[0]) ** (periods_per_year / len(returns)) - 1
+    drawdown = (equity / np.maximum.accumulate(equity) - 1).min()
+    losses = np.sqrt(np.mean(np.minimum(excess, 0) ** 2))
+    return Performance(
+        cumulative_return=float(equity[-1] / equity[0] - 1),
+        annual_return=float(annual),
+        annual_volatility=float(returns.std(ddof=1) * year),
+        sharpe=_ratio(excess.mean() * year, excess.std(ddof=1)),
+        sortino=_ratio(excess.mean() * year, losses),
+        calmar=_ratio(annual, -drawdown),
+        max_drawdown=float(drawdown),
+    )
+
+
+def _ratio(value: float, to: float) -> float:
+    """NaN where `to` is nothing but rounding."""
+    return float(value / to) if to > 1e-12 else float("nan")
