@@ -1,0 +1,1 @@
+"""Tournaments: pods that train, submit to a leaderboard, and start again from it."""

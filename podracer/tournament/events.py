@@ -1,0 +1,311 @@
+"""Events of a tournament, and the state that follows from them: pure functions.
+
+    events  --replay-->  State, with the board in it
+
+Times are recorded, but no decision depends on them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from podracer.types import CheckpointError, ConfigError
+
+FORMAT = 1
+
+
+# --- events: the lines of the log -----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """The first line: what the tournament is. Nothing of it changes later.
+
+    Raises `ConfigError` for numbers that cannot be meant.
+    """
+
+    tournament: Mapping[str, Any]  # its configuration as JSON
+    seed: int
+    pods: int  # at the beginning, numbered from 0; later ones may join
+    size: int  # entries on the board
+    evaluation: str  # digest of the configuration of the evaluation; reports must name the same
+    episodes: int  # that a score is at least the mean of
+    format: int = FORMAT
+    time: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("pods", 1), ("size", 1), ("episodes", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """An attempt of a pod at a round. Its token fences off all earlier ones of this pod."""
+
+    pod: int
+    round: int
+    token: int  # the number of events before this one, so no two are ever equal
+    parents: tuple[str, ...]  # none: fresh; one: continued; several: fused
+    hyperparameters: Mapping[str, float]
+    experiment: Mapping[str, Any]  # as JSON
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """The report that ends a round."""
+
+    pod: int
+    round: int
+    token: int
+    score: float  # mean return
+    standard_error: float
+    episodes: int
+    evaluation: str  # see `Header`
+    frames: int
+    seconds: float
+    checkpoint: str  # directory relative to that of the tournament; have the token in its name
+    digest: str  # SHA-256 that vouches for the checkpoint, in hex
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """An attempt has ended without a report; `frames` is how far the round had come."""
+
+    pod: int
+    round: int
+    token: int
+    reason: str
+    frames: int = 0
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """A report that does not count, such as one of an attempt that was replaced meanwhile."""
+
+    pod: int
+    round: int
+    token: int
+    reason: str
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopped:
+    """A pod that is retired may start again, one that is quarantined never does."""
+
+    pod: int
+    status: Literal["retired", "quarantined"]
+    reason: str
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Absent:
+    """Nobody waits any longer for a pod to end this round; it may still do so."""
+
+    pod: int
+    round: int
+    time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """How many pods may run at a time."""
+
+    pods: int
+    time: float = 0.0
+
+
+Event = Header | Started | Submitted | Failed | Rejected | Stopped | Absent | Capacity
+EVENTS: dict[str, Any] = {
+    kind.__name__.lower(): kind
+    for kind in (Header, Started, Submitted, Failed, Rejected, Stopped, Absent, Capacity)
+}
+
+
+# --- what follows from them -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A result: what was started, joined with what was reported of it."""
+
+    pod: int
+    round: int
+    token: int
+    score: float
+    standard_error: float
+    episodes: int
+    evaluation: str
+    frames: int
+    seconds: float
+    checkpoint: str
+    digest: str
+    parents: tuple[str, ...]
+    hyperparameters: Mapping[str, float]
+    experiment: Mapping[str, Any]
+    created: float
+
+    @property
+    def id(self) -> str:
+        """Pod and round, such as `p3r12`: no two entries share them."""
+        return f"p{self.pod}r{self.round}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PodState:
+    """One pod: the round it is in or may start next, and how that goes."""
+
+    round: int = 0
+    status: Literal["waiting", "running", "failed", "retired", "quarantined"] = "waiting"
+    reason: str = ""  # of the last failure, or of the stop
+    newest: Entry | None = None
+    attempt: Started | None = None  # the last one at this round; the current one while running
+    parents: tuple[Entry, ...] = ()  # of the attempt
+    absent: bool = False  # in this round
+    failures: int = 0  # attempts at this round since one came further than those before it
+    frames: int = 0  # how far the furthest of them came
+
+    @property
+    def live(self) -> bool:
+        """Neither retired nor quarantined."""
+        return self.status not in ("retired", "quarantined")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that a tournament must know to go on. No event changes it in place."""
+
+    header: Header
+    board: tuple[Entry, ...]  # best first
+    pods: Mapping[int, PodState]
+    capacity: int | None = None
+    rejected: int = 0  # reports that did not count
+    events: int = 1
+
+
+def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
+    """The best entries first, `size` at most: higher score, then fewer frames, then pod and round.
+
+    A total order, so the order of arrival does not matter.
+    """
+    order = sorted(entries, key=lambda e: (-e.score, e.frames, e.pod, e.round))
+    return tuple(order[:size])
+
+
+def replay(events: Iterable[Event]) -> State:
+    """The state after these events, the first of which is the `Header`."""
+    header, *rest = events
+    assert isinstance(header, Header)
+    pods = {pod: PodState() for pod in range(header.pods)}
+    return functools.reduce(apply, rest, State(header, (), pods))
+
+
+def apply(state: State, event: Event) -> State:
+    """The state after one more event."""
+    state = dataclasses.replace(state, events=state.events + 1)
+    match event:
+        case Capacity():
+            return dataclasses.replace(state, capacity=event.pods)
+        case Rejected():
+            return dataclasses.replace(state, rejected=state.rejected + 1)
+        case Header():
+            raise CheckpointError("the header of a leaderboard comes once, at the beginning")
+    pod = state.pods.get(event.pod, PodState())
+    match event:
+        case Started():
+            parents = tuple(find(state, event.pod, parent) for parent in event.parents)
+            same = pod if event.round == pod.round else PodState(event.round, newest=pod.newest)
+            pod = dataclasses.replace(same, status="running", attempt=event, parents=parents)
+        case Submitted():
+            assert pod.attempt is not None
+            entry = joined(pod.attempt, event)
+            pod = PodState(event.round + 1, newest=entry)
+            board = ranking((*state.board, entry), state.header.size)
+            state = dataclasses.replace(state, board=board)
+        case Failed():
+            further = event.frames > pod.frames
+            pod = dataclasses.replace(
+                pod,
+                status="failed",
+                reason=event.reason,
+                failures=1 if further else pod.failures + 1,
+                frames=max(event.frames, pod.frames),
+            )
+        case Stopped(status="retired"):
+            pod = dataclasses.replace(pod, status="retired", reason=event.reason)
+        case Stopped():  # what it has is no longer kept for it
+            pod = PodState(pod.round, event.status, event.reason)
+        case Absent():
+            pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
+    return dataclasses.replace(state, pods={**state.pods, event.pod: pod})
+
+
+def find(state: State, pod: int, entry_id: str) -> Entry:
+    """An entry that this pod may start from: of the board, newest of a pod, or its start so far.
+
+    Raises `ValueError` for any other, as its checkpoint may be gone.
+    """
+    newest = [each.newest for each in state.pods.values() if each.newest is not None]
+    parents = state.pods[pod].parents if pod in state.pods else ()
+    for entry in (*state.board, *newest, *parents):
+        if entry.id == entry_id:
+            return entry
+    raise ValueError(f"pod {pod} cannot start from {entry_id}, which is not kept")
+
+
+def referenced(state: State) -> frozenset[str]:
+    """Checkpoints that somebody may start from: those of every entry that `find` finds."""
+    entries = set[str](entry.checkpoint for entry in state.board)
+    for pod in state.pods.values():
+        kept = pod.parents if pod.newest is None else (*pod.parents, pod.newest)
+        entries.update(entry.checkpoint for entry in kept)
+    return frozenset(entries)
+
+
+def history(events: Iterable[Event]) -> dict[str, Entry]:
+    """Every entry ever accepted, by id, in the order of arrival."""
+    starts: dict[int, Started] = {}
+    entries: dict[str, Entry] = {}
+    for event in events:
+        if isinstance(event, Started):
+            starts[event.token] = event
+        elif isinstance(event, Submitted):
+            entry = joined(starts[event.token], event)
+            entries[entry.id] = entry
+    return entries
+
+
+def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
+    """An entry of the `history` and all that it descends from, each once, nearest first.
+
+    Raises `ConfigError` if there is no such entry.
+    """
+    if entry_id not in entries:
+        raise ConfigError(f"there is no entry {entry_id!r}; that of pod 3, round 12 is p3r12.")
+    found = {entry_id: entries[entry_id]}
+    queue = [entries[entry_id]]
+    for entry in queue:
+        new = [entries[parent] for parent in entry.parents if parent not in found]
+        found.update((parent.id, parent) for parent in new)
+        queue += new
+    return tuple(found.values())
+
+
+def joined(start: Started, report: Submitted) -> Entry:
+    """The entry that a report makes of what was started."""
+    fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
+    return Entry(
+        **{name: value for name, value in fields.items() if name != "time"},
+        parents=start.parents,
+        hyperparameters=start.hyperparameters,
+        experiment=start.experiment,
+        created=report.time,
+    )

@@ -1,0 +1,343 @@
+"""The leaderboard: a log of events that is only appended to, and all that follows from it.
+
+    leaderboard.jsonl  --read_events-->  events  --replay-->  State, with the board in it
+
+`DIR/leaderboard.jsonl` is the truth. Each line is one event, synced before anybody is told of it,
+and ends with a checksum over itself and the line before: damage is refused with its line number, a
+torn last line was never acknowledged and is cut off. `DIR/leaderboard.sqlite` has the entries for
+queries in SQL; nothing is decided by it, and every open writes it anew from the log.
+
+One process writes, under `DIR/lock`; anybody may read at any time. What the events mean is in
+`events.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from podracer.io.rundir import RunLock, fsync_directory
+from podracer.tournament.events import (
+    EVENTS,
+    FORMAT,
+    Absent,
+    Capacity,
+    Entry,
+    Event,
+    Failed,
+    Header,
+    PodState,
+    Rejected,
+    Started,
+    Stopped,
+    Submitted,
+    apply,
+    find,
+    history,
+    referenced,
+    replay,
+)
+from podracer.types import CheckpointError, ConfigError
+
+LOG, INDEX = "leaderboard.jsonl", "leaderboard.sqlite"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+def read_events(directory: Path) -> list[Event]:
+    """The events of a tournament, which may be alive.
+
+    Raises `ConfigError` if there is none or another version wrote it, `CheckpointError` if a line
+    is not what was written.
+    """
+    path = Path(directory) / LOG
+    if not path.is_file():
+        raise ConfigError(f"{directory} holds no tournament: there is no {LOG} in it.")
+    events, _, _ = _read(path)
+    if not events:
+        raise ConfigError(f"{directory} holds no tournament yet: {LOG} is empty.")
+    return events
+
+
+def _read(path: Path) -> tuple[list[Event], str, int]:
+    """Events, checksum of the last one, and how many bytes they take."""
+    events: list[Event] = []
+    checksum, size = "", 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break  # torn: its writer was killed before anybody was told
+            try:
+                fields = json.loads(line)
+                del fields["sha256"]
+                expected, checksum = _line(fields, checksum)
+                if line != expected:
+                    raise ValueError
+                events.append(_decode(fields))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise CheckpointError(
+                    f"{path}: line {number} is damaged, so this and all that follows cannot be "
+                    "trusted; restore the file from a copy"
+                ) from None
+            size += len(line)
+    return events, checksum, size
+
+
+def _line(fields: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+    """The one spelling of a line, and the checksum that chains it to the line before."""
+    text = json.dumps(fields, allow_nan=False)
+    checksum = hashlib.sha256((before + text).encode()).hexdigest()[:16]
+    return (json.dumps({**fields, "sha256": checksum}) + "\n").encode(), checksum
+
+
+def _decode(fields: Mapping[str, Any]) -> Event:
+    if fields["event"] == "header" and fields["format"] != FORMAT:
+        raise ConfigError(
+            f"the tournament has format {fields['format']}, this version reads {FORMAT}: "
+            "use the version that wrote it."
+        )
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    del values["event"]
+    return EVENTS[fields["event"]](**values)
+
+
+# --- the writer -----------------------------------------------------------------------------------
+
+
+class Leaderboard:
+    """The one writer of a tournament's log; a context manager, for one thread.
+
+    A `header` begins a new tournament, or must be that of the one in `directory`; without it there
+    must be one. What a method has returned from survives any kill. If the disk refuses, `OSError`
+    is raised and nothing has happened.
+
+    Raises `ConfigError` if another process writes, if there is no tournament, or if it is another
+    one; `CheckpointError` if the log is damaged.
+    """
+
+    def __init__(self, directory: Path, header: Header | None = None) -> None:
+        self.directory = Path(directory).resolve()
+        if header is None:
+            read_events(self.directory)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(RunLock(self.directory))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.directory / LOG, flags, 0o644)
+            self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))
+            fsync_directory(self.directory)
+            events, self._checksum, self._size = _read(self.directory / LOG)
+            if not events and header is not None:
+                events = [self._append(header)]
+            self.state = replay(events)
+            if header is not None:
+                _check_same(self.state.header, header)
+            entries = history(events)
+            # Of all entries ever, those that are still there.
+            self._checkpoints = {
+                entry.checkpoint
+                for entry in entries.values()
+                if os.path.lexists(self.directory / entry.checkpoint)
+            }
+            self._index = self._make_index(entries)
+            stack.callback(lambda: self._index.close())
+            self._stack = stack.pop_all()
+
+    def start(
+        self,
+        pod: int,
+        round: int,
+        *,
+        parents: tuple[str, ...] = (),
+        hyperparameters: Mapping[str, float],
+        experiment: Mapping[str, Any],
+    ) -> Started:
+        """Begin an attempt at a round; reports of all earlier ones of this pod are then refused.
+
+        For a retry give the fields of the pod's last `attempt` again. Rounds may be skipped, never
+        repeated. Raises `ValueError` for a round that is over, a quarantined pod, and a parent that
+        `find` does not find.
+        """
+        now = self.state.pods.get(pod, PodState())
+        if now.status == "quarantined" or round < now.round:
+            raise ValueError(f"pod {pod} ({now.status}, round {now.round}) cannot start {round}")
+        for parent in parents:
+            find(self.state, pod, parent)
+        token = self.state.events
+        event = Started(pod, round, token, tuple(parents), hyperparameters, experiment)
+        self._record(event)
+        attempt = self.state.pods[pod].attempt
+        assert attempt is not None
+        return attempt
+
+    def submit(self, report: Submitted) -> str | None:
+        """End a round. Returns None if the report counts, else why it does not.
+
+        The same report may come again: it counts once. The checkpoint must be complete and synced.
+        """
+        now = self.state.pods.get(report.pod, PodState())
+        if now.newest and (now.newest.round, now.newest.token) == (report.round, report.token):
+            return None
+        reason = _stale(now, report) or _unusable(report, self.state.header)
+        reason = reason or self._misplaced(report.checkpoint)
+        if reason:
+            self._record(Rejected(report.pod, report.round, report.token, reason))
+            return reason
+        self._record(report)
+        entry = self.state.pods[report.pod].newest
+        assert entry is not None
+        self._checkpoints.add(entry.checkpoint)
+        self._add_to_index(entry)
+        return None
+
+    def fail(self, failure: Failed) -> str | None:
+        """End an attempt without a report. Returns as `submit`."""
+        reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
+        if reason:
+            self._record(Rejected(failure.pod, failure.round, failure.token, reason))
+        else:
+            self._record(failure)
+        return reason
+
+    def record(self, event: Stopped | Absent | Capacity) -> None:
+        """Append an event that needs no check."""
+        self._record(event)
+
+    def unreferenced(self) -> tuple[str, ...]:
+        """Checkpoints of entries that nobody can start from any more."""
+        return tuple(sorted(self._checkpoints - referenced(self.state)))
+
+    def collect_garbage(self) -> tuple[str, ...]:
+        """Delete what is `unreferenced`; returns what is gone.
+
+        Nothing comes back from there, so a deletion that was interrupted is harmless, and ended by
+        the next call.
+        """
+        for name in self.unreferenced():
+            if _is_inside(self.directory, name):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+        found = self._checkpoints
+        self._checkpoints = {n for n in found if os.path.lexists(self.directory / n)}
+        return tuple(sorted(found - self._checkpoints))
+
+    def close(self) -> None:
+        """Let another writer in."""
+        self._stack.close()
+
+    def __enter__(self) -> Leaderboard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _record(self, event: Event) -> None:
+        # What is applied is what was written, so a replay cannot differ.
+        self.state = apply(self.state, self._append(event))
+
+    def _append(self, event: Event) -> Event:
+        event = dataclasses.replace(event, time=time.time())
+        fields = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+        line, checksum = _line(fields, self._checksum)
+        self._file.truncate(self._size)  # what an earlier call left that failed
+        self._file.seek(self._size)
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory / LOG))
+        os.fsync(self._file.fileno())
+        self._checksum, self._size = checksum, self._size + len(line)
+        return _decode({k: v for k, v in json.loads(line).items() if k != "sha256"})
+
+    def _misplaced(self, checkpoint: str) -> str | None:
+        if not _is_inside(self.directory, checkpoint):
+            return f"the checkpoint {checkpoint[:200]!r} is no directory inside the tournament's"
+        # One entry, one directory: to delete or overwrite one must not touch another.
+        for other in self._checkpoints:
+            if f"{checkpoint}/".startswith(f"{other}/") or f"{other}/".startswith(f"{checkpoint}/"):
+                return f"the checkpoint {checkpoint!r} is that of another entry, {other!r}"
+        return None
+
+    def _make_index(self, entries: Mapping[str, Entry]) -> sqlite3.Connection:
+        path = self.directory / INDEX
+        for old in (path, path.with_name(f"{INDEX}-journal")):
+            old.unlink(missing_ok=True)
+        index = sqlite3.connect(path, timeout=1.0)
+        index.execute("PRAGMA synchronous = OFF")  # it need not survive what its log survives
+        with index:
+            index.execute("BEGIN")
+            index.execute(f"CREATE TABLE entries (id PRIMARY KEY, {', '.join(_COLUMNS)})")
+            index.execute(
+                "CREATE VIEW board AS SELECT * FROM entries "
+                f"ORDER BY score DESC, frames, pod, round LIMIT {self.state.header.size}"
+            )
+            index.executemany(_INSERT, map(_row, entries.values()))
+        return index
+
+    def _add_to_index(self, entry: Entry) -> None:
+        try:
+            with self._index:
+                self._index.execute(_INSERT, _row(entry))
+        except sqlite3.Error:  # damaged, or locked by a reader that does not let go
+            self._index.close()
+            self._index = self._make_index(history(read_events(self.directory)))
+
+
+_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
+_INSERT = f"INSERT INTO entries VALUES (?{', ?' * len(_COLUMNS)})"
+
+
+def _row(entry: Entry) -> list[Any]:
+    values = [getattr(entry, name) for name in _COLUMNS]
+    return [entry.id, *(json.dumps(v) if isinstance(v, dict | tuple) else v for v in values)]
+
+
+def _check_same(saved: Header, now: Header) -> None:
+    before, after = dataclasses.asdict(saved), json.loads(json.dumps(dataclasses.asdict(now)))
+    changed = [
+        f"{name} was {before[name]} and is {after[name]}"
+        for name in before
+        if name != "time" and before[name] != after[name]
+    ]
+    if changed:
+        raise ConfigError(f"another tournament is in this directory: {'; '.join(changed)}.")
+
+
+def _stale(pod: PodState, report: Submitted | Failed) -> str | None:
+    current = pod.attempt if pod.status == "running" else None
+    if current is None or (current.round, current.token) != (report.round, report.token):
+        return f"attempt {report.token} at round {report.round} is not the current one"
+    return None
+
+
+def _unusable(report: Submitted, header: Header) -> str | None:
+    """Why a score cannot be ranked, or None."""
+    if not (math.isfinite(report.score) and math.isfinite(report.standard_error)):
+        return f"the score is {report.score}, with a standard error of {report.standard_error}"
+    if report.episodes < header.episodes:
+        return f"it was evaluated in {report.episodes} episodes, not {header.episodes} or more"
+    if report.evaluation != header.evaluation:
+        return f"the evaluation was {report.evaluation!r}, not {header.evaluation!r}"
+    if not 0 <= report.frames < 2**63 or not 0 <= report.seconds < math.inf:
+        return f"it took {report.frames} frames and {report.seconds} seconds"
+    if not _SHA256.fullmatch(report.digest):
+        return f"the digest {report.digest[:80]!r} is no SHA-256 in hexadecimal"
+    return None
+
+
+def _is_inside(directory: Path, name: str) -> bool:
+    """Whether a relative path, in its one spelling, is a directory below, reached by no link."""
+    path = directory / name
+    if not os.path.isdir(path) or os.path.isabs(name) or PurePosixPath(name).as_posix() != name:
+        return False
+    return path != directory and path.resolve() == path

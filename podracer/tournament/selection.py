@@ -1,0 +1,333 @@
+"""Selection: how a pod starts its next round, given how all of them stand.
+
+Each rule is a frozen dataclass with one pure method, `choose`: same standing, same generator, same
+start. No parent is a fresh start; one parent is continued to the bit, with its experiment; several
+of one experiment are fused: the mean of their weights and optimiser moments. None means to wait.
+
+Two kinds of rules: those that draw from the board, as ElegantRL-Podracer's generator does, and
+those over the population, which is the newest entry of every pod.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from podracer.tournament.events import Entry, State, ranking
+from podracer.types import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a round begins with."""
+
+    parents: tuple[str, ...] = ()  # ids of entries
+    hyperparameters: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Values that replace those of the parents' experiment, or of the pod's own if fresh."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """What a rule may know: nothing of time, and nothing that the log does not have."""
+
+    pod: int
+    round: int  # that the pod is about to start
+    board: tuple[Entry, ...]  # best first
+    newest: Mapping[int, Entry]  # of each live pod that has submitted
+    rounds: Mapping[int, int]  # that each live pod is in, the absent left out
+
+    @property
+    def own(self) -> Entry | None:
+        """The pod's newest entry."""
+        return self.newest.get(self.pod)
+
+
+def standing(state: State, pod: int, round: int) -> Standing:
+    """How things stand for a pod that is about to start a round."""
+    live = {n: each for n, each in state.pods.items() if each.live or n == pod}
+    return Standing(
+        pod,
+        round,
+        state.board,
+        newest={n: each.newest for n, each in live.items() if each.newest is not None},
+        rounds={n: each.round for n, each in live.items() if not each.absent},
+    )
+
+
+def generator(seed: int, pod: int, round: int) -> np.random.Generator:
+    """The generator of one decision. A retry of the round, or a replay, draws the same."""
+    return np.random.default_rng([seed, pod, round])
+
+
+# --- hyperparameters ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Where a hyperparameter may lie. Raises `ConfigError` if there is nothing in between."""
+
+    name: str
+    """A float of the agent, dotted where it lies deeper."""
+    low: float
+    """The least value. Draws are even on a logarithmic scale if it is positive."""
+    high: float
+    """The greatest value."""
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ConfigError(
+                f"the range of {self.name} must be finite and not empty, "
+                f"but it is {self.low} to {self.high}."
+            )
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """A value from anywhere in the range."""
+        if self.low > 0:
+            return self.clip(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return self.clip(rng.uniform(self.low, self.high))
+
+    def clip(self, value: float) -> float:
+        """The nearest value in the range."""
+        return float(min(max(value, self.low), self.high))
+
+
+def perturb(
+    hyperparameters: Mapping[str, float],
+    bounds: Sequence[Range],
+    rng: np.random.Generator,
+    *,
+    factors: Sequence[float] = (0.8, 1.2),
+    resample: float = 0.25,
+) -> dict[str, float]:
+    """Hyperparameters near the given ones, after Jaderberg et al. (2017), section 4.
+
+    Each one that has bounds is multiplied by one of the factors and clipped; or drawn anew, with
+    probability `resample`, or if it has no value yet. The others stay.
+    """
+    values = dict(hyperparameters)
+    for bound in bounds:
+        factor = factors[int(rng.integers(len(factors)))]
+        if bound.name not in values or rng.random() < resample:
+            values[bound.name] = bound.draw(rng)
+        else:
+            values[bound.name] = bound.clip(values[bound.name] * factor)
+    return values
+
+
+# --- rules that draw from the board ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent:
+    """Every pod goes on with its own: the control that a tournament must beat."""
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+        """The pod's newest entry."""
+        return _continue(standing.own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Every pod starts from any entry of the board, all alike: selection by the board alone."""
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+        """An entry of the board."""
+        if not standing.board:
+            return _continue(standing.own)
+        return _continue(standing.board[rng.integers(len(standing.board))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """Draw by standardised score, and take it if it is better than one's own.
+
+    The rule of ElegantRL-Podracer (Liu et al. 2021, arXiv:2112.05923) as in its released code, but
+    for its defects: there a full board could lose its best entry for a while.
+    """
+
+    temperature: float = 1.0
+    """In standard deviations of the scores; the lower, the more often the best is drawn."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"temperature must be positive, but it is {self.temperature}.")
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+        """The better one of the entry drawn and the pod's newest."""
+        if not standing.board:
+            return _continue(standing.own)
+        chances = softmax([entry.score for entry in standing.board], self.temperature)
+        drawn = standing.board[rng.choice(len(chances), p=chances)]
+        return _continue(_better(drawn, standing.own))
+
+
+def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
+    """Probabilities, f64 `[n]`, of finite scores `[n]`; equal ones are equally likely."""
+    values = np.asarray(scores, np.float64)
+    values = values / (np.abs(values).max() or 1.0)  # so that no sum overflows
+    values = values - values.max()
+    deviation = values.std()
+    weights = np.exp(values / deviation / temperature) if deviation > 0 else np.ones_like(values)
+    return weights / weights.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class KTournament:
+    """The best of a few drawn without replacement, if it is better than one's own.
+
+    Tournament selection: Goldberg and Deb 1991, "A comparative analysis of selection schemes".
+    """
+
+    k: int = 3
+    """How many are drawn; the more, the more often the best is among them."""
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigError(f"k must be at least 1, but it is {self.k}.")
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+        """The better one of the winner and the pod's newest."""
+        if not standing.board:
+            return _continue(standing.own)
+        count = len(standing.board)
+        winner = rng.choice(count, size=min(self.k, count), replace=False).min()
+        return _continue(_better(standing.board[winner], standing.own))
+
+
+def _continue(entry: Entry | None) -> Start:
+    return Start() if entry is None else Start((entry.id,), entry.hyperparameters)
+
+
+def _better(drawn: Entry, own: Entry | None) -> Entry:
+    return drawn if own is None or drawn.score > own.score else own
+
+
+# --- rules over the population --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """Pods at the bottom start from one at the top, the others go on with their own.
+
+    Truncation selection as in Jaderberg et al. 2017, arXiv:1711.09846, without exploration.
+    """
+
+    fraction: float = 0.2
+    """How much of the population is the bottom, and the top: at least a pod, at most half."""
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.fraction)
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+        """The newest entry of the pod or, at the bottom, of one at the top."""
+        return _continue(_exploited(standing, self.fraction, rng) or standing.own)
+
+
+@dataclasses.dataclass(frozen=True)
+class PopulationBased:
+    """Truncation; and who starts from another one tries hyperparameters near the other's.
+
+    Population Based Training, Jaderberg et al. 2017, arXiv:1711.09846, with its fraction and
+    factors. First rounds draw theirs from the bounds.
+    """
+
+    bounds: tuple[Range, ...] = (Range("learning_rate", 1e-5, 1e-2),)
+    """The hyperparameters that vary, and within what."""
+    fraction: float = 0.2
+    """How much of the population is the bottom, and the top: at least a pod, at most half."""
+    factors: tuple[float, ...] = (0.8, 1.2)
+    """One of these is multiplied with."""
+    resample: float = 0.25
+    """Probability that a hyperparameter is drawn anew instead."""
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.fraction)
+        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
+            raise ConfigError(f"factors must be positive, at least one, but are {self.factors}.")
+        if not 0 <= self.resample <= 1:
+            raise ConfigError(f"resample must lie in [0, 1], but it is {self.resample}.")
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+        """The newest entry of the pod or, at the bottom, of one at the top, perturbed."""
+        parent = _exploited(standing, self.fraction, rng)
+        start = _continue(parent or standing.own)
+        if parent is None and start.parents:
+            return start
+        values = perturb(
+            start.hyperparameters,
+            self.bounds,
+            rng,
+            factors=self.factors,
+            resample=self.resample,
+        )
+        return Start(start.parents, values)
+
+
+def _exploited(standing: Standing, fraction: float, rng: np.random.Generator) -> Entry | None:
+    """Whose weights a pod at the bottom takes; None for a pod that is not there."""
+    population = ranking(standing.newest.values())
+    count = min(max(1, round(fraction * len(population))), len(population) // 2)
+    bottom = {entry.pod for entry in population[len(population) - count :]}
+    return population[rng.integers(count)] if standing.pod in bottom else None
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0 < fraction <= 0.5:
+        raise ConfigError(f"fraction must lie in (0, 0.5], but it is {fraction}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generational:
+    """Groups of pods in generations: the best groups go on, and the others start from them.
+
+    FinRL-Podracer (Li et al. 2021, arXiv:2111.05188): an agent is a group of pods with the same
+    hyperparameters and different seeds, fused at the end of a generation. Pod p is of group
+    p // `group_size`; a generation is a round.
+
+    Needed of the standing, and no more: which pods are still in the round before (these are waited
+    for, but for the absent: marking a straggler absent is the time-out), and the newest entries. A
+    group's score is the mean of those of its pods that did end the round before; a group of which
+    none did is no parent. The `parents` best groups go on, each from its own fusion. The others are
+    dealt to them in turn, so that the numbers of children differ by one at most.
+    """
+
+    group_size: int = 1
+    """Pods of a group: K."""
+    parents: int = 2
+    """Groups that the next generation descends from; two in the published runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "parents"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, but it is {value}.")
+
+    def choose(self, standing: Standing, rng: np.random.Generator) -> Start | None:
+        """All pods of the parent group, fused. None until the generation has ended."""
+        before = standing.round - 1
+        others = {pod: round for pod, round in standing.rounds.items() if pod != standing.pod}
+        if before >= 0 and before in others.values():
+            return None
+        groups: dict[int, list[Entry]] = {}
+        for pod, entry in sorted(standing.newest.items()):
+            if entry.round >= before >= 0:
+                groups.setdefault(pod // self.group_size, []).append(entry)
+        if not groups:
+            return Start()
+        best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
+        best = best[: self.parents]
+        pods = {standing.pod, *standing.rounds, *standing.newest}
+        children = sorted({pod // self.group_size for pod in pods}.difference(best))
+        group = standing.pod // self.group_size
+        parent = group if group in best else best[children.index(group) % len(best)]
+        entries = groups[parent]
+        return Start(tuple(entry.id for entry in entries), entries[0].hyperparameters)
+
+
+def _mean_score(entries: Sequence[Entry]) -> float:
+    return sum(entry.score / len(entries) for entry in entries)
+
+
+Rule = Independent | Uniform | Softmax | KTournament | Truncation | PopulationBased | Generational
