@@ -23,6 +23,8 @@ USAGE = """podracer: scalable reinforcement learning on accelerators
 
   podracer train [RECIPE] [--flags]   train an agent (default recipe: catch)
   podracer sweep [RECIPE] --vary ...  many seeds and hyperparameters as one program
+  podracer tournament [RECIPE ...]    pods that compete, and start again from the best
+  podracer leaderboard DIR            how a tournament stands
   podracer resume RUN                 continue to the configured end, exactly
   podracer eval RUN                   greedy episodes at the newest checkpoint
   podracer play RUN                   the same as a GIF or a video
@@ -173,6 +175,11 @@ def _resume(arguments: Sequence[str]) -> int:
         hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     parsed = parse(Resume, "resume", arguments)
+    if (parsed.run / "leaderboard.jsonl").is_file():
+        from podracer import cli_pods
+        from podracer.tournament.orchestrator import read_tournament
+
+        return cli_pods.run_tournament(read_tournament(parsed.run), parsed.run)
     from podracer.experiment import read_experiment
 
     return _run(read_experiment(parsed.run), parsed.run, parsed.hosts, resume=True)
@@ -402,6 +409,18 @@ def _sweep(arguments: Sequence[str]) -> int:
     return cli_pods.sweep(arguments)
 
 
+def _tournament(arguments: Sequence[str]) -> int:
+    from podracer import cli_pods
+
+    return cli_pods.tournament(arguments)
+
+
+def _leaderboard(arguments: Sequence[str]) -> int:
+    from podracer import cli_pods
+
+    return cli_pods.leaderboard(arguments)
+
+
 def _bench(arguments: Sequence[str]) -> int:
     from podracer import cli_measure
 
@@ -436,6 +455,8 @@ def _positive(flag: str, value: int) -> int:
 COMMANDS = {
     "train": _train,
     "sweep": _sweep,
+    "tournament": _tournament,
+    "leaderboard": _leaderboard,
     "resume": _resume,
     "eval": _eval,
     "play": _play,

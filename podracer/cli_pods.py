@@ -1,13 +1,18 @@
-"""The commands that train many at once: `podracer sweep`."""
+"""The commands that train many at once: `podracer sweep`, `tournament` and `leaderboard`."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import itertools
+import json
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from podracer.cli import Hosts, join, parse, recipe_of
+from podracer.cli import Hosts, RunPath, join, parse, recipe_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +81,117 @@ def show_standings(directory: Path) -> None:
         print(f"and {len(found) - 20} more")
     print(f"Best      podracer train {write_best(directory)}")
     print(f"Next      podracer report {directory}")
+
+
+# --- tournaments ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How pods are chosen, and where everything is kept."""
+
+    rule: str = "PopulationBased"
+    """Independent, Uniform, Softmax, KTournament, Truncation, PopulationBased or Generational; its
+    own flags follow it."""
+    vary: tuple[str, ...] = ()
+    """Of PopulationBased: what varies and within what, `learning_rate=1e-5:1e-2`."""
+    run_dir: Path | None = None
+    """Where the tournament is kept; by default a new directory under runs/."""
+
+
+def tournament(arguments: Sequence[str]) -> int:
+    """`podracer tournament`: pods that train, submit, and start again from the leaderboard."""
+    names = list(itertools.takewhile(lambda each: not each.startswith("-"), arguments))
+    rest = list(arguments[len(names) :])
+    from podracer import recipes
+    from podracer.envs import nearest
+    from podracer.tournament.orchestrator import Tournament
+    from podracer.tournament.selection import RULES, PopulationBased
+    from podracer.types import ConfigError
+
+    experiments = tuple(recipes.find(name) for name in names or ["cartpole_ppo"])
+    rule = _value_of(rest, "--rule") or "PopulationBased"
+    if rule not in RULES:
+        raise ConfigError(f"There is no rule {rule!r}: {nearest(rule, RULES)}")
+    default = Tournament(experiments, RULES[rule](), rounds=4, round_frames=32_768)
+    fields = [("choice", Choice), ("tournament", Tournament)]
+    command = dataclasses.make_dataclass("TournamentCommand", fields, frozen=True)
+    parsed = parse(command, "tournament", rest, command(Choice(rule), default))
+    choice, chosen = parsed.choice, parsed.tournament
+    if choice.vary:
+        if not isinstance(chosen.rule, PopulationBased):
+            raise ConfigError("--vary belongs to --rule PopulationBased.")
+        bounds = tuple(map(_range, choice.vary))
+        chosen = dataclasses.replace(chosen, rule=dataclasses.replace(chosen.rule, bounds=bounds))
+    moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    directory = choice.run_dir or Path("runs") / f"tournament-{moment}"
+    if (directory / "leaderboard.jsonl").exists():
+        raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
+    return run_tournament(chosen, directory)
+
+
+def run_tournament(chosen: Any, directory: Path) -> int:
+    """Begin a tournament or go on with it, shown on the terminal, to its last lines."""
+    from podracer.io.standings import Watch
+    from podracer.tournament.orchestrator import run
+
+    with Watch(chosen.rounds, directory) as watch:
+        code = run(chosen, directory, watch.show)
+    outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
+    print(f"{outcome:10}podracer report {directory}")
+    if code:
+        print(f"Next      podracer resume {directory}")
+    return code
+
+
+def leaderboard(arguments: Sequence[str]) -> int:
+    """`podracer leaderboard`: how a tournament stands, also while it runs."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Board:
+        directory: RunPath
+        """The tournament's directory."""
+        watch: bool = False
+        """Go on showing it until Ctrl-C."""
+        json: bool = False
+        """Print one JSON object for each entry, best first."""
+
+    parsed = parse(Board, "leaderboard", arguments)
+    from podracer.io.standings import Watch, plain
+    from podracer.tournament.events import replay
+    from podracer.tournament.leaderboard import read_events
+    from podracer.tournament.orchestrator import read_tournament
+
+    state = replay(read_events(parsed.directory))
+    if parsed.json:
+        for entry in state.board:
+            print(json.dumps(plain(entry)))
+        return 0
+    rounds = read_tournament(parsed.directory).rounds
+    with Watch(rounds, parsed.directory, whole=True) as watch, suppress(KeyboardInterrupt):
+        watch.show(state)
+        while parsed.watch:
+            time.sleep(1.0)
+            watch.show(replay(read_events(parsed.directory)))
+    return 0
+
+
+def _value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """What a flag says, before those that depend on it are known."""
+    for given, following in itertools.pairwise([*arguments, ""]):
+        name, joined, value = given.partition("=")
+        if name == flag:
+            return value if joined else following
+    return None
+
+
+def _range(text: str) -> Any:
+    from podracer.tournament.selection import Range
+    from podracer.types import ConfigError
+
+    name, _, bounds = text.partition("=")
+    low, _, high = bounds.partition(":")
+    try:
+        return Range(name, float(low), float(high))
+    except ValueError:
+        raise ConfigError(f"--vary {text!r} cannot be read: write name=1e-5:1e-2.") from None

@@ -11,6 +11,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,6 +63,8 @@ class Experiment:
     """Greedy episodes in each evaluation."""
     target_return: float | None = None
     """Stop as soon as an evaluation reaches this mean return."""
+    max_seconds: float | None = None
+    """Stop after so much time, at the end of a chunk."""
     save_seconds: float = 60.0
     """Save at least this often; 0 saves every chunk. The end of a run is always saved."""
     stall_seconds: float = 1800.0
@@ -126,8 +129,10 @@ class Experiment:
                 raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
         if self.seed >= 2**32:
             raise ConfigError(f"seed must be below 2^32, but it is {self.seed}.")
-        if not self.stall_seconds > 0:
-            raise ConfigError(f"stall_seconds must be positive, but it is {self.stall_seconds}.")
+        for name in ("stall_seconds", "max_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, but it is {value}.")
         _check_driver(self.driver)
         _check_finite("agent", self.agent)
 
@@ -192,13 +197,16 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(data: Any) -> Any:
-    """A configuration from its JSON. Raises `ConfigError` naming what is unknown or missing."""
+def from_json(data: Any, kinds: Mapping[str, type] = KINDS) -> Any:
+    """A configuration of these kinds from its JSON.
+
+    Raises `ConfigError` naming what is unknown or missing.
+    """
     if isinstance(data, list):
-        return tuple(from_json(item) for item in data)
+        return tuple(from_json(item, kinds) for item in data)
     if not isinstance(data, dict):
         return data
-    kind = KINDS.get(data.get("kind", ""))
+    kind = kinds.get(data.get("kind", ""))
     if kind is None:
         raise ConfigError(f"the configuration names {data.get('kind')!r}, which is no known kind.")
     hints = typing.get_type_hints(kind)
@@ -208,7 +216,7 @@ def from_json(data: Any) -> Any:
             continue
         if name not in hints:
             raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
-        values[name] = from_json(value)
+        values[name] = from_json(value, kinds)
         if not _fits(values[name], hints[name]):
             raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
     try:
@@ -241,6 +249,7 @@ FREE_ON_RESUME = {
     "evaluations",
     "evaluation_episodes",
     "target_return",
+    "max_seconds",
     "save_seconds",
     "stall_seconds",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ def train(
     environment: Environment | HostEnvironments | str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
+    begin: Callable[[Plan], tuple[TrainState, Totals]] | None = None,
     show: bool = False,
     **overrides: Any,
 ) -> Result:
@@ -78,7 +79,8 @@ def train(
 
     `environment`, a name or an object, takes the place of the experiment's own; `overrides` replace
     its other fields; `show` reports to the terminal. With `resume` the newest valid checkpoint of
-    `run_dir` goes on, exactly. SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
+    `run_dir` goes on, exactly; `begin` makes the first state of a run that does not begin afresh.
+    SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
 
     Raises `ConfigError` before any compile for what cannot run; later `NonFiniteError`,
     `CheckpointError`, `StorageError` or `DeviceError`, with the reason left in `crash.json`.
@@ -95,7 +97,7 @@ def train(
     plan = make_plan(experiment, environment)
     directory = _claim(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process would find a fast one's run
-    run = Run(experiment, plan, directory, show)
+    run = Run(experiment, plan, directory, show, begin)
     with RunLock(directory) if run.is_main else contextlib.nullcontext():
         try:
             return run.execute(resume)
@@ -163,8 +165,9 @@ class Run:
         plan: Plan,
         directory: Path,
         show: bool,
+        begin: Callable[[Plan], tuple[TrainState, Totals]] | None = None,
     ) -> None:
-        self.experiment, self.plan = experiment, plan
+        self.experiment, self.plan, self.begin = experiment, plan, begin
         self.agent, self.env, self.mesh = plan.agent, plan.env, plan.mesh
         self.directory, self.show = directory, show
         self.is_main = jax.process_index() == 0
@@ -193,7 +196,11 @@ class Run:
     def _fresh(self) -> TrainState:
         if self.is_main:
             write_json(self.directory / "config.json", configuration(self.experiment, self.plan))
-        return self.plan.init()
+        if self.begin is None:
+            return self.plan.init()
+        state, totals = self.begin(self.plan)
+        self._count_on_from(totals)
+        return state
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """The newest checkpoint's state; None if the run was killed before its first save."""
@@ -206,12 +213,15 @@ class Run:
                 f"podracer: saved on {restored.metadata['devices']} devices, going on with "
                 f"{self.mesh.size}: correct, but not bit-exact."
             )
-        self.totals = totals = Totals(**restored.metadata["totals"])
-        steps = self.experiment.driver.steps_per_update // jax.process_count()
-        totals.dropped = totals.collected - totals.updates * steps if totals.collected else 0
-        self._collected_before = totals.collected
+        self._count_on_from(Totals(**restored.metadata["totals"]))
         self.saved = restored.step
         return restored.state
+
+    def _count_on_from(self, totals: Totals) -> None:
+        """What was in flight when the run stopped is lost."""
+        steps = self.experiment.driver.steps_per_update // jax.process_count()
+        totals.dropped = totals.collected - totals.updates * steps if totals.collected else 0
+        self.totals, self._collected_before = totals, totals.collected
 
     def _sinks(self, resume: bool) -> Sinks:
         if not self.is_main:
@@ -299,6 +309,8 @@ class Run:
         def request() -> int:
             if signals.exit_code:
                 return STOP
+            if self._is_done():
+                return SAVE
             return SAVE if times.since("time_save") >= experiment.save_seconds else 0
 
         yield from self.plan.drive(
@@ -347,6 +359,9 @@ class Run:
     def _is_done(self) -> bool:
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
+            return True
+        limit = self.experiment.max_seconds
+        if limit is not None and self.totals.seconds >= limit:
             return True
         return self.totals.updates >= self.experiment.num_updates
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated, get_args
 
 import numpy as np
+import tyro
 
 from podracer.tournament.events import Entry, State, ranking
 from podracer.types import ConfigError
@@ -234,7 +236,7 @@ class PopulationBased:
     factors. First rounds draw theirs from the bounds.
     """
 
-    bounds: tuple[Range, ...] = (Range("learning_rate", 1e-5, 1e-2),)
+    bounds: Annotated[tuple[Range, ...], tyro.conf.Suppress] = (Range("learning_rate", 1e-5, 1e-2),)
     """The hyperparameters that vary, and within what."""
     fraction: float = 0.2
     """How much of the population is the bottom, and the top: at least a pod, at most half."""
@@ -331,3 +333,4 @@ def _mean_score(entries: Sequence[Entry]) -> float:
 
 
 Rule = Independent | Uniform | Softmax | KTournament | Truncation | PopulationBased | Generational
+RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(Rule)}

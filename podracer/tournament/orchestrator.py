@@ -1,0 +1,415 @@
+"""The orchestrator: one loop that starts rounds, takes in reports, and never waits for a pod.
+
+    rule.choose --Started--> engine --report.json--> leaderboard --standing--> rule.choose
+
+All that it knows is in the leaderboard's log, so it may be killed at any moment: `run` goes on.
+Roles of Podracer's tournaments (ElegantRL-Podracer 2021, section 3): the pods are the training
+pool, `pod.score` is the evaluator, `_take_in` the updater, the rule the generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from podracer.experiment import KINDS, Experiment, from_json, to_json
+from podracer.io.rundir import read_limited
+from podracer.io.signals import PREEMPTED, StopSignals
+from podracer.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
+from podracer.tournament import selection
+from podracer.tournament.engine import Engine, LocalEngine, RayEngine
+from podracer.tournament.events import (
+    Absent,
+    Capacity,
+    Failed,
+    Header,
+    State,
+    Stopped,
+    Submitted,
+    find,
+)
+from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.pod import REPORT, Parent, Task, write_task
+from podracer.types import ConfigError, PodracerError
+
+CAPACITY = "capacity"  # a file in the tournament with the number of pods that may run
+GRACE_SECONDS = 60.0  # for a pod to save when it is told to stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Tournament:
+    """Everything that decides what a tournament computes, but the order in which pods end."""
+
+    experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
+    """Pod i begins with experiment i, counted round."""
+    rule: selection.Rule = dataclasses.field(default_factory=selection.PopulationBased)
+    """How a pod starts its next round."""
+    pods: int = 4
+    """How many train at the beginning."""
+    rounds: int = 5
+    """Of each pod."""
+    round_frames: int = 100_000
+    """Frames of a round."""
+    round_seconds: float | None = None
+    """A round ends after so long, if that comes first."""
+    size: int = 16
+    """Entries on the leaderboard."""
+    episodes: int = 100
+    """Held-out episodes of each evaluation."""
+    evaluation_seed: int = 1_000_003
+    """Of these episodes, the same for all pods."""
+    seed: int = 0
+    """Of the pods' seeds and of all selection."""
+    engine: Literal["local", "ray"] = "local"
+    """Processes of this machine, or of a Ray cluster that shares the directory."""
+    retries: int = 3
+    """Attempts without progress after which a pod is quarantined."""
+    stall_seconds: float = 600.0
+    """A pod that records nothing for so long is killed."""
+    straggler_seconds: float = 600.0
+    """How long a generation waits for a pod once another one has ended it."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for what cannot be meant."""
+        if not self.experiments:
+            raise ConfigError("a tournament needs a recipe.")
+        for name in ("pods", "rounds", "round_frames", "size", "episodes", "retries"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, but it is {value}.")
+        for experiment in self.experiments:
+            experiment.check()
+            if isinstance(self.rule, selection.PopulationBased):
+                values = {bound.name: bound.low for bound in self.rule.bounds}
+                with_hyperparameters(experiment.agent, values)
+
+    @property
+    def evaluation(self) -> str:
+        """Digest of what scores must have in common to be compared."""
+        environments = sorted({experiment.environment for experiment in self.experiments})
+        text = json.dumps([environments, self.evaluation_seed])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def experiment_of(self, pod: int) -> Experiment:
+        """What a pod begins with; its seed, and those of a population's pods, are its own."""
+        return _seeded(self.experiments[pod % len(self.experiments)], self.seed, pod)
+
+    def header(self) -> Header:
+        """The first line of the log."""
+        kept = json.loads(json.dumps(to_json(self)))
+        return Header(kept, self.seed, self.pods, self.size, self.evaluation, self.episodes)
+
+
+def _seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
+    own = (seed + 1) * 10_000 + pod
+    pods = tuple(
+        dataclasses.replace(each, seed=own + 100_000_000 * index)
+        for index, each in enumerate(experiment.pods, 1)
+    )
+    return dataclasses.replace(experiment, seed=own, pods=pods)
+
+
+_KINDS = {
+    **KINDS,
+    "Tournament": Tournament,
+    "Range": selection.Range,
+    **{rule.__name__: rule for rule in selection.RULES.values()},
+}
+
+
+def read_tournament(directory: Path) -> Tournament:
+    """The tournament of a directory. Raises `ConfigError` if there is none."""
+    header = read_events(directory)[0]
+    assert isinstance(header, Header)
+    return from_json(header.tournament, _KINDS)
+
+
+def is_tournament(directory: Path) -> bool:
+    """Whether a directory is that of a tournament and not of a run."""
+    return (directory / "leaderboard.jsonl").is_file()
+
+
+def run(
+    tournament: Tournament, directory: Path, watch: Callable[[State], None] = lambda state: None
+) -> int:
+    """Begin a tournament in `directory`, or go on with the one that is there, to its end.
+
+    `watch` is shown the state whenever it changes. Returns 0; or 75 or 130, when SIGTERM or Ctrl-C
+    stopped it: all pods saved. Raises `PodracerError` when every pod is quarantined.
+    """
+    tournament.check()
+    signals = StopSignals()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(signals.installed())
+        board = stack.enter_context(Leaderboard(directory, tournament.header()))
+        engine: Engine = LocalEngine() if tournament.engine == "local" else RayEngine()
+        stack.callback(engine.close)
+        return Orchestrator(tournament, board, engine, signals, watch).run()
+
+
+class Orchestrator:
+    """The loop and what it has in its hands: attempts that run, and since when."""
+
+    def __init__(
+        self,
+        tournament: Tournament,
+        board: Leaderboard,
+        engine: Engine,
+        signals: StopSignals,
+        watch: Callable[[State], None],
+    ) -> None:
+        self.tournament, self.board, self.engine = tournament, board, engine
+        self._signals, self._watch = signals, watch
+        self._running: dict[int, int] = {}  # token to pod
+        self._since: dict[int, float] = {}  # token to when it was started
+        self._stopping: dict[int, str] = {}  # tokens told to stop, and why the pod retires if so
+        self._ready: dict[int, float] = {}  # generation to when its first pod was ready for it
+        self._shown = -1
+
+    @property
+    def state(self) -> State:
+        return self.board.state
+
+    def run(self) -> int:
+        """Until every pod has done its rounds. Returns the exit code."""
+        while True:
+            self._take_in()
+            if self._signals.exit_code:
+                return self._leave()
+            self._follow_capacity()
+            self._kill_stalled()
+            self._start_waiting()
+            self.board.collect_garbage()
+            if self.state.events != self._shown:
+                self._shown = self.state.events
+                self._watch(self.state)
+            if not self._running and not list(self._waiting()):
+                if not self.state.board:
+                    reasons = {pod.reason for pod in self.state.pods.values() if pod.reason}
+                    raise PodracerError(f"every pod has failed: {'; '.join(sorted(reasons))}")
+                return 0
+            time.sleep(0.05)
+
+    # --- reports in -------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        for token, code in self.engine.ended().items():
+            pod = self._running.pop(token)
+            self._since.pop(token)
+            self._end(pod, token, code)
+            if retired := self._stopping.pop(token, ""):
+                self.board.record(Stopped(pod, "retired", retired))
+
+    def _end(self, pod: int, token: int, code: int) -> None:
+        now = self.state.pods[pod]
+        directory = self.directory(pod, now.round)
+        if code == 0 and (report := _report(directory, token)) is not None:
+            refused = self.board.submit(
+                Submitted(pod, now.round, evaluation=self.tournament.evaluation, **report)
+            )
+            if refused is None:
+                return
+            reason = f"its report was refused: {refused}"
+        else:
+            reason = _reason(directory, code)
+        if token in self._stopping:
+            return  # as it was told to; its last save is kept
+        self.board.fail(Failed(pod, now.round, token, reason, _progress(directory)))
+        failed = self.state.pods[pod]
+        if failed.failures >= self.tournament.retries:
+            self.board.record(Stopped(pod, "quarantined", reason))
+
+    # --- rounds out -------------------------------------------------------------------------------
+
+    def _waiting(self) -> Iterator[tuple[int, int]]:
+        """Pods that have rounds to do and are in none, and the round; the furthest behind first."""
+        running, pods = set(self._running.values()), self.state.pods
+        live = {number: pod.round for number, pod in pods.items() if pod.live}
+        begin = min(live.values(), default=0)  # a new pod begins where the slowest stands
+        joining = {n: pods[n].round if n in pods else begin for n in self._joining()}
+        for number, round in sorted((live | joining).items(), key=lambda item: (item[1], item[0])):
+            if number not in running and round < self.tournament.rounds:
+                yield number, round
+
+    def _start_waiting(self) -> None:
+        """All decisions first: those of one sweep see the same standing."""
+        decided = [(pod, round, self._decide(pod, round)) for pod, round in self._waiting()]
+        for pod, round, task in decided:
+            if task is not None:
+                self._start(pod, round, task)
+
+    def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
+        """Parents, hyperparameters and experiment of the pod's round; None if it has to wait."""
+        now = self.state.pods.get(pod)
+        if now is not None and now.attempt is not None:  # again, what was decided
+            attempt = now.attempt
+            return {
+                "parents": attempt.parents,
+                "hyperparameters": attempt.hyperparameters,
+                "experiment": attempt.experiment,
+            }
+        rng = selection.generator(self.tournament.seed, pod, round)
+        start = self.tournament.rule.choose(selection.standing(self.state, pod, round), rng)
+        if start is None:
+            self._mark_stragglers(round)
+            return None
+        experiment = self._experiment(pod, start)
+        return {
+            "parents": start.parents,
+            "hyperparameters": hyperparameters(experiment.agent),
+            "experiment": to_json(experiment),
+        }
+
+    def _experiment(self, pod: int, start: selection.Start) -> Experiment:
+        """The parent's experiment, or the pod's own, with the hyperparameters of the start."""
+        experiment = self.tournament.experiment_of(pod)
+        if start.parents:
+            parent = find(self.state, pod, start.parents[0])
+            experiment = from_json(parent.experiment)
+            if parent.pod != pod:
+                experiment = _seeded(experiment, self.tournament.seed, pod)
+        before = hyperparameters(experiment.agent)
+        changed = {k: v for k, v in start.hyperparameters.items() if before.get(k) != v}
+        agent = with_hyperparameters(experiment.agent, changed)
+        pods = tuple(_changed(each, changed) for each in experiment.pods)
+        return dataclasses.replace(experiment, agent=agent, pods=pods)
+
+    def _start(self, pod: int, round: int, decided: dict[str, Any]) -> None:
+        started = self.board.start(pod, round, **decided)
+        parents = [find(self.state, pod, parent) for parent in started.parents]
+        task = Task(
+            pod,
+            round,
+            started.token,
+            from_json(started.experiment),
+            tuple(Parent(entry.checkpoint, entry.digest) for entry in parents),
+            self.tournament.round_frames,
+            self.tournament.round_seconds,
+            self.tournament.evaluation_seed,
+            self.tournament.episodes,
+        )
+        directory = self.directory(pod, round)
+        write_task(directory, task)
+        self.engine.start(started.token, directory)
+        self._running[started.token] = pod
+        self._since[started.token] = time.time()
+
+    def directory(self, pod: int, round: int) -> Path:
+        """Where a pod's round is kept."""
+        return self.board.directory / "pods" / f"p{pod}r{round}"
+
+    # --- what goes wrong, and capacity ------------------------------------------------------------
+
+    def _kill_stalled(self) -> None:
+        now = time.time()
+        for token, pod in self._running.items():
+            directory = self.directory(pod, self.state.pods[pod].round)
+            beats = [self._since[token]]
+            for name in ("metrics.jsonl", "log.txt"):
+                with contextlib.suppress(OSError):
+                    beats.append((directory / name).stat().st_mtime)
+            grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
+            if now - max(beats) > grace:
+                self.engine.kill(token)
+
+    def _mark_stragglers(self, round: int) -> None:
+        """A generation waits for a while only, from when its first pod was ready."""
+        waited = time.monotonic() - self._ready.setdefault(round, time.monotonic())
+        if waited > self.tournament.straggler_seconds:
+            for number, pod in self.state.pods.items():
+                if pod.live and pod.round == round - 1 and not pod.absent:
+                    self.board.record(Absent(number, pod.round))
+
+    def _follow_capacity(self) -> None:
+        """Retire the weakest pods where fewer may run."""
+        with contextlib.suppress(OSError, ValueError):
+            wanted = max(0, int((self.board.directory / CAPACITY).read_text()))
+            if wanted != self.state.capacity:
+                self.board.record(Capacity(wanted))
+        if self.state.capacity is None:
+            return
+        tokens = {pod: token for token, pod in self._running.items()}
+        leaving = {pod for pod, token in tokens.items() if token in self._stopping}
+        live = {n: pod for n, pod in self.state.pods.items() if pod.live and n not in leaving}
+        reason = f"the capacity is {self.state.capacity}"
+        for number in _weakest(live)[: max(0, len(live) - self.state.capacity)]:
+            if number in tokens:
+                self._stopping[tokens[number]] = reason
+                self.engine.stop(tokens[number])
+            else:
+                self.board.record(Stopped(number, "retired", reason))
+
+    def _joining(self) -> list[int]:
+        """Pods for a capacity that has grown: who had to retire, then new ones."""
+        pods, capacity = self.state.pods, self.state.capacity
+        if capacity is None:
+            return []
+        retired = [number for number, pod in pods.items() if pod.status == "retired"]
+        missing = capacity - (len(pods) - len(retired))  # who is quarantined is not replaced
+        return list(itertools.islice((*retired, *range(len(pods), capacity)), max(0, missing)))
+
+    def _leave(self) -> int:
+        """Stop all pods, saved, and say why."""
+        for token in self._running:
+            self._stopping[token] = ""
+            self.engine.stop(token)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._running and time.monotonic() < deadline:
+            self._take_in()
+            time.sleep(0.05)
+        return self._signals.exit_code or PREEMPTED
+
+
+def _changed(pod: Pod, values: Mapping[str, float]) -> Pod:
+    """A learner of a population with other hyperparameters."""
+    merged = {each.name: each.value for each in pod.hyperparameters} | dict(values)
+    return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))
+
+
+def _weakest(pods: Any) -> list[int]:
+    """Numbers of pods, those without an entry first, then by score."""
+
+    def strength(number: int) -> tuple[bool, float, int]:
+        newest = pods[number].newest
+        return newest is not None, newest.score if newest else 0.0, -number
+
+    return sorted(pods, key=strength)
+
+
+def _report(directory: Path, token: int) -> dict[str, Any] | None:
+    """What the attempt reported, None if that is not there or another one's."""
+    try:
+        report = json.loads(read_limited(directory / REPORT))
+        return report if report["token"] == token else None
+    except (OSError, ValueError, KeyError, TypeError, PodracerError):
+        return None
+
+
+def _reason(directory: Path, code: int) -> str:
+    """Why an attempt ended without a report, in a line."""
+    if code < 0:
+        return f"killed by signal {-code}"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
+        crash = json.loads(read_limited(directory / "crash.json"))
+        return f"exit code {code}: {crash['message']}"[:500]
+    with contextlib.suppress(OSError, IndexError):
+        return f"exit code {code}: {(directory / 'log.txt').read_text().splitlines()[-1]}"[:500]
+    return f"exit code {code}"
+
+
+def _progress(directory: Path) -> int:
+    """Updates at the newest checkpoint of a round."""
+    steps = (directory / "checkpoints").glob("*/manifest.json")
+    return max((int(step.parent.name) for step in steps if step.parent.name.isdigit()), default=0)

@@ -1,0 +1,248 @@
+"""A pod's round: begin with what it was given, train for the budget, be evaluated, report.
+
+A round is a run like any other, in `DIR/pods/p3r12/`, in a process of its own:
+
+    task.json  --train-->  checkpoints/  --score-->  report.json
+
+An attempt that was killed is followed by another one in the same directory, which goes on from the
+last save. The engine starts `python -m podracer.tournament.pod DIRECTORY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import population
+from podracer.driver import TrainState
+from podracer.experiment import Experiment, from_json, to_json
+from podracer.io import checkpoint
+from podracer.io.rundir import MANIFEST, read_limited, write_json
+from podracer.plan import Plan, make_plan
+from podracer.training import Totals, train, use_compilation_cache
+from podracer.types import CheckpointError, ConfigError, PyTree
+
+TASK, REPORT = "task.json", "report.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parent:
+    """A checkpoint to begin with, relative to the tournament, and what vouches for it."""
+
+    checkpoint: str
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one attempt at a round is told."""
+
+    pod: int
+    round: int
+    token: int
+    experiment: Experiment
+    parents: tuple[Parent, ...]  # none: fresh; one: continued; several: fused
+    frames: int  # to train for
+    seconds: float | None  # or for so long, if that comes first
+    evaluation_seed: int  # of the held-out episodes, the same for all pods
+    episodes: int
+
+
+def write_task(directory: Path, task: Task) -> None:
+    """Leave the task for the pod's process, before it starts."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / TASK, to_json(task))
+
+
+def read_task(directory: Path) -> Task:
+    """The task in a round's directory. Raises `ConfigError` if there is none."""
+    from podracer.experiment import KINDS
+
+    try:
+        data = json.loads(read_limited(directory / TASK))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory} holds no pod's task: {error}.") from error
+    return from_json(data, {**KINDS, "Task": Task, "Parent": Parent})
+
+
+def run(directory: Path) -> int:
+    """The round in a directory, to its report; its exit code.
+
+    Raises `CheckpointError` where a parent is not what the leaderboard has on record.
+    """
+    task = read_task(directory)
+    parents = [directory.parents[1] / parent.checkpoint for parent in task.parents]
+    for path, parent in zip(parents, task.parents, strict=True):
+        if digest(path) != parent.digest:
+            raise CheckpointError(f"{path} is not the checkpoint that the leaderboard has.")
+    experiment = _until_budget(task, parents)
+    result = train(
+        experiment,
+        run_dir=directory,
+        resume=(directory / "config.json").exists(),
+        begin=partial(begin, parents, experiment, task.round) if parents else None,
+    )
+    if result.exit_code:
+        return result.exit_code
+    step = f"{result.metrics['updates']:012d}" if result.metrics else _newest(directory)
+    path = directory / "checkpoints" / step
+    returns = score(path, experiment, task.evaluation_seed, task.episodes)
+    totals = _totals(path)
+    report = {
+        "token": task.token,
+        "score": float(returns.mean()),
+        "standard_error": float(returns.std() / math.sqrt(returns.size)),
+        "episodes": int(returns.size),
+        "frames": totals.frames,
+        "seconds": totals.seconds,
+        "checkpoint": path.relative_to(directory.parents[1]).as_posix(),
+        "digest": digest(path),
+    }
+    write_json(directory / REPORT, report)
+    return 0
+
+
+def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
+    """The experiment, to end a budget after what the parents were trained for."""
+    steps, seconds = 0, 0.0
+    if parents:
+        steps = int(parents[0].name) * task.experiment.driver.steps_per_update
+        seconds = _totals(parents[0]).seconds
+    return dataclasses.replace(
+        task.experiment,
+        frames=steps + task.frames,
+        max_seconds=None if task.seconds is None else seconds + task.seconds,
+        evaluations=0,
+        target_return=None,
+    )
+
+
+def begin(
+    parents: Sequence[Path], experiment: Experiment, round: int, plan: Plan
+) -> tuple[TrainState, Totals]:
+    """The state that a round begins with: its parent's, or the fusion of several.
+
+    A pod that continues an entry of its own goes on with its random numbers, so to the bit; in
+    another's place it draws its own.
+    """
+    restored = [checkpoint.load(path.parent, plan.like, int(path.name)) for path in parents]
+    state = fuse([each.state for each in restored])
+    before = from_json(restored[0].metadata["experiment"])
+    if _keys(before) != _keys(experiment):
+        own = population.keys(experiment.pods) if experiment.pods else _key(experiment.seed)
+        fold = jax.vmap(jax.random.fold_in, (0, None)) if experiment.pods else jax.random.fold_in
+        key = jax.device_put(fold(own, round), state.key.sharding)
+        state = dataclasses.replace(state, key=key)
+    return state, Totals(**restored[0].metadata["totals"])
+
+
+def _keys(experiment: Experiment) -> tuple[int, ...]:
+    return tuple(pod.seed for pod in experiment.pods) or (experiment.seed,)
+
+
+def _key(seed: int) -> jax.Array:
+    return jax.random.key(seed)
+
+
+def fuse(states: Sequence[TrainState]) -> TrainState:
+    """The mean of what several learned: weights, moments of the optimiser, targets, statistics.
+
+    Counters, environments, replays and keys are those of the first. FinRL-Podracer's fusion
+    (Li et al. 2021, arXiv 2111.05188, section 3.2).
+    """
+
+    def mean(*leaves: Any) -> Any:
+        if len(leaves) == 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+            return leaves[0]
+        return jax.device_put(sum(leaves) / len(leaves), leaves[0].sharding)
+
+    shared: PyTree = jax.tree.map(mean, *(state.learner.shared for state in states))
+    first = states[0]
+    return dataclasses.replace(first, learner=dataclasses.replace(first.learner, shared=shared))
+
+
+def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.ndarray:
+    """Returns of greedy held-out episodes of a checkpoint, of a population `[P, episodes]`.
+
+    The same checkpoint, seed and kind of device give the same numbers.
+    """
+    use_compilation_cache()
+    plan = make_plan(dataclasses.replace(experiment, evaluation_episodes=episodes))
+    state = checkpoint.load(path.parent, plan.like, int(path.name)).state
+    held_out = jnp.broadcast_to(_key(seed), state.key.shape)
+    return plan.evaluate(dataclasses.replace(state, key=held_out)).returns
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a checkpoint's manifest, which has that of every file."""
+    try:
+        return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} is no sealed checkpoint: {error}") from error
+
+
+def _totals(path: Path) -> Totals:
+    meta = json.loads(read_limited(path / "meta.json"))
+    return Totals(**meta["metadata"]["totals"])
+
+
+def _newest(directory: Path) -> str:
+    return max(path.name for path in (directory / "checkpoints").iterdir() if path.name.isdigit())
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> int:
+    """One attempt, stopped and saved when its standard input ends: when who started it is gone."""
+    threading.Thread(target=_watch_parent, daemon=True).start()
+    directory = Path(arguments[0]).absolute()
+    from podracer.cli import Hosts, act_at_once, join
+
+    experiment = read_task(directory).experiment
+    if experiment.arch == "sebulba" and experiment.devices <= 1:
+        act_at_once()
+    join(Hosts(), experiment.devices)
+    _wait_for_lock(directory / "lock")
+    try:
+        return run(directory)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 70)
+
+
+def _wait_for_lock(lock: Path) -> None:
+    """Until an attempt before, whose orchestrator was killed, has saved and ended."""
+    deadline = time.monotonic() + 60.0
+    while lock.exists() and time.monotonic() < deadline:
+        with lock.open("rb") as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.1)
+
+
+def _watch_parent() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
