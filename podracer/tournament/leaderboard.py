@@ -304,13 +304,19 @@ def _row(entry: Entry) -> list[Any]:
 
 def _check_same(saved: Header, now: Header) -> None:
     before, after = dataclasses.asdict(saved), json.loads(json.dumps(dataclasses.asdict(now)))
-    changed = [
-        f"{name} was {before[name]} and is {after[name]}"
-        for name in before
-        if name != "time" and before[name] != after[name]
-    ]
+    changed = list(_differences(before | {"time": 0.0}, after | {"time": 0.0}))
     if changed:
         raise ConfigError(f"another tournament is in this directory: {'; '.join(changed)}.")
+
+
+def _differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """What differs between two configurations, leaf by leaf."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in before | after:
+            below = f"{path}.{name}".lstrip(".")
+            yield from _differences(before.get(name), after.get(name), below)
+    elif before != after:
+        yield f"{path} was {before} and is {after}"
 
 
 def _stale(pod: PodState, report: Submitted | Failed) -> str | None:

@@ -1,0 +1,244 @@
+"""Pods that really train: what a round begins with, scores computed again, real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import podracer
+from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
+from podracer.anakin import AnakinConfig
+from podracer.experiment import Experiment, from_json
+from podracer.io import checkpoint
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.signals import StopSignals
+from podracer.networks import MLP, TorsoNetwork
+from podracer.plan import make_plan
+from podracer.population import Hyperparameter, Pod
+from podracer.replay import Replay
+from podracer.sebulba import SebulbaConfig
+from podracer.tournament import pod as pods
+from podracer.tournament import selection
+from podracer.tournament.events import Submitted, history
+from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.orchestrator import Orchestrator, Tournament
+from podracer.types import CheckpointError
+
+SMALL = TorsoNetwork(MLP((16,)))
+STEPS = 16 * 8
+ROUND = 10 * STEPS
+EXPERIMENT = Experiment(
+    "test", "catch", A2C(network=SMALL), AnakinConfig(16, 8, 5), ROUND, devices=1
+)
+TOURNAMENT = Tournament(
+    (EXPERIMENT,), selection.Independent(), pods=2, rounds=2, round_frames=ROUND, episodes=8
+)
+
+
+class Inline:
+    """Runs a round where it is started: the real thing, without a process for it."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+
+    def start(self, token: int, directory: Path) -> None:
+        self.codes[token] = pods.run(directory)
+
+    def ended(self) -> dict[int, int]:
+        codes, self.codes = self.codes, {}
+        return codes
+
+    def stop(self, token: int) -> None: ...
+    def kill(self, token: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def play(directory: Path, tournament: Tournament) -> dict[str, Any]:
+    with Leaderboard(directory, tournament.header()) as board:
+        loop = Orchestrator(tournament, board, Inline(), StopSignals(), lambda state: None)
+        assert loop.run() == 0
+    return history(read_events(directory))
+
+
+def learned(directory: Path, entry: Any) -> Any:
+    """What an entry's checkpoint holds, on the host."""
+    experiment = from_json(entry.experiment)
+    path = directory / entry.checkpoint
+    state = checkpoint.load(path.parent, make_plan(experiment).like, int(path.name)).state
+    key = jax.random.key_data(state.key)
+    return jax.device_get(state.learner), np.asarray(key), int(np.max(state.update))
+
+
+DRIVERS = {
+    "anakin": EXPERIMENT,
+    "replay": dataclasses.replace(
+        EXPERIMENT, agent=DQN(network=SMALL, replay=Replay(16 * 40, batch_size=16, warmup=STEPS))
+    ),
+    "population": dataclasses.replace(
+        EXPERIMENT, pods=(Pod(0), Pod(1, (Hyperparameter("learning_rate", 1e-2),)))
+    ),
+    "sebulba": dataclasses.replace(EXPERIMENT, driver=SebulbaConfig(16, 8, 5, threads=1, lag=0)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["anakin", *(pytest.param(n, marks=pytest.mark.slow) for n in DRIVERS if n != "anakin")]
+)
+def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path):
+    """Three rounds end where one run of three times the frames does; and scores come again."""
+    tournament = dataclasses.replace(TOURNAMENT, experiments=(DRIVERS[name],), pods=1, rounds=3)
+    entries = play(tmp_path / "tournament", tournament)
+    experiment = dataclasses.replace(tournament.experiment_of(0), frames=3 * ROUND, evaluations=0)
+    podracer.train(experiment, run_dir=tmp_path / "whole")
+    last = (tmp_path / "tournament" / entries["p0r2"].checkpoint).parent
+    assert stored_fingerprint(last) == stored_fingerprint(tmp_path / "whole" / "checkpoints")
+    for entry in entries.values():
+        path = tmp_path / "tournament" / entry.checkpoint
+        returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
+        assert float(returns.mean()) == entry.score
+        assert pods.digest(path) == entry.digest
+
+
+def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
+    """All starts are the best entry's: its weights to the bit, and then each pod goes its way."""
+    tournament = dataclasses.replace(
+        TOURNAMENT, rule=selection.KTournament(k=8), pods=3, rounds=3, episodes=64
+    )
+    entries = play(tmp_path, tournament)
+    adopted = [e for e in entries.values() if e.parents and e.parents[0][:2] != e.id[:2]]
+    assert adopted
+    for entry in adopted:
+        parent = entries[entry.parents[0]]
+        experiment = from_json(entry.experiment)
+        path = tmp_path / parent.checkpoint
+        plan = make_plan(experiment)
+        state, totals = pods.begin([path], experiment, entry.round, plan)
+        before, key, updates = learned(tmp_path, parent)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
+        assert not np.array_equal(jax.random.key_data(state.key), key)
+        assert totals.updates == updates == 10 * (parent.round + 1)
+        assert entry.frames > parent.frames
+        assert learned(tmp_path, entry)[2] == updates + 10
+        assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
+
+
+def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
+    rule = selection.Generational(group_size=2, parents=1)
+    entries = play(tmp_path, dataclasses.replace(TOURNAMENT, rule=rule, pods=2))
+    assert entries["p1r1"].parents == ("p0r0", "p1r0")
+    experiment = from_json(entries["p1r1"].experiment)
+    paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
+    fused, _ = pods.begin(paths, experiment, 1, make_plan(experiment))
+    one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
+    moments = jax.tree.leaves(one.shared["optimiser"])
+    assert any(np.abs(leaf).max() > 0 for leaf in moments)
+
+    def check(mean, a, b):
+        expected = (a + b) / 2 if np.issubdtype(a.dtype, np.floating) else a
+        np.testing.assert_array_equal(mean, expected)
+
+    jax.tree.map(check, jax.device_get(fused.learner.shared), one.shared, other.shared)
+    weights = jax.tree.leaves(one.shared["params"])[0], jax.tree.leaves(other.shared["params"])[0]
+    assert not np.array_equal(*weights)
+
+
+def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
+    entries = play(tmp_path, dataclasses.replace(TOURNAMENT, pods=1, rounds=1))
+    entry = entries["p0r0"]
+    directory = tmp_path / "pods" / "p0r1"
+    parent = pods.Parent(entry.checkpoint, "0" * 64)
+    experiment = from_json(entry.experiment)
+    task = pods.Task(0, 1, 9, experiment, (parent,), ROUND, None, 1, 8)
+    pods.write_task(directory, task)
+    assert pods.read_task(directory) == task
+    with pytest.raises(CheckpointError, match="not the checkpoint that the leaderboard has"):
+        pods.run(directory)
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from podracer.cli import main; main()", *arguments]
+
+
+def children(directory: Path) -> list[int]:
+    """Processes of pods of this tournament."""
+    found = []
+    for each in Path("/proc").iterdir():
+        try:
+            line = (each / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, ValueError):
+            continue
+        if "podracer.tournament.pod" in line and str(directory) in " ".join(line):
+            found.append(int(each.name))
+    return found
+
+
+def wait_until(happened: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_pods_and_driver_killed_for_real(tmp_path):
+    """A pod is killed, then the driver; no process is left, and `resume` loses nothing."""
+    directory = tmp_path / "t"
+    flags = ("--pods", "2", "--rounds", "3", "--round-frames", "40960", "--rule", "Independent")
+    driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
+    wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
+    os.kill(children(directory)[0], signal.SIGKILL)
+    log = directory / "leaderboard.jsonl"
+    wait_until(lambda: '"event": "failed"' in log.read_text())
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not children(directory), 30.0)
+    before = {e.id: e for e in history(read_events(directory)).values()}
+    assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
+    events = read_events(directory)
+    entries = history(events)
+    assert set(entries) == {f"p{p}r{r}" for p in range(2) for r in range(3)}
+    assert sum(isinstance(event, Submitted) for event in events) == 6
+    assert all(entries[name] == entry for name, entry in before.items())
+    assert not children(directory)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
+    directory = tmp_path / "t"
+    flags = ("--pods", "2", "--rounds", "2", "--round-frames", "409600", "--rule", "Independent")
+    driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
+    wait_until(lambda: all((directory / f"pods/p{p}r0/metrics.jsonl").exists() for p in (0, 1)))
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(90) == 130
+    assert not children(directory)
+    saved = [list(directory.glob(f"pods/p{p}r0/checkpoints/*/manifest.json")) for p in (0, 1)]
+    assert all(saved)
+    assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
+    events = read_events(directory)
+    assert len(history(events)) == 4
+    assert not any(type(event).__name__ == "Failed" for event in events)
+
+
+def test_the_leaderboard_is_shown_as_json(tmp_path):
+    play(tmp_path / "t", dataclasses.replace(TOURNAMENT, rounds=1))
+    result = subprocess.run(
+        command("leaderboard", str(tmp_path / "t"), "--json"), capture_output=True, check=True
+    )
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {each["id"] for each in shown} == {"p0r0", "p1r0"}
+    assert shown[0]["score"] >= shown[1]["score"]

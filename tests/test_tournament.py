@@ -1,0 +1,387 @@
+"""The orchestrator with pods that only pretend to train: what any order of ends and faults does.
+
+A pod's score is a function of its number, its round and its parents, so a tournament with faults
+must come to the entries of one without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podracer import recipes
+from podracer.io.rundir import write_json
+from podracer.io.signals import StopSignals
+from podracer.tournament import orchestrator, selection
+from podracer.tournament.events import Submitted, history, lineage, replay
+from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.orchestrator import CAPACITY, Orchestrator, Tournament, read_tournament
+from podracer.tournament.pod import REPORT, read_task
+from podracer.types import ConfigError, PodracerError
+
+TOURNAMENT = Tournament(
+    (recipes.find("cartpole_ppo"),),
+    selection.Independent(),
+    pods=4,
+    rounds=4,
+    episodes=10,
+)
+
+
+class Pretence:
+    """An engine whose processes live for a few polls and then end as `fate` says.
+
+    `fate(pod, round, attempt)` is "done", "crash", "killed", "hang" or "half" (killed after a
+    save); `polls(pod)` is for how long an attempt lives.
+    """
+
+    def __init__(self, fate: Any = None, polls: Any = None) -> None:
+        self.fate, self.polls = fate or (lambda *_: "done"), polls or (lambda pod: 1 + pod % 3)
+        self.attempts: dict[tuple[int, int], int] = {}
+        self.alive: dict[int, dict[str, Any]] = {}
+        self.most = 0
+        self.orchestrator: Any = None
+
+    def start(self, token: int, directory: Path) -> None:
+        task = read_task(directory)
+        assert task.token == token
+        place = (task.pod, task.round)
+        assert all(each["place"] != place for each in self.alive.values())
+        attempt = self.attempts[place] = self.attempts.get(place, 0) + 1
+        self.alive[token] = {
+            "place": place, "task": task, "directory": directory, "left": self.polls(task.pod),
+            "fate": self.fate(task.pod, task.round, attempt), "code": None,
+        }  # fmt: skip
+        self.most = max(self.most, len(self.alive))
+
+    def ended(self) -> dict[int, int]:
+        codes = {}
+        for token, each in list(self.alive.items()):
+            each["left"] -= 1
+            if each["fate"] == "hang":
+                self.orchestrator._since[token] -= 3600.0  # an hour has passed
+            if each["code"] is None and each["left"] <= 0 and each["fate"] != "hang":
+                each["code"] = self._end(token, each)
+            if each["code"] is not None:
+                codes[token] = each["code"]
+                del self.alive[token]
+        return codes
+
+    def _end(self, token: int, each: dict[str, Any]) -> int:
+        pod, round = each["place"]
+        directory = each["directory"]
+        if each["fate"] == "crash":
+            write_json(directory / "crash.json", {"message": "a fault for the test"})
+            return 70
+        step = directory / "checkpoints" / f"{len(self.attempts):012d}"
+        step.mkdir(parents=True, exist_ok=True)
+        (step / "manifest.json").write_text(str(token))
+        if each["fate"] in ("killed", "half"):
+            if each["fate"] == "killed":
+                (step / "manifest.json").unlink()
+            return -9
+        report = {
+            "token": token, "score": score(pod, round, each["task"].parents), "standard_error": 1.0,
+            "episodes": 10, "frames": 100 * (round + 1), "seconds": 1.0,
+            "checkpoint": step.relative_to(directory.parents[1]).as_posix(),
+            "digest": hashlib.sha256(b"").hexdigest(),
+        }  # fmt: skip
+        write_json(directory / REPORT, report)
+        return 0
+
+    def stop(self, token: int) -> None:
+        if token in self.alive:
+            self.alive[token]["code"] = 75
+
+    def kill(self, token: int) -> None:
+        if token in self.alive:
+            self.alive[token]["code"] = -9
+
+    def close(self) -> None:
+        self.alive.clear()
+
+
+def score(pod: int, round: int, parents: Any) -> float:
+    return float((pod * 7 + round * 13) % 29)
+
+
+def play(directory: Path, tournament: Tournament = TOURNAMENT, engine: Any = None) -> Any:
+    """The state at the end, and the engine."""
+    engine = engine or Pretence()
+    with Leaderboard(directory, tournament.header()) as board:
+        loop = Orchestrator(tournament, board, engine, StopSignals(), lambda state: None)
+        engine.orchestrator = loop
+        assert loop.run() == 0
+    return replay(read_events(directory)), engine
+
+
+def results(directory: Path) -> dict[str, Any]:
+    entries = history(read_events(directory)).values()
+    return {e.id: (e.score, e.frames, e.parents, dict(e.hyperparameters)) for e in entries}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(orchestrator, "PAUSE_SECONDS", 0.0)
+
+
+def test_every_pod_does_its_rounds_and_the_board_is_ranked(tmp_path):
+    state, _ = play(tmp_path)
+    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in range(4) for r in range(4)}
+    scores = [entry.score for entry in state.board]
+    assert scores == sorted(scores, reverse=True)
+    assert [e.id for e in lineage(history(read_events(tmp_path)), "p2r3")] == [
+        f"p2r{r}" for r in (3, 2, 1, 0)
+    ]
+    kept = {entry.checkpoint for entry in state.board}
+    assert all((tmp_path / path).is_dir() for path in kept)
+    assert read_tournament(tmp_path) == TOURNAMENT
+
+
+def test_200_faults_change_no_result(tmp_path):
+    """Crashes, kills before and after a save, and hangs, in half of all attempts."""
+    tournament = dataclasses.replace(TOURNAMENT, pods=20, rounds=10)
+    plain, _ = play(tmp_path / "plain", tournament)
+    faults = []
+
+    def fate(pod, round, attempt):
+        chosen = np.random.default_rng([pod, round]).choice(["crash", "killed", "half", "hang"])
+        if attempt == 1:
+            faults.append(chosen)
+            return chosen
+        return "done"
+
+    faulty, engine = play(tmp_path / "faulty", tournament, Pretence(fate))
+    assert len(faults) == 200
+    assert set(faults) == {"crash", "killed", "half", "hang"}
+    assert results(tmp_path / "faulty") == results(tmp_path / "plain")
+    assert [e.id for e in faulty.board] == [e.id for e in plain.board]
+    assert all(count == 2 for count in engine.attempts.values())
+
+
+def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go_on(tmp_path):
+    def fate(pod, round, attempt):
+        return "crash" if (pod, round) == (2, 1) else "done"
+
+    state, engine = play(tmp_path, engine=Pretence(fate))
+    assert engine.attempts[2, 1] == TOURNAMENT.retries == 3
+    assert state.pods[2].status == "quarantined"
+    assert "a fault for the test" in state.pods[2].reason
+    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in (0, 1, 3) for r in range(4)} | {"p2r0"}
+
+
+def test_progress_earns_another_attempt(tmp_path):
+    def fate(pod, round, attempt):
+        return "half" if (pod, round) == (1, 1) and attempt < 6 else "done"
+
+    state, engine = play(tmp_path, engine=Pretence(fate))
+    assert engine.attempts[1, 1] == 6
+    assert state.pods[1].round == 4
+
+
+def test_when_every_pod_fails_it_says_why(tmp_path):
+    with pytest.raises(PodracerError, match=r"every pod has failed: .*a fault for the test"):
+        play(tmp_path, engine=Pretence(lambda *_: "crash"))
+
+
+class Killed(BaseException):
+    """The orchestrator is gone, as by SIGKILL: nothing after this point happens."""
+
+
+def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
+    tmp_path, monkeypatch
+):
+    tournament = dataclasses.replace(TOURNAMENT, pods=3, rounds=2)
+    play(tmp_path / "plain", tournament)
+    events = len(read_events(tmp_path / "plain"))
+    append, moments = Leaderboard._append, 0
+    for at in range(1, events):
+        for after in (False, True):
+            directory = tmp_path / f"{at}{after}"
+            count = 0
+
+            def killing(self, event, at=at, after=after):
+                nonlocal count
+                count += 1
+                if count == at + 1 and not after:
+                    raise Killed
+                written = append(self, event)
+                if count == at + 1:
+                    raise Killed
+                return written
+
+            monkeypatch.setattr(Leaderboard, "_append", killing)
+            with pytest.raises(Killed):
+                play(directory, tournament)
+            monkeypatch.setattr(Leaderboard, "_append", append)
+            play(directory, tournament)  # its pods are gone, too: started again
+            assert results(directory) == results(tmp_path / "plain")
+            submitted = [e for e in read_events(directory) if isinstance(e, Submitted)]
+            assert len(submitted) == 6
+            moments += 1
+    assert moments == 2 * (events - 1)
+
+
+def test_a_report_of_an_attempt_that_was_replaced_does_not_count(tmp_path):
+    class Haunted(Pretence):
+        def _end(self, token, each):
+            code = super()._end(token, each)
+            if each["place"] == (1, 1) and self.attempts[1, 1] == 1:
+                path = each["directory"] / REPORT
+                report = json.loads(path.read_text())
+                write_json(path, {**report, "token": token - 1, "score": 1e6})
+            return code
+
+    state, engine = play(tmp_path, engine=Haunted())
+    assert engine.attempts[1, 1] == 2
+    assert state.board[0].score < 1e6
+    assert len(results(tmp_path)) == 16
+
+
+def test_a_slow_pod_delays_nobody(tmp_path):
+    """The others have done all their rounds before it has done one."""
+    play(tmp_path, engine=Pretence(polls=lambda pod: 1000 if pod == 3 else 1))
+    order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
+    assert order.index((3, 0)) == 12
+
+
+# --- capacity -------------------------------------------------------------------------------------
+
+
+class Elastic(Pretence):
+    """Sets the capacity after so many starts."""
+
+    def __init__(self, directory: Path, plan: dict[int, int], **other: Any) -> None:
+        super().__init__(**other)
+        self.directory, self.plan, self.starts = directory, plan, 0
+        self.counts: list[int] = []
+
+    def start(self, token: int, directory: Path) -> None:
+        super().start(token, directory)
+        self.starts += 1
+        if self.starts in self.plan:
+            (self.directory / CAPACITY).write_text(str(self.plan[self.starts]))
+
+    def ended(self):
+        over = super().ended()
+        self.counts.append(len(self.alive))
+        return over
+
+
+def test_capacity_4_to_2_to_4_retires_the_weakest_and_touches_no_other(tmp_path):
+    tournament = dataclasses.replace(TOURNAMENT, rounds=12)
+    engine = Elastic(tmp_path, {14: 2, 26: 4}, polls=lambda pod: 2)
+    state, _ = play(tmp_path, tournament, engine)
+    events = read_events(tmp_path)
+    kinds = [type(event).__name__ for event in events]
+    shrunk = kinds.index("Capacity")
+    before = replay(events[:shrunk])
+    gone = [event.pod for event in events if type(event).__name__ == "Stopped"]
+    ranked = sorted(before.pods, key=lambda n: before.pods[n].newest.score)
+    assert set(gone) == set(ranked[:2])
+    assert all(event.status == "retired" for event in events if hasattr(event, "status"))
+    stay = set(range(4)) - set(gone)
+    for pod in stay:  # never started twice for a round
+        assert all(engine.attempts[pod, round] == 1 for round in range(12))
+    assert 2 in engine.counts
+    assert engine.counts[-3:] != [2, 2, 2]
+    best = [max(e.score for e in replay(events[:n]).board) for n in range(shrunk, len(events))]
+    assert best == sorted(best)
+    assert all(state.pods[pod].round == 12 for pod in range(4))  # who retired came back
+
+
+def test_any_capacity_lets_all_finish(tmp_path):
+    rng = np.random.default_rng(0)
+    plan = {int(start): int(rng.integers(0, 5)) for start in range(3, 60, 4)}
+    engine = Elastic(tmp_path, plan)
+
+    class Patient(Elastic):
+        def ended(self):
+            if not self.alive and (self.directory / CAPACITY).exists():
+                (self.directory / CAPACITY).write_text("4")  # or 0 would be the end
+            return super().ended()
+
+    engine = Patient(tmp_path, plan)
+    state, _ = play(tmp_path, dataclasses.replace(TOURNAMENT, rounds=8), engine)
+    assert all(pod.round == 8 for pod in state.pods.values() if pod.live)
+    assert engine.most <= 4
+
+
+# --- rules and settings ---------------------------------------------------------------------------
+
+
+def test_generations_wait_for_each_other_and_fuse_their_groups(tmp_path):
+    rule = selection.Generational(group_size=2, parents=1)
+    tournament = dataclasses.replace(TOURNAMENT, pods=6, rounds=3, rule=rule)
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + 3 * pod))
+    order = [e.round for e in read_events(tmp_path) if isinstance(e, Submitted)]
+    assert order == sorted(order)
+    entries = history(read_events(tmp_path))
+    means = {g: np.mean([entries[f"p{p}r0"].score for p in (2 * g, 2 * g + 1)]) for g in range(3)}
+    best = max(means, key=lambda g: means[g])
+    for pod in range(6):
+        assert entries[f"p{pod}r1"].parents == (f"p{2 * best}r0", f"p{2 * best + 1}r0")
+
+
+def test_a_straggler_is_waited_for_so_long_and_no_longer(tmp_path):
+    rule = selection.Generational(group_size=1, parents=1)
+    tournament = dataclasses.replace(TOURNAMENT, rounds=2, rule=rule, straggler_seconds=0.05)
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 2000 if pod == 3 else 1))
+    order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
+    assert order.index((0, 1)) < order.index((3, 0))
+
+
+def test_pods_differ_in_algorithm_and_seed_and_the_winner_is_known(tmp_path):
+    names = ("cartpole_ppo", "cartpole_dqn")
+    tournament = dataclasses.replace(TOURNAMENT, experiments=tuple(map(recipes.find, names)))
+    state, _ = play(tmp_path, tournament)
+    kinds = {entry.pod: entry.experiment["agent"]["kind"] for entry in state.board}
+    assert {pod: kind for pod, kind in kinds.items() if pod < 2} == {0: "PPO", 1: "DQN"}
+    seeds = [tournament.experiment_of(pod).seed for pod in range(4)]
+    assert len(set(seeds)) == 4
+    assert [e.experiment["seed"] for e in state.board] == [seeds[e.pod] for e in state.board]
+
+
+def test_the_log_alone_gives_the_same_decisions(tmp_path):
+    """Every start is what the rule chooses from the events before it."""
+    rule = selection.PopulationBased()
+    tournament = dataclasses.replace(TOURNAMENT, pods=8, rounds=6, rule=rule)
+    play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + pod))
+    events = read_events(tmp_path)
+    adopted = 0
+    for n, event in enumerate(events):
+        if type(event).__name__ != "Started":
+            continue
+        sweep = n
+        while type(events[sweep - 1]).__name__ == "Started":
+            sweep -= 1  # one sweep decides for all that wait before it starts any
+        standing = selection.standing(replay(events[:sweep]), event.pod, event.round)
+        rng = selection.generator(tournament.seed, event.pod, event.round)
+        start = rule.choose(standing, rng)
+        assert start is not None
+        assert start.parents == event.parents
+        for name, value in start.hyperparameters.items():
+            assert event.hyperparameters[name] == pytest.approx(value, rel=1e-6)
+        adopted += bool(event.parents) and not event.parents[0].startswith(f"p{event.pod}r")
+    assert adopted > 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"experiments": ()}, "needs a recipe"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
+        ({"rule": selection.PopulationBased((selection.Range("depth", 1, 2),))}, "'depth'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        orchestrator.run(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
+    assert not (tmp_path / "leaderboard.jsonl").exists()
