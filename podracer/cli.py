@@ -33,6 +33,9 @@ USAGE = """podracer: scalable reinforcement learning on accelerators
   podracer fingerprint RUN            SHA-256 of the complete training state
   podracer bench NAME                 throughput, compile time apart
   podracer tune RECIPE                the fastest split, threads and batch here
+  podracer backtest RUN               a run that trades, beside the baselines
+  podracer promote MODELS RUN         make it the current model if it is better
+  podracer rollback MODELS            go back to the model before
   podracer doctor                     devices, versions, what works here
 
 podracer COMMAND --help shows a command's flags."""
@@ -341,7 +344,7 @@ def _report(arguments: Sequence[str]) -> int:
     @dataclasses.dataclass(frozen=True)
     class Report:
         runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-        """One or more run directories."""
+        """One or more run directories, or that of a tournament."""
         out: Path | None = None
         """The HTML file; by default report.html in the first run."""
 
@@ -349,12 +352,20 @@ def _report(arguments: Sequence[str]) -> int:
     from podracer.io.report import write_report
     from podracer.types import ConfigError
 
+    if not parsed.runs:
+        raise ConfigError("report needs at least one run directory.")
+    out = parsed.out or parsed.runs[0] / "report.html"
+    if tournaments := [run for run in parsed.runs if (run / "leaderboard.jsonl").is_file()]:
+        from podracer.io.tournament_report import write_tournament_report
+
+        if len(parsed.runs) > 1:
+            raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
+        print(write_tournament_report(tournaments[0], out))
+        return 0
     for run in parsed.runs:
         if not (run / "config.json").is_file():
             raise ConfigError(f"{run} holds no run: there is no config.json in it.")
-    if not parsed.runs:
-        raise ConfigError("report needs at least one run directory.")
-    print(write_report(parsed.runs, parsed.out or parsed.runs[0] / "report.html"))
+    print(write_report(parsed.runs, out))
     return 0
 
 
@@ -433,6 +444,24 @@ def _tune(arguments: Sequence[str]) -> int:
     return cli_measure.tune(arguments)
 
 
+def _backtest(arguments: Sequence[str]) -> int:
+    from podracer import cli_trading
+
+    return cli_trading.backtest(arguments)
+
+
+def _promote(arguments: Sequence[str]) -> int:
+    from podracer import cli_trading
+
+    return cli_trading.promote(arguments)
+
+
+def _rollback(arguments: Sequence[str]) -> int:
+    from podracer import cli_trading
+
+    return cli_trading.rollback(arguments)
+
+
 def _doctor(arguments: Sequence[str]) -> int:
     @dataclasses.dataclass(frozen=True)
     class Doctor:
@@ -465,5 +494,8 @@ COMMANDS = {
     "fingerprint": _fingerprint,
     "bench": _bench,
     "tune": _tune,
+    "backtest": _backtest,
+    "promote": _promote,
+    "rollback": _rollback,
     "doctor": _doctor,
 }

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -47,7 +48,8 @@ def sweep(arguments: Sequence[str]) -> int:
     seeds = range(experiment.seed, experiment.seed + settings.seeds)
     pods = make_pods(settings.vary, seeds, settings.draws, experiment.seed)
     experiment = dataclasses.replace(experiment, pods=pods, target_return=None)
-    join(Hosts(), experiment.devices)
+    # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
+    join(Hosts(), experiment.devices or os.cpu_count() or 1)
     from podracer.training import train
 
     result = train(experiment, run_dir=settings.run_dir, show=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,24 +134,43 @@ def _label(members: Sequence[Run], runs: Sequence[Run]) -> str:
 
 def _page(runs: Sequence[Run]) -> str:
     groups = _groups(runs)
-    title = html.escape(
-        ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    )
+    title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     body = [
-        f"<small>podracer report</small><h1>{title}</h1>",
         *(_crash(run) for run in runs if run.crash),
         _summary(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
-        _section("Who waits for whom", waiting(runs)),
-        _section("Where the time went", _stages(runs)),
-        _section("Configuration", _configuration(runs)),
+        section("Who waits for whom", waiting(runs)),
+        section("Where the time went", _stages(runs)),
+        section("Configuration", configuration(runs)),
     ]
-    return _TEMPLATE.format(title=title, style=_STYLE, body="\n".join(body))
+    return page(title, body)
 
 
-def _section(title: str, content: str) -> str:
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole page of parts in HTML; the title is plain text."""
+    title = html.escape(title)
+    head = f"<small>podracer report</small><h1>{title}</h1>"
+    return _TEMPLATE.format(title=title, style=_STYLE, body="\n".join([head, *body]))
+
+
+def section(title: str, content: str) -> str:
+    """A part of the page under its title in HTML, nothing if it has no content."""
     return f"<section><h2>{title}</h2>{content}</section>" if content else ""
+
+
+def tiles(facts: Mapping[str, str]) -> str:
+    """Names and values, all plain text, side by side; the first four are large."""
+    cells = [f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items()]
+    cells += ["<div></div>"] * (-len(cells) % 4)
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of plain text below the names of their columns."""
+    body = "".join(_row(first, rest) for first, *rest in rows)
+    top = _row(head[0], head[1:], tag="th")
+    return f'<div class="wide"><table><thead>{top}</thead>{body}</table></div>'
 
 
 def _row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td") -> str:
@@ -162,16 +181,13 @@ def _row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td"
 def _summary(runs: Sequence[Run]) -> str:
     facts = [_facts(run) for run in runs]
     if len(runs) == 1:
-        tiles = [f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts[0].items()]
-        tiles += ["<div></div>"] * (-len(tiles) % 4)
-        return f'<dl class="tiles">{"".join(tiles)}</dl>'
+        return tiles(facts[0])
     names = dict.fromkeys(name for row in sorted(facts, key=len, reverse=True) for name in row)
-    head = _row("Run", names, tag="th")
     rows = (
-        _row(run.name, (row.get(name, "-") for name in names))
+        [run.name, *(row.get(name, "-") for name in names)]
         for run, row in zip(runs, facts, strict=True)
     )
-    return f'<div class="wide"><table><thead>{head}</thead>{"".join(rows)}</table></div>'
+    return table(["Run", *names], rows)
 
 
 def _facts(run: Run) -> dict[str, str]:
@@ -228,7 +244,7 @@ def _learning(groups: Groups) -> Iterator[str]:
     for title, columns, height, panels in (*_CURVES, ("Losses and other metrics", 3, 1.9, metrics)):
         if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
             drawn = figure(groups, shown, columns, height)
-            yield _section(title, (names if len(groups) > 1 else "") + drawn)
+            yield section(title, (names if len(groups) > 1 else "") + drawn)
 
 
 def _stages(runs: Sequence[Run]) -> str:
@@ -263,23 +279,23 @@ def _spent(run: Run) -> dict[str, float]:
     return {**spent, "other": max(0.0, (run.last("seconds") or 0.0) - sum(spent.values()))}
 
 
-def _configuration(runs: Sequence[Run]) -> str:
+def configuration(runs: Sequence[Run]) -> str:
     """All settings; those in which the runs differ come first and are marked."""
     tables = []
     for run in runs:
-        about = {part: run.config.get(part, {}) for part in ("versions", "device")}
+        about = {part: run.config[part] for part in ("versions", "device") if part in run.config}
         tables.append(run.settings | dict(flatten(about)))
     differing, shared = [], []
-    for key in dict.fromkeys(key for table in tables for key in table):
-        values = [table.get(key, "-") for table in tables]
+    for key in dict.fromkeys(key for each in tables for key in each):
+        values = [each.get(key, "-") for each in tables]
         if len(set(values)) > 1:
             differing.append(_row(key, values, ' class="differs"'))
         else:
             shared.append(_row(key, values[:1], f' colspan="{len(runs)}"'))
     head = f"<thead>{_row('', (run.name for run in runs), tag='th')}</thead>"
     rows = "".join([head if len(runs) > 1 else "", *differing, *shared])
-    table = f'<div class="wide"><table class="settings">{rows}</table></div>'
-    return table if differing or shared else ""
+    settings = f'<div class="wide"><table class="settings">{rows}</table></div>'
+    return settings if differing or shared else ""
 
 
 def _crash(run: Run) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from podracer.io.console import clock, compact, number
+from podracer.io.course import varied
 from podracer.tournament.events import Entry, PodState, State
 
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
@@ -84,7 +85,7 @@ def board(state: State) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("place", "entry", "score", "frames", "time", "from", "hyperparameters"):
         table.add_column(name, justify="right" if name in ("place", "score", "frames") else "left")
-    varied = _varied(state.board)
+    names = varied(state.board)
     for place, entry in enumerate(state.board, 1):
         table.add_row(
             str(place),
@@ -93,18 +94,9 @@ def board(state: State) -> Table:
             compact(entry.frames),
             clock(entry.seconds),
             ", ".join(entry.parents) or "fresh",
-            ", ".join(f"{name} {entry.hyperparameters.get(name, 0):.3g}" for name in varied),
+            ", ".join(f"{name} {entry.hyperparameters.get(name, 0):.3g}" for name in names),
         )
     return table
-
-
-def _varied(entries: tuple[Entry, ...]) -> list[str]:
-    """Hyperparameters in which entries differ."""
-    seen: dict[str, set[float]] = {}
-    for entry in entries:
-        for name, value in entry.hyperparameters.items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1]
 
 
 def pods(state: State, rounds: int) -> Table:

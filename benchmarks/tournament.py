@@ -1,0 +1,146 @@
+"""Does a tournament help? The same pods, rounds and frames under each rule of selection.
+
+Each pod begins with a learning rate drawn from the same range. Rounds run one after another in this
+process, so that rules differ in nothing but what they choose; the measure is the best held-out
+score over the frames of all pods. JSON lines go to `--out`; `--draw FILE.png` draws such a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import append
+from matplotlib.figure import Figure
+
+from podracer import recipes
+from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.io.signals import StopSignals
+from podracer.population import Hyperparameter, Pod
+from podracer.tournament import pod, selection
+from podracer.tournament.events import Submitted, history
+from podracer.tournament.leaderboard import Leaderboard, read_events
+from podracer.tournament.orchestrator import Orchestrator, Tournament
+
+RANGE = selection.Range("learning_rate", 1e-5, 1e-1)
+RULES = {
+    "independent": selection.Independent(),
+    "softmax": selection.Softmax(),
+    "population-based": selection.PopulationBased((RANGE,), fraction=0.34),
+    "generational": selection.Generational(group_size=2, parents=1),
+}
+
+
+class Inline:
+    """An engine that runs each round where it is started."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+
+    def start(self, token: int, directory: Path) -> None:
+        self.codes[token] = pod.run(directory)
+
+    def ended(self) -> dict[int, int]:
+        codes, self.codes = self.codes, {}
+        return codes
+
+    def stop(self, token: int) -> None: ...
+    def kill(self, token: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int) -> list[Any]:
+    """Best score so far after each submission."""
+    experiment = recipes.find(recipe)
+    rng = np.random.default_rng(seed)
+    # As populations of one: other learning rates then compile nothing anew.
+    experiments = tuple(
+        dataclasses.replace(
+            experiment, devices=1,
+            pods=(Pod(0, (Hyperparameter(RANGE.name, RANGE.draw(rng)),)),),
+        )
+        for _ in range(pods)
+    )  # fmt: skip
+    tournament = Tournament(
+        experiments, RULES[name], pods, rounds, frames, size=pods, episodes=128, seed=seed
+    )
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        with Leaderboard(directory, tournament.header()) as board:
+            Orchestrator(tournament, board, Inline(), StopSignals(), lambda state: None).run()
+        events = read_events(directory)
+        entries = history(events)
+    spent, best, lines = 0, -np.inf, []
+    for event in events:
+        if isinstance(event, Submitted):
+            spent += frames
+            best = max(best, event.score)
+            place = f"p{event.pod}r{event.round}"
+            lines.append({
+                "rule": name, "recipe": recipe, "seed": seed, "frames": spent, "best": best,
+                "score": event.score, "entry": place, "parents": entries[place].parents,
+            })  # fmt: skip
+    lines[-1]["seconds"] = time.perf_counter() - began
+    return lines
+
+
+def draw(source: Path, target: Path) -> None:
+    """Best score over the frames of all pods: interquartile mean over seeds, 95 % bootstrap."""
+    groups: Any = defaultdict(lambda: defaultdict(list))
+    for line in map(json.loads, source.read_text().splitlines()):
+        groups[line["rule"]][line["seed"]].append(line)
+    figure = Figure((6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for color, (rule, seeds) in zip(COLORS, groups.items(), strict=False):
+        frames = np.array([line["frames"] for line in next(iter(seeds.values()))])
+        best = np.array([[line["best"] for line in lines] for lines in seeds.values()])
+        low, high = bootstrap_interval(best)
+        axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.plot(
+            frames, interquartile_mean(best), color=color, label=f"{rule} ({len(seeds)} seeds)"
+        )
+    axes.set_xlabel("frames of all pods")
+    axes.set_ylabel("best held-out score")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, dpi=150)
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--recipe", default="cartpole_ppo")
+    made.add_argument("--rule", action="append", choices=list(RULES))
+    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    made.add_argument("--pods", type=int, default=6)
+    made.add_argument("--rounds", type=int, default=4)
+    made.add_argument("--round-frames", type=int, default=10_240)
+    made.add_argument("--out", type=Path)
+    made.add_argument("--draw", type=Path)
+    options = made.parse_args()
+    if options.draw:
+        draw(options.out, options.draw)
+        return
+    for seed in options.seeds:
+        for rule in options.rule or RULES:
+            lines = play(
+                rule, options.recipe, seed, options.pods, options.rounds, options.round_frames
+            )
+            print(
+                f"{rule:18} seed {seed}: best {lines[-1]['best']:.1f} after "
+                f"{lines[-1]['frames']:,} frames, {lines[-1]['seconds']:.0f} s",
+                flush=True,
+            )
+            for line in lines:
+                append(options.out, line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The course of a tournament: what its log says, in the terms of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from podracer.tournament.events import (
+    Entry,
+    Event,
+    Failed,
+    Started,
+    State,
+    Stopped,
+    Submitted,
+    history,
+    lineage,
+    replay,
+)
+from podracer.tournament.leaderboard import read_events
+
+Link = tuple[Entry, Entry]  # from the first to the second
+
+
+class Attempt(NamedTuple):
+    """A bar: when a pod was in a round, in seconds since the tournament began."""
+
+    pod: int
+    start: float
+    end: float
+    outcome: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What the log of a tournament says; it may have no entry yet."""
+
+    events: Sequence[Event]
+
+    @functools.cached_property
+    def state(self) -> State:
+        """How it stands."""
+        return replay(self.events)
+
+    @functools.cached_property
+    def entries(self) -> dict[str, Entry]:
+        """Every entry ever, by id, in the order of arrival."""
+        return history(self.events)
+
+    @functools.cached_property
+    def ancestry(self) -> tuple[Entry, ...]:
+        """The best entry and all that it descends from, nearest first."""
+        board = self.state.board
+        return lineage(self.entries, board[0].id) if board else ()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time up to the last event."""
+        return self.since(self.events[-1].time)
+
+    @property
+    def rounds(self) -> int:
+        """How many, up to the last one that has an entry."""
+        return 1 + max((entry.round for entry in self.entries.values()), default=-1)
+
+    def since(self, time: float) -> float:
+        """Seconds since the tournament began."""
+        return max(0.0, time - self.events[0].time)
+
+    def links(self, entries: Iterable[Entry]) -> list[Link]:
+        """From each parent to each of these entries."""
+        return [(self.entries[parent], child) for child in entries for parent in child.parents]
+
+    def pods(self) -> list[Link]:
+        """From each entry to the next one of its pod."""
+        own: dict[int, list[Entry]] = {}
+        for entry in self.entries.values():
+            own.setdefault(entry.pod, []).append(entry)
+        return [link for entries in own.values() for link in itertools.pairwise(entries)]
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt at a round; what ended without a word did so before the pod's next one."""
+        found: list[Attempt] = []
+        running: dict[int, float] = {}
+
+        def end(pod: int, time: float, outcome: str) -> None:
+            if pod in running:
+                found.append(Attempt(pod, running.pop(pod), self.since(time), outcome))
+
+        for event in self.events:
+            match event:
+                case Started():
+                    end(event.pod, event.time, "interrupted")
+                    running[event.pod] = self.since(event.time)
+                case Submitted():
+                    end(event.pod, event.time, "reported")
+                case Failed():
+                    end(event.pod, event.time, "failed")
+                case Stopped():
+                    end(event.pod, event.time, "interrupted")
+        for pod in list(running):
+            end(pod, self.events[-1].time, "running")
+        return found
+
+
+def read_course(directory: Path) -> Course:
+    """The course of a tournament, which may be alive. Raises as `read_events` does."""
+    return Course(read_events(directory))
+
+
+def varied(entries: Iterable[Entry]) -> list[str]:
+    """Hyperparameters in which entries differ."""
+    seen: dict[str, set[float]] = {}
+    for entry in entries:
+        for name, value in entry.hyperparameters.items():
+            seen.setdefault(name, set()).add(value)
+    return [name for name, values in seen.items() if len(values) > 1]

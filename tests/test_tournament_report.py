@@ -1,0 +1,213 @@
+"""A tournament's page says what its log says, at any moment, and stands alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import itertools
+import re
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from podracer import cli
+from podracer.io.course import Attempt, Course, read_course, varied
+from podracer.io.tournament_report import write_tournament_report
+from podracer.tournament import leaderboard
+from podracer.tournament.events import Failed, Header, Stopped, Submitted
+from podracer.tournament.leaderboard import Leaderboard
+from podracer.types import ConfigError
+
+HOSTILE = "<script>alert(1)</script> & {x} $y$"
+
+
+def header(*recipes, pods=3):
+    experiments = [{"recipe": recipe, "agent": {"note": HOSTILE}} for recipe in recipes]
+    settings = {"experiments": experiments, "rule": {"kind": "KTournament", "k": 3}, "rounds": 4}
+    return Header(settings, seed=7, pods=pods, size=3, evaluation="e1", episodes=10)
+
+
+def start(board, pod, *parents, rate=0.001):
+    return board.start(
+        pod,
+        board.state.pods[pod].round,
+        parents=parents,
+        hyperparameters={"learning_rate": rate, "clip": 0.2},
+        experiment={},
+    )
+
+
+def submit(board, attempt, score, frames=1000):
+    checkpoint = f"pods/p{attempt.pod}r{attempt.round}/checkpoints/{attempt.token}"
+    (board.directory / checkpoint).mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(b"").hexdigest()
+    where = attempt.pod, attempt.round, attempt.token
+    report = Submitted(*where, score, 0.25, 10, "e1", frames, 1.0, checkpoint, digest)
+    return board.submit(report)
+
+
+def play(board):
+    """Ten seconds an event: pod 2 fails for good, and pod 1 is best, by way of pod 0."""
+    first, second, third = (start(board, pod, rate=10.0 ** -(pod + 1)) for pod in range(3))
+    submit(board, first, 5.0)
+    submit(board, second, 1.0)
+    board.fail(Failed(2, 0, third.token, HOSTILE))
+    board.record(Stopped(2, "quarantined", "enough of it"))
+    submit(board, third, 9.0)  # refused
+    start(board, 1, "p0r0", rate=0.05)
+    again = start(board, 1, "p0r0", rate=0.05)  # the one before was interrupted
+    submit(board, again, 1234.5, frames=2500)
+    submit(board, start(board, 0, "p0r0", rate=0.1), 4.0, frames=2000)
+
+
+@pytest.fixture(scope="module")
+def tournament(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "mine"
+    ticks = itertools.count(1e9, 10.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leaderboard, "time", SimpleNamespace(time=lambda: next(ticks)))
+        with Leaderboard(directory, header("catch_a2c")) as board:
+            play(board)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def page(tournament):
+    return page_of(tournament)
+
+
+def page_of(directory):
+    return write_tournament_report(directory, directory / "report.html").read_text("utf-8")
+
+
+def rows_of(page, title):
+    """The cells of a section's table."""
+    section = page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", section)
+    return [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t", row)] for row in rows]
+
+
+def test_the_summary(page):
+    assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {
+        "Best entry": "p1r1", "Score": "1,234 ± 0.250", "Frames in all": "4.50k",
+        "Wall time": "2:10", "Rounds": "4 of 12", "Entries": "4, 3 on the board",
+        "Pods": "3, 1 quarantined", "Rule": "KTournament", "Failures": "1",
+        "Refused reports": "1", "Episodes of an evaluation": "10", "Seed": "7",
+    }  # fmt: skip
+
+
+def test_the_board_has_the_hyperparameters_that_vary(page):
+    assert rows_of(page, "Leaderboard") == [
+        ["Place", "Entry", "Score", "Frames", "Parents", "learning_rate"],
+        ["1", "p1r1", "1,234 ± 0.250", "2.50k", "p0r0", "0.0500"],
+        ["2", "p0r0", "5.00 ± 0.250", "1.00k", "fresh", "0.100"],
+        ["3", "p0r1", "4.00 ± 0.250", "2.00k", "p0r0", "0.100"],
+    ]
+
+
+def test_the_lineage_of_the_winner_is_named(page):
+    assert "<p><b>p1r1</b> descends from p0r0.</p>" in page
+
+
+def test_failures_are_listed_with_their_reasons(page):
+    assert rows_of(page, "Failures") == [
+        ["Time", "Pod", "Round", "What", "Reason"],
+        ["1:00", "2", "0", "failed", HOSTILE],
+        ["1:10", "2", "", "quarantined", "enough of it"],
+        ["1:20", "2", "0", "report refused", "attempt 3 at round 0 is not the current one"],
+    ]
+
+
+def test_a_page_is_self_contained_and_runs_nothing(page):
+    assert "://" not in page
+    assert "<script" not in page
+    assert "default-src 'none'" in page
+    sources = re.findall(r'(?:src|srcset|href)="(.*?)"', page)
+    assert len(sources) == 8
+    for source in sources:
+        assert source.startswith("data:image/png;base64,")
+        with Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))) as image:
+            assert image.getextrema()[3] == (0, 255)  # clear ground, and something on it
+
+
+def test_attempts_are_bars_in_time(tournament):
+    assert sorted(read_course(tournament).attempts()) == [
+        Attempt(0, 10.0, 40.0, "reported"),
+        Attempt(0, 120.0, 130.0, "reported"),
+        Attempt(1, 20.0, 50.0, "reported"),
+        Attempt(1, 90.0, 100.0, "interrupted"),
+        Attempt(1, 100.0, 110.0, "reported"),
+        Attempt(2, 30.0, 60.0, "failed"),
+    ]
+
+
+def test_links_follow_parents_and_pods(tournament):
+    course = read_course(tournament)
+    assert [(a.id, b.id) for a, b in course.links(course.ancestry)] == [("p0r0", "p1r1")]
+    assert [(a.id, b.id) for a, b in course.pods()] == [("p0r0", "p0r1"), ("p1r0", "p1r1")]
+    assert varied(course.entries.values()) == ["learning_rate"]
+    assert varied(course.ancestry[:1]) == []
+
+
+def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
+    events = read_course(tournament).events
+    lines = (tournament / "leaderboard.jsonl").read_text().splitlines(keepends=True)
+    for count in (1, 2, 5):
+        directory = tmp_path / f"after {count}"
+        directory.mkdir()
+        (directory / "leaderboard.jsonl").write_text("".join(lines[:count]) + '{"event": "sta')
+        page = page_of(directory)
+        course = Course(events[:count])
+        assert f"{len(course.entries)}, {len(course.state.board)} on the board" in page
+        running = any(pod.status == "running" for pod in course.state.pods.values())
+        assert ("running" in page) == running == (count > 1)
+        assert ("<h2>Leaderboard</h2>" in page) == bool(course.entries)
+        assert "<h2>Configuration</h2>" in page
+
+
+def test_the_same_log_gives_the_same_page(tournament, page):
+    assert page_of(tournament) == page
+
+
+def test_experiments_of_several_recipes_are_compared(tmp_path):
+    with Leaderboard(tmp_path, header("catch_a2c", "catch_ppo")):
+        pass
+    rows = {head: values for head, *values in rows_of(page_of(tmp_path), "Configuration")}
+    assert rows["experiment.recipe"] == ["catch_a2c", "catch_ppo"]
+    assert rows["tournament.rule.k"] == ["3"]
+    assert rows["experiment.agent.note"] == [HOSTILE]
+
+
+def test_many_ancestors_are_counted(tmp_path):
+    with Leaderboard(tmp_path, header("catch_a2c", pods=1)) as board:
+        for round in range(39):
+            submit(board, start(board, 0, *([f"p0r{round - 1}"] if round else [])), float(round))
+    page = page_of(tmp_path)
+    assert "<b>p0r38</b> descends from p0r37, p0r36," in page
+    assert "p0r14 and 14 more.</p>" in page
+
+
+def test_the_command_reports_a_tournament_alone(tmp_path, capsys):
+    tournament = tmp_path / "mine"
+    with Leaderboard(tournament, header("catch_a2c")):
+        pass
+    with pytest.raises(SystemExit) as done:
+        cli.main(["report", str(tournament)])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"{tournament / 'report.html'}\n"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    for paths in ([run, tournament], [tournament, run]):
+        with pytest.raises(SystemExit) as refused:
+            cli.main(["report", *map(str, paths)])
+        assert refused.value.code == 78
+        assert "mine holds a tournament: report it alone." in capsys.readouterr().err
+
+
+def test_what_is_no_tournament_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no tournament"):
+        page_of(tmp_path)
