@@ -41,8 +41,8 @@ PENDULUM: dict[str, Any] = {
     "network": TorsoNetwork(MLP((64, 64))),
 }
 HALFCHEETAH: dict[str, Any] = {
-    "random_frames": 10_000,
-    "replay": Replay(1_000_000, updates=8, warmup=10_000),
+    "random_frames": 5_000,
+    "replay": Replay(1_000_000, batch_size=128, updates=8, warmup=5_000),
 }
 
 
@@ -192,20 +192,21 @@ def memory_r2d2() -> Experiment:
 
 
 def memorychain_r2d2() -> Experiment:
-    """R2D2 on bsuite's memory chain: to say after 20 steps what the first one showed (gymnax)."""
+    """R2D2 on bsuite's memory chain: to say after 15 steps what the first one showed (gymnax)."""
     return Experiment(
         recipe="memorychain_r2d2",
-        environment="gymnax:MemoryChain-bsuite,memory_length=20",
+        environment="gymnax:MemoryChain-bsuite,memory_length=15",
         agent=R2D2(
+            learning_rate=2e-3,
             target_period=50,
             burn_in=8,
-            unroll=24,
+            unroll=40,
             n_step=3,
-            stride=16,
-            replay=Replay(40_000, batch_size=64, updates=4, prioritised=True),
+            stride=32,
+            replay=Replay(40_000, batch_size=64, updates=8, prioritised=True),
         ),
-        driver=AnakinConfig(16, 16, 20),
-        frames=409_600,
+        driver=AnakinConfig(16, 32, 20),
+        frames=307_200,
     )
 
 
@@ -224,7 +225,11 @@ def catch_muzero() -> Experiment:
     return Experiment(
         recipe="catch_muzero",
         environment="catch",
-        agent=MuZero(replay=Replay(50_000, batch_size=128, updates=4, prioritised=True)),
+        agent=MuZero(
+            bound=1.0,
+            bins=21,
+            replay=Replay(50_000, batch_size=128, updates=8, prioritised=True),
+        ),
         driver=AnakinConfig(32, 8, 20),
         frames=256_000,
         evaluation_episodes=64,
@@ -258,7 +263,11 @@ def cartpole_alphazero() -> Experiment:
 def cartpole_muzero() -> Experiment:
     """Gumbel MuZero on CartPole."""
     return dataclasses.replace(
-        catch_muzero(), recipe="cartpole_muzero", environment="cartpole", target_return=475.0
+        catch_muzero(),
+        recipe="cartpole_muzero",
+        environment="cartpole",
+        agent=MuZero(replay=Replay(50_000, batch_size=128, updates=4, prioritised=True)),
+        target_return=475.0,
     )
 
 
@@ -284,7 +293,7 @@ def pendulum_ddpg() -> Experiment:
 
 
 def breakout_dqn() -> Experiment:
-    """Double DQN on MinAtar Breakout (needs gymnax)."""
+    """Double DQN on MinAtar Breakout (needs gymnax), fully connected as `breakout_ppo`."""
     return Experiment(
         recipe="breakout_dqn",
         environment="gymnax:Breakout-MinAtar",
@@ -292,26 +301,27 @@ def breakout_dqn() -> Experiment:
             learning_rate=5e-4,
             epsilon_frames=250_000,
             target_period=250,
-            replay=Replay(200_000, updates=4, warmup=5_000),
-            network=TorsoNetwork(MINATAR),
+            replay=Replay(200_000, updates=8, warmup=5_000),
         ),
         driver=AnakinConfig(64, 4, 100),
-        frames=2_000_000,
+        frames=1_000_000,
         evaluations=20,
     )
 
 
 def breakout_rainbow() -> Experiment:
-    """Rainbow on MinAtar Breakout (needs gymnax)."""
+    """Rainbow on MinAtar Breakout (needs gymnax). The game has two openings and no chance besides,
+    so actions are random at first and now and then, beside what noisy heads explore."""
     return dataclasses.replace(
         breakout_dqn(),
         recipe="breakout_rainbow",
         agent=rainbow(
-            learning_rate=5e-4,
+            learning_rate=2.5e-4,
+            epsilon=0.02,
+            epsilon_frames=250_000,
             target_period=250,
-            value=Atoms(0.0, 50.0, 51),
-            replay=Replay(200_000, updates=4, warmup=5_000, prioritised=True),
-            network=TorsoNetwork(MINATAR),
+            value=Atoms(0.0, 25.0, 51),
+            replay=Replay(200_000, updates=8, warmup=5_000, prioritised=True),
         ),
     )
 
@@ -455,7 +465,7 @@ def halfcheetah_ppo() -> Experiment:
             learning_rate=3e-4,
             entropy_cost=0.0,
             epochs=10,
-            minibatches=8,
+            minibatches=32,
             normalise_observations=True,
             normalise_rewards=True,
             network=TorsoNetwork(MLP((64, 64), "tanh"), shared=False),
@@ -488,6 +498,18 @@ def halfcheetah_ddpg() -> Experiment:
     """DDPG on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
     return dataclasses.replace(
         halfcheetah_sac(), recipe="halfcheetah_ddpg", agent=DDPG(**HALFCHEETAH)
+    )
+
+
+def trading_ppo() -> Experiment:
+    """PPO on a synthetic stock market; evaluated in a period that it never trained in."""
+    return Experiment(
+        recipe="trading_ppo",
+        environment="trading:synthetic",
+        agent=PPO(entropy_cost=0.0, normalise_observations=True),
+        driver=AnakinConfig(64, 64, 20),
+        frames=2_000_000,
+        evaluation_episodes=1,  # from the one start, through the whole of that period
     )
 
 
@@ -529,6 +551,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         halfcheetah_sac,
         halfcheetah_td3,
         halfcheetah_ddpg,
+        trading_ppo,
     )
 }
 

@@ -26,6 +26,7 @@ from podracer.mesh import make_mesh, wait_for_all_processes
 from podracer.plan import (
     Plan,
     build,
+    check_same_environment,
     checked_spec,
     configuration,
     kept_environment,
@@ -206,6 +207,7 @@ class Run:
         """The newest checkpoint's state; None if the run was killed before its first save."""
         if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
             return None
+        check_same_environment(self.directory, self.env)
         restored = checkpointer.restore(self.plan.like)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if restored.metadata["devices"] != self.mesh.size and self.is_main:

@@ -646,7 +646,7 @@ def test_another_tournament_is_refused(tmp_path: Path) -> None:
     played(tmp_path)
     with pytest.raises(ConfigError, match="seed was 0 and is 1"):
         Leaderboard(tmp_path, dataclasses.replace(HEADER, seed=1))
-    with pytest.raises(ConfigError, match="tournament.rule was softmax and is"):
+    with pytest.raises(ConfigError, match=r"tournament\.rule was softmax and is"):
         Leaderboard(tmp_path, dataclasses.replace(HEADER, tournament={"rule": "uniform"}))
     with Leaderboard(tmp_path, HEADER) as board:  # each refusal has let go of the lock
         assert len(board.state.board) == 5

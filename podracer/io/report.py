@@ -150,7 +150,7 @@ def _page(runs: Sequence[Run]) -> str:
 def page(title: str, body: Iterable[str]) -> str:
     """A whole page of parts in HTML; the title is plain text."""
     title = html.escape(title)
-    head = f"<small>podracer report</small><h1>{title}</h1>"
+    head = f"<small>podracer</small><h1>{title}</h1>"
     return _TEMPLATE.format(title=title, style=_STYLE, body="\n".join([head, *body]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from podracer.types import Array, ConfigError, Continuous, EnvironmentSpec, Time
 
 FIRST_SHARES = 64  # a random start holds fewer of each ticker
 CASH_RANGE = (0.95, 1.05)  # and this much of the usual cash
+_OPTIONAL = ("episode_length", "turbulence_threshold", "final_discount")
 
 
 class Table(NamedTuple):
@@ -78,8 +79,9 @@ class Trading:
     """Most shares of a ticker to trade at once."""
     min_trade: float = 0.1
     """Orders of a smaller part of `max_shares` are ignored."""
-    turbulence_threshold: float = 30.0
-    """The index has a mean of about D."""
+    turbulence_threshold: float | None = None
+    """None for 4 D, which one day in fifty exceeds: the index has a mean of about D. The released
+    code has 30 in training and 15 after it, for 89 tickers."""
     final_discount: float | None = None
     """If set, the last reward becomes G, with G = r + `final_discount` G over the episode."""
     reward_scale: float = 2**-13
@@ -92,7 +94,7 @@ class Trading:
     feature_scale: float = 2**-7
 
     def __post_init__(self) -> None:
-        steps = len(self._period) - 1
+        steps = len(self.bars) - 1
         for name, kind, least, most in (
             ("episode_length", int, 1, steps),  # no longer than the period
             ("random_start", bool, False, True),
@@ -104,7 +106,7 @@ class Trading:
             ("final_discount", float, 0, 1),
         ):
             value = getattr(self, name)
-            if value is None and name in ("episode_length", "final_discount"):
+            if value is None and name in _OPTIONAL:
                 continue
             fits = isinstance(value, (int, float) if kind is float else kind)
             if not (fits and least <= value <= most):
@@ -115,7 +117,7 @@ class Trading:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        tickers = len(self._period.market.tickers)
+        tickers = len(self.bars.market.tickers)
         size = 3 + (3 + len(FEATURES)) * tickers
         action = Continuous((-1.0,) * tickers, (1.0,) * tickers)
         return EnvironmentSpec(f"trading:{self.name}", Array((size,)), action)
@@ -129,7 +131,7 @@ class Trading:
         return self._examined("backtest")
 
     def reset(self, key: jax.Array) -> tuple[TradingState, TimeStep]:
-        tickers, steps = len(self._period.market.tickers), len(self._period) - 1
+        tickers, steps = len(self.bars.market.tickers), len(self.bars) - 1
         words = jax.random.bits(key, (2 + tickers,))  # a key for each would double a step's time
         cash, shares = jnp.float32(self.cash), jnp.zeros(tickers, jnp.int32)
         if self.random_start:
@@ -171,11 +173,18 @@ class Trading:
     @property
     def table(self) -> Table:
         """What the period's bars show."""
-        return _table(self._period)
+        return _table(self.bars)
 
     @property
-    def _period(self) -> Period:
+    def bars(self) -> Period:
+        """The period itself."""
         return getattr(self.split, self.period)
+
+    @property
+    def _threshold(self) -> float:
+        if self.turbulence_threshold is None:
+            return 4.0 * len(self.bars.market.tickers)
+        return self.turbulence_threshold
 
     def _examined(self, period: Literal["validation", "backtest"]) -> Trading:
         return dataclasses.replace(
@@ -186,12 +195,12 @@ class Trading:
         """Shares to buy, negative to sell, i32 `[D]`."""
         orders = jnp.trunc(jnp.clip(action, -1, 1) * self.max_shares).astype(jnp.int32)
         orders = jnp.where(jnp.abs(orders) >= self.min_trade * self.max_shares, orders, 0)
-        turbulent = jnp.asarray(self.table.turbulence)[state.time] > self.turbulence_threshold
+        turbulent = jnp.asarray(self.table.turbulence)[state.time] > self._threshold
         return jnp.where(turbulent, -state.shares, orders)
 
     def _observe(self, state: TradingState) -> jax.Array:
         price, index, indicators = (jnp.asarray(x)[state.time] for x in self.table)
-        threshold = self.turbulence_threshold
+        threshold = self._threshold
         squashed = jnp.tanh(np.e / 2 * index / threshold) * threshold / 2
         whole = jnp.stack(
             [
@@ -228,9 +237,9 @@ def trade(
     return cash, shares, jnp.sum((sold + bought) * price) * cost
 
 
-def backtest_environment(environment: AutoReset) -> AutoReset:
+def backtest_environment(environment: Any) -> AutoReset:
     """A trading environment in its back-test period. Raises `ConfigError` for any other."""
-    if not isinstance(environment.inner, Trading):
+    if not isinstance(getattr(environment, "inner", None), Trading):
         raise ConfigError(f"{environment.spec.name} has no period to back-test in.")
     return dataclasses.replace(environment, inner=environment.inner.for_backtest())
 

@@ -1,0 +1,252 @@
+"""Delivery: promoted only if better, back on request, and a model is current whatever is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import podracer
+from podracer.agents.ppo import PPO
+from podracer.anakin import AnakinConfig
+from podracer.cli import main
+from podracer.experiment import Experiment
+from podracer.io.checkpoint import fingerprint
+from podracer.io.rundir import verify_seal
+from podracer.trading import delivery
+from podracer.trading.backtest import backtest
+from podracer.trading.delivery import current, promote, rollback
+from podracer.training import load_run
+from podracer.types import CheckpointError, ConfigError
+
+MARKET = "trading:synthetic,tickers=3,bars=200"
+EXPERIMENT = Experiment(
+    recipe="trading",
+    environment=MARKET,
+    agent=PPO(learning_rate=1e-3, normalise_observations=True),
+    driver=AnakinConfig(8, 16, 4),
+    frames=8 * 128,
+    evaluations=0,
+    devices=1,
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Three runs, the worst in the validation period first."""
+    root = tmp_path_factory.mktemp("runs")
+    made = [podracer.train(EXPERIMENT, seed=s, run_dir=root / f"s{s}").run_dir for s in range(3)]
+    first, second, third = sorted(made, key=score)
+    assert score(first) < score(second) < score(third)
+    return first, second, third
+
+
+def score(run: Path) -> float:
+    return backtest(run).validation.figures["policy"].cumulative_return
+
+
+def decisions(models: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (models / "record.jsonl").read_text().splitlines()]
+
+
+def called(*arguments: Any) -> Any:
+    with pytest.raises(SystemExit) as left:
+        main(list(map(str, arguments)))
+    return left.value.code
+
+
+def test_better_ones_are_promoted(
+    runs: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worst, middle, best = runs
+    models = tmp_path / "models"
+    assert called("promote", models, middle) == 0
+    assert "Promoted: the current model is" in capsys.readouterr().out
+    assert called("promote", models, worst) == 1
+    shown = capsys.readouterr().out
+    assert f"Refused: the current model is {models / '000001'}" in shown
+    assert all(f"{100 * score(run):+.2f} %" in shown for run in (worst, middle))
+    assert called("promote", models, middle) == 1  # equal is not better
+    assert called("promote", models, best) == 0
+    assert current(models) == models / "000002"
+    assert (models / "current").read_text() == "000002\n"
+    record = decisions(models)
+    assert [each["action"] for each in record] == ["promote", "refuse", "refuse", "promote"]
+    assert [each["before"] for each in record] == [None, *[score(middle)] * 3]
+    assert record[3]["score"] == score(best)
+    assert record[3]["window"] == ["2010-06-18", "2010-08-12"]
+
+    assert called("rollback", models) == 0
+    assert current(models) == models / "000001"
+    assert (models / "current").read_text() == "000001\n"
+    capsys.readouterr()
+    assert called("rollback", models) == 78
+    assert "has no model before 000001" in capsys.readouterr().err
+    assert called("promote", models, best) == 0  # numbers are not used twice
+    assert current(models) == models / "000003"
+
+
+def test_rolling_back_goes_further_each_time(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    for run in runs:
+        promote(tmp_path, run)
+    assert [rollback(tmp_path).model for _ in range(2)] == ["000002", "000001"]
+    assert current(tmp_path).name == "000001"
+
+
+def test_a_model_outlives_its_run(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs[1], run)
+    expected, figures = podracer.load(run)[1], backtest(run).to_json()
+    promote(tmp_path / "models", run)
+    shutil.rmtree(run)
+    model = current(tmp_path / "models")
+    assert fingerprint(podracer.load(model)[1]) == fingerprint(expected)
+    assert backtest(model).to_json() == {**figures, "run": "000001"}
+    assert called("backtest", model) == 0
+    assert (model / "backtest.html").exists()  # a page beside a model does it no harm
+    assert promote(tmp_path / "models", runs[0]).action == "refuse"
+
+
+def test_both_are_judged_in_the_newer_window(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """The old model is played in the validation period of the new run, not in its own."""
+    later = f"{MARKET},train_until=0.7,validate_until=0.9"
+    run = podracer.train(EXPERIMENT, environment=later, run_dir=tmp_path / "run").run_dir
+    promote(tmp_path / "models", runs[2])
+    decision = promote(tmp_path / "models", run)
+    moved = dataclasses.replace(EXPERIMENT, environment=later)
+    there = tmp_path / "there"  # the old run, were it configured for the new window
+    shutil.copytree(runs[2], there)
+    config = json.loads((run / "config.json").read_text())
+    config["experiment"]["environment"] = moved.environment
+    (there / "config.json").write_text(json.dumps(config))
+    assert decision.before == score(there) != score(runs[2])
+    assert decision.score == score(run)
+    assert decision.window == ("2010-07-16", "2010-09-09")
+    assert (decision.action == "promote") == (decision.score > decision.before)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> bool:
+    """Do what `act` does up to the step, counting before and after each change to the disk."""
+    count = 0
+
+    def watched(change: Callable[..., Any]) -> Callable[..., Any]:
+        def tick() -> None:
+            nonlocal count
+            count += 1
+            if count == step:
+                raise Killed
+
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            tick()
+            result = change(*args, **kwargs)
+            tick()
+            return result
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (delivery, "write_bytes"),
+            (delivery, "seal"),
+            (shutil, "copytree"),  # of every directory within, too
+            (shutil, "rmtree"),
+        ):
+            patch.setattr(owner, name, watched(getattr(owner, name)))
+        try:
+            act()
+        except Killed:
+            return True
+    return False
+
+
+def test_a_kill_leaves_the_old_or_the_new_model(
+    runs: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, env, state = load_run(runs[0])
+    scores = {runs[0].name: 0.0, "000001": 1.0}  # to play them each time would take minutes
+
+    def load(directory: Path, **_: Any) -> Any:
+        return agent, env, SimpleNamespace(update=8, score=scores.get(Path(directory).name, 2.0))
+
+    monkeypatch.setattr(delivery, "load_run", load)
+    monkeypatch.setattr(delivery, "_gain", lambda agent, env, state: state.score)
+    assert int(state.update) == 8
+    promote(tmp_path / "start", runs[0])
+    for make_current, after in ((promote, "000002"), (rollback, "000001")):
+        seen = set()
+        for step in range(1, 100):
+            models = tmp_path / f"{after}-{step}"
+            shutil.copytree(tmp_path / "start", models)
+            arguments = (models, runs[2]) if make_current is promote else (models,)
+            before = current(models).name
+            if not killed_at(step, monkeypatch, lambda: make_current(*arguments)):  # noqa: B023
+                break
+            now = current(models)
+            seen.add(now.name)
+            assert now.name in (before, after)
+            verify_seal(now / "checkpoints")
+            pointer = (models / "current").read_text().strip()
+            assert pointer in (before, after)
+            verify_seal(models / pointer / "checkpoints")
+            if now.name == before:  # as if it had never been tried
+                assert make_current(*arguments).model == after
+            else:
+                assert promote(models, runs[0]).action == "refuse"
+            assert (models / "current").read_text() == f"{after}\n"
+        assert step > 4
+        assert seen == {before, after}
+        shutil.rmtree(tmp_path / "start")
+        shutil.copytree(models, tmp_path / "start")
+
+
+def test_what_is_no_longer_what_it_was(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    for run in runs[:2]:
+        promote(tmp_path, run)
+    config = tmp_path / "000001" / "config.json"
+    good = config.read_bytes()
+    config.write_bytes(good.replace(b"trading", b"tradinG"))
+    with pytest.raises(CheckpointError, match="000001 is not the model that"):
+        rollback(tmp_path)
+    config.write_bytes(good)
+    shutil.rmtree(tmp_path / "000001")
+    shutil.copytree(tmp_path / "000002", tmp_path / "000001")
+    with pytest.raises(CheckpointError):
+        rollback(tmp_path)
+    assert current(tmp_path).name == "000002"
+    shutil.rmtree(tmp_path / "000002")
+    with pytest.raises(CheckpointError, match="000002"):
+        promote(tmp_path, runs[2])
+    (tmp_path / "record.jsonl").write_text("{}\n")
+    with pytest.raises(CheckpointError, match="not a record of models"):
+        current(tmp_path)
+
+
+def test_models_of_one_directory_trade_under_the_same_terms(
+    runs: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    promote(tmp_path / "models", runs[0])
+    dear = tmp_path / "dear"
+    shutil.copytree(runs[2], dear)
+    config = json.loads((dear / "config.json").read_text())
+    config["experiment"]["environment"] += ",cost=0.002"
+    config["environment"]["inner"]["cost"] = 0.002
+    (dear / "config.json").write_text(json.dumps(config))
+    words = "trades with cost=0.001 and .* with 0.002: promote it to a directory of its own"
+    with pytest.raises(ConfigError, match=words):
+        promote(tmp_path / "models", dear)
+    assert len(decisions(tmp_path / "models")) == 1
+    with pytest.raises(ConfigError, match="has no model yet: promote a run"):
+        rollback(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    assert np.isfinite(decisions(tmp_path / "models")[0]["score"])
