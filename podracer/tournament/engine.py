@@ -7,7 +7,8 @@ told to. Everything else goes through the files of a round, so an engine carries
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -16,11 +17,20 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from podracer.types import ConfigError
+from podracer.types import ConfigError, PodracerError
+
+
+class EngineLost(PodracerError):
+    """What runs the pods is gone. The tournament is not: it can be resumed."""
+
+    exit_code = 77
 
 
 class Engine(Protocol):
-    """Runs `python -m podracer.tournament.pod DIRECTORY`, each known by its attempt's token."""
+    """Runs `python -m podracer.tournament.pod DIRECTORY`, each known by its attempt's token.
+
+    Any call may raise `EngineLost`, but `close`.
+    """
 
     def start(self, token: int, directory: Path) -> None:
         """Begin a process; its output goes to `log.txt` in the directory."""
@@ -93,75 +103,107 @@ class LocalEngine:
         process.stdin.close()
 
 
-class RayEngine:
-    """The same processes as tasks of a Ray cluster, on whichever machine has room.
+SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it is heard of every second
+START_SECONDS = 60.0  # for the first time
+CLOSE_SECONDS = 5.0  # to leave Ray in order
 
-    All machines must share the tournament's directory. `resources` are what one pod needs, such as
-    `{"num_gpus": 1}`. Ray retries nothing: one place decides, and that is the orchestrator.
-    Raises `ConfigError` where Ray is not installed.
+
+class RayEngine:
+    """The same processes on the machines of a Ray cluster, all of which share the directory.
+
+    `cpus` and `gpus` are what each reserves. Ray retries nothing: one place decides, and that is
+    the orchestrator. Ray itself is held by a process of its own, `podracer.tournament.cluster`,
+    because it ends whoever holds it when the cluster is lost. Raises `ConfigError` where Ray is
+    not installed.
     """
 
-    def __init__(self, resources: dict[str, Any] | None = None) -> None:
-        try:
-            ray = importlib.import_module("ray")
-        except ImportError:
+    def __init__(self, directory: Path, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 'the engine ray needs the package ray: pip install "podracer[tournament]"'
-            ) from None
-        self._ray = ray
-        self._own = not ray.is_initialized()
-        if self._own:
-            # Within this machine only, unless RAY_ADDRESS names a cluster; no dashboard listens.
-            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-        self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_Attempt)
-        self._resources = {"num_cpus": 1, **(resources or {})}
-        self._running: dict[int, tuple[Any, Any]] = {}  # token to actor and what it will return
+            )
+        self._directory, self._log = directory, directory / "ray.txt"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "podracer.tournament.cluster", str(cpus), str(gpus)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands, self._said = self._process.stdin, Lines(self._process.stdout.fileno())
+        self._patience = time.monotonic() + START_SECONDS
+        self._running: set[int] = set()
 
     def start(self, token: int, directory: Path) -> None:
-        actor = self._actor.options(max_concurrency=2, **self._resources).remote()
-        self._running[token] = (actor, actor.run.remote(str(directory)))
+        self._running.add(token)
+        self._tell("start", token, str(directory.absolute()))
 
     def ended(self) -> dict[int, int]:
-        waited = {result: token for token, (_, result) in self._running.items()}
-        if not waited:
-            return {}
-        over, _ = self._ray.wait(list(waited), num_returns=len(waited), timeout=0)
-        return {waited[result]: self._code(waited[result], result) for result in over}
-
-    def _code(self, token: int, result: Any) -> int:
-        self._running.pop(token)
-        try:
-            return self._ray.get(result)
-        except self._ray.exceptions.RayError:
-            return -signal.SIGKILL  # the machine or Ray's worker is gone
+        said = self._said.read()
+        if said is None:
+            raise self._lost(_last_line(self._log))
+        if said:
+            self._patience = time.monotonic() + SILENCE_SECONDS
+        if time.monotonic() > self._patience:
+            raise self._lost("Ray does not answer")
+        over = {token: code for token, code in filter(None, said)}
+        self._running -= over.keys()
+        return over
 
     def stop(self, token: int) -> None:
-        if token in self._running:
-            self._running[token][0].stop.remote()
+        self._tell("stop", token)
 
     def kill(self, token: int) -> None:
-        if token in self._running:
-            self._ray.kill(self._running[token][0])
+        self._tell("kill", token)
 
     def close(self) -> None:
-        for token in list(self._running):
-            self.kill(token)
+        with contextlib.suppress(EngineLost):
+            for token in self._running:
+                self.kill(token)
         self._running.clear()
-        if self._own:
-            self._ray.shutdown()
+        self._commands.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=CLOSE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # also what Ray leaves on this machine
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _tell(self, *command: str | int) -> None:
+        try:
+            self._commands.write(json.dumps(command).encode() + b"\n")
+        except (BrokenPipeError, ValueError):
+            raise self._lost(_last_line(self._log)) from None
+
+    def _lost(self, reason: str) -> EngineLost:
+        return EngineLost(
+            f"the engine is lost ({reason}); go on with podracer resume {self._directory}"
+        )
 
 
-class _Attempt:
-    """One process on a machine of the cluster, held by an actor: when that goes, it goes."""
+class Lines:
+    """JSON values, one a line, that have come through a pipe."""
 
-    def __init__(self) -> None:
-        self._engine = LocalEngine()
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe, self._rest = pipe, b""
 
-    def run(self, directory: str) -> int:
-        self._engine.start(0, Path(directory))
-        while not (over := self._engine.ended()):
-            time.sleep(0.1)
-        return over[0]
+    def read(self) -> list[Any] | None:
+        """Those since the last call, or None at the end of the pipe; never waits."""
+        try:
+            read = os.read(self._pipe, 1 << 16)
+        except BlockingIOError:
+            return []
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        return [json.loads(line) for line in lines] if read else None
 
-    def stop(self) -> None:
-        self._engine.stop(0)
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return log.read_text(errors="replace").strip().splitlines()[-1][:500]
+    return "it has ended"

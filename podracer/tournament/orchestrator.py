@@ -42,6 +42,7 @@ from podracer.tournament.pod import REPORT, Parent, Task, write_task
 from podracer.types import ConfigError, PodracerError
 
 CAPACITY = "capacity"  # a file in the tournament with the number of pods that may run
+PAUSE_SECONDS = 0.05  # between two looks at the pods
 GRACE_SECONDS = 60.0  # for a pod to save when it is told to stop
 
 
@@ -71,6 +72,10 @@ class Tournament:
     """Of the pods' seeds and of all selection."""
     engine: Literal["local", "ray"] = "local"
     """Processes of this machine, or of a Ray cluster that shares the directory."""
+    pod_cpus: float = 1.0
+    """What a pod reserves of a Ray cluster."""
+    pod_gpus: float = 0.0
+    """The same of GPUs; it sees no others. Below 1 pods share one."""
     retries: int = 3
     """Attempts without progress after which a pod is quarantined."""
     stall_seconds: float = 600.0
@@ -89,6 +94,10 @@ class Tournament:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, but it is {value}.")
+        if self.pod_cpus < 0 or self.pod_gpus < 0 or (self.pod_gpus > 1 and self.pod_gpus % 1):
+            raise ConfigError(
+                "pod_cpus and pod_gpus must not be negative, nor pod_gpus a broken number above 1."
+            )
         for experiment in self.experiments:
             experiment.check()
             if isinstance(self.rule, selection.PopulationBased):
@@ -147,14 +156,17 @@ def run(
     """Begin a tournament in `directory`, or go on with the one that is there, to its end.
 
     `watch` is shown the state whenever it changes. Returns 0; or 75 or 130, when SIGTERM or Ctrl-C
-    stopped it: all pods saved. Raises `PodracerError` when every pod is quarantined.
+    stopped it: all pods saved. Raises `PodracerError` when every pod is quarantined, `EngineLost`
+    when what runs the pods is gone.
     """
     tournament.check()
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
         board = stack.enter_context(Leaderboard(directory, tournament.header()))
-        engine: Engine = LocalEngine() if tournament.engine == "local" else RayEngine()
+        engine: Engine = LocalEngine()
+        if tournament.engine == "ray":
+            engine = RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus)
         stack.callback(engine.close)
         return Orchestrator(tournament, board, engine, signals, watch).run()
 
@@ -191,16 +203,16 @@ class Orchestrator:
             self._follow_capacity()
             self._kill_stalled()
             self._start_waiting()
-            self.board.collect_garbage()
             if self.state.events != self._shown:
                 self._shown = self.state.events
+                self.board.collect_garbage()
                 self._watch(self.state)
             if not self._running and not list(self._waiting()):
                 if not self.state.board:
                     reasons = {pod.reason for pod in self.state.pods.values() if pod.reason}
                     raise PodracerError(f"every pod has failed: {'; '.join(sorted(reasons))}")
                 return 0
-            time.sleep(0.05)
+            time.sleep(PAUSE_SECONDS)
 
     # --- reports in -------------------------------------------------------------------------------
 
@@ -368,7 +380,7 @@ class Orchestrator:
         deadline = time.monotonic() + GRACE_SECONDS
         while self._running and time.monotonic() < deadline:
             self._take_in()
-            time.sleep(0.05)
+            time.sleep(PAUSE_SECONDS)
         return self._signals.exit_code or PREEMPTED
 
 

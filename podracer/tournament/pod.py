@@ -121,13 +121,14 @@ def run(directory: Path) -> int:
 
 def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
     """The experiment, to end a budget after what the parents were trained for."""
-    steps, seconds = 0, 0.0
-    if parents:
-        steps = int(parents[0].name) * task.experiment.driver.steps_per_update
-        seconds = _totals(parents[0]).seconds
+    driver = task.experiment.driver
+    updates = math.ceil(task.frames / driver.steps_per_update)
+    chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
+    before, seconds = (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
     return dataclasses.replace(
         task.experiment,
-        frames=steps + task.frames,
+        driver=dataclasses.replace(driver, updates_per_chunk=chunk),
+        frames=(before + math.ceil(updates / chunk) * chunk) * driver.steps_per_update,
         max_seconds=None if task.seconds is None else seconds + task.seconds,
         evaluations=0,
         target_return=None,
@@ -214,12 +215,13 @@ def main(arguments: Sequence[str]) -> int:
     """One attempt, stopped and saved when its standard input ends: when who started it is gone."""
     threading.Thread(target=_watch_parent, daemon=True).start()
     directory = Path(arguments[0]).absolute()
-    from podracer.cli import Hosts, act_at_once, join
+    from podracer.cli import act_at_once
 
     experiment = read_task(directory).experiment
     if experiment.arch == "sebulba" and experiment.devices <= 1:
         act_at_once()
-    join(Hosts(), experiment.devices)
+    if experiment.devices:  # a pod is one process, whatever a launcher left in the environment
+        jax.config.update("jax_num_cpu_devices", experiment.devices)
     _wait_for_lock(directory / "lock")
     try:
         return run(directory)

@@ -1,0 +1,166 @@
+"""The process that holds Ray for `RayEngine`: each attempt at a round is an actor of the cluster.
+
+    stdin   ["start", 7, "DIRECTORY"], ["stop", 7], ["kill", 7]    one a line
+    stdout  [7, 0], a token and its exit code; [] every second, while the cluster answers
+
+Without RAY_ADDRESS a cluster of this machine alone is started, for as long as it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from podracer.tournament.engine import Lines, LocalEngine
+
+SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
+
+
+class Attempt:
+    """The actor: a process on its machine, which ends, saved, when the actor does."""
+
+    def __init__(self, directory: str) -> None:
+        self._engine = LocalEngine()
+        self._engine.start(0, Path(directory))
+
+    def wait(self) -> int:
+        """Its exit code."""
+        while not (over := self._engine.ended()):
+            time.sleep(0.1)
+        return over[0]
+
+    def stop(self) -> None:
+        """Ask it to save and end."""
+        self._engine.stop(0)
+
+    def kill(self) -> None:
+        """End it at once, even one that no longer listens."""
+        self._engine.kill(0)
+
+
+class Running(NamedTuple):
+    """An attempt, and what Ray promises of it."""
+
+    actor: Any
+    begun: Any  # there once a machine had room
+    code: Any  # there at its end
+    directory: Path
+
+
+class Cluster:
+    """Attempts by their token, of a connected Ray."""
+
+    def __init__(self, ray: Any, cpus: float, gpus: float) -> None:
+        self._ray, self._node = ray, ray.get_runtime_context().get_node_id()
+        # One call waits, others stop and kill.
+        self._actor = ray.remote(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=4
+        )(Attempt)
+        self._running: dict[int, Running] = {}
+
+    def start(self, token: int, directory: str) -> None:
+        """Begin an attempt as soon as a machine has room for it."""
+        actor = self._actor.remote(directory)
+        begun, code = actor.__ray_ready__.remote(), actor.wait.remote()
+        self._running[token] = Running(actor, begun, code, Path(directory))
+
+    def stop(self, token: int) -> None:
+        """Have an attempt save and end."""
+        self._end(token, "stop")
+
+    def kill(self, token: int) -> None:
+        """End an attempt at once."""
+        self._end(token, "kill")
+
+    def _end(self, token: int, how: str) -> None:
+        attempt = self._running.get(token)
+        if attempt is None:
+            return
+        if self._is_there(attempt.begun):
+            getattr(attempt.actor, how).remote()
+        else:
+            self._ray.kill(attempt.actor)
+
+    def ended(self) -> dict[int, int]:
+        """Exit codes of what has ended since the last call, by token."""
+        over = [token for token, each in self._running.items() if self._is_there(each.code)]
+        return {token: self._code(self._running.pop(token)) for token in over}
+
+    def _code(self, attempt: Running) -> int:
+        try:
+            return self._ray.get(attempt.code)
+        except self._ray.exceptions.RayError as error:  # of the machine, or of Ray's worker
+            with contextlib.suppress(OSError), (attempt.directory / "log.txt").open("a") as log:
+                print(str(error).strip().splitlines()[-1], file=log)
+            return 70
+
+    def beat(self) -> None:
+        """Once a second: see that the cluster is there, and say of who waits that it does."""
+        if not any(each["Alive"] and each["NodeID"] == self._node for each in self._ray.nodes()):
+            print("Ray has lost this machine", file=sys.stderr, flush=True)
+            os._exit(1)  # what Ray does at a regular exit may never end now
+        for attempt in self._running.values():
+            if not self._is_there(attempt.begun):
+                (attempt.directory / "log.txt").touch()  # no machine yet, so it does not stall
+
+    def leave(self) -> None:
+        """Have everything that still runs save and end, as far as it does so in time."""
+        deadline = time.monotonic() + SAVE_SECONDS
+        for token in self._running:
+            self.stop(token)
+        while self._running and time.monotonic() < deadline:
+            self.ended()
+            time.sleep(0.05)
+        self._ray.shutdown()
+
+    def _is_there(self, reference: Any) -> bool:
+        return bool(self._ray.wait([reference], timeout=0)[0])
+
+
+def connect() -> Any:
+    """The module `ray`, connected to RAY_ADDRESS or to a cluster of its own, closed to others."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        # Ray listens on all interfaces, unless it is told that this machine is no part of a
+        # cluster; and who else may use this machine does not know the token.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+    ray = importlib.import_module("ray")
+    ray.init(address or "local", include_dashboard=False, log_to_driver=False)
+    return ray
+
+
+def _say(out: int, value: list[int]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # then the commands end as well
+        os.write(out, json.dumps(value).encode() + b"\n")
+
+
+def main(cpus: str, gpus: str) -> None:
+    """Obey standard input until it ends, or who writes it does."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what Ray prints belongs in the log
+    cluster, commands = Cluster(connect(), float(cpus), float(gpus)), Lines(0)
+    beaten = -math.inf
+    while (told := commands.read()) is not None:
+        for verb, *arguments in told:
+            {"start": cluster.start, "stop": cluster.stop, "kill": cluster.kill}[verb](*arguments)
+        for token, code in cluster.ended().items():
+            _say(out, [token, code])
+        if time.monotonic() - beaten > 1.0:
+            cluster.beat()  # hangs, as everything of Ray may, when the cluster is gone
+            _say(out, [])
+            beaten = time.monotonic()
+        time.sleep(0.05)
+    cluster.leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
