@@ -68,9 +68,7 @@ def agents(options: Any) -> None:
             )
             config = SebulbaConfig(ENVS, T, CHUNK, threads=1, env_threads=1)
             setting = bench.setting(agent, Served(env), config, find_devices(1))
-            served = statistics.median(
-                bench.training(setting, options.seconds)[0] for _ in range(options.repetitions)
-            )
+            served, _ = bench.training(setting, options.seconds)  # compiles at each call
             print(
                 f"{name:14}{environment:10}{rate:>12,.0f} Anakin{served:>12,.0f} Sebulba",
                 flush=True,
@@ -157,9 +155,11 @@ def main() -> None:
     made = parser(__doc__)
     figures = {"agents": agents, "sbx": sbx, "search": search}
     made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
-    made.add_argument("--seconds", type=float, default=2.0, help="of a Sebulba measurement")
+    made.add_argument("--seconds", type=float, default=10.0, help="of a Sebulba measurement")
     made.add_argument("--sbx", type=Path, help="a Python that has sbx-rl")
     options = parse(made)
+    if options.quick:
+        options.repetitions, options.seconds = 1, 0.5
     for name in options.figure or figures:
         figures[name](options)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from harness import append
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 import podracer
 from podracer import recipes
@@ -29,6 +30,10 @@ RECIPES = (
     "cartpole_muzero",
     "catch_muzero",
     "memory_r2d2",
+    "memorychain_r2d2",
+    "memorychain_dqn",
+    "breakout_dqn",
+    "breakout_rainbow",
     "pendulum_ddpg",
     "pendulum_td3",
     "pendulum_sac",
@@ -70,24 +75,30 @@ def draw(source: Path, target: Path) -> None:
     for line in map(json.loads, source.read_text().splitlines()):
         name = line["recipe"] + (", Sebulba" if line["arch"] == "sebulba" else "")
         panels[line["environment"]][name][line["seed"]].append(line)
-    columns = min(3, len(panels))
+    columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure((4.2 * columns, 3.2 * rows), layout="constrained")
+    figure = Figure((5.4 * columns, 2.9 * rows), layout="constrained")
     for index, (environment, groups) in enumerate(sorted(panels.items())):
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(environment, fontsize=10)
+        lengths = []
         for color, (name, seeds) in zip(COLORS, groups.items(), strict=False):
             count = min(map(len, seeds.values()))
             runs = [lines[:count] for lines in seeds.values()]
             frames = np.mean([[line["frames"] for line in lines] for lines in runs], axis=0)
             returns = np.array([[line["evaluation_return"] for line in lines] for lines in runs])
             low, high = bootstrap_interval(returns)
-            axes.fill_between(frames, low, high, color=color, alpha=0.2, linewidth=0)
+            axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
             label = f"{name} ({len(runs)} seeds)"
             axes.plot(frames, interquartile_mean(returns), color=color, label=label)
-        axes.legend(fontsize=7, frameon=False)
+            lengths.append(frames[-1])
+        if max(lengths) > 4 * min(lengths):  # else the short runs would be a line at the left
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.legend(fontsize=7, framealpha=0.7, edgecolor="none")
         axes.set_xlabel("frames", fontsize=8)
-        axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
     figure.savefig(target, dpi=110)

@@ -111,6 +111,7 @@ def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path):
         assert pods.digest(path) == entry.digest
 
 
+@pytest.mark.slow
 def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
     """All starts are the best entry's: its weights to the bit, and then each pod goes its way."""
     tournament = dataclasses.replace(

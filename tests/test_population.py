@@ -70,7 +70,7 @@ def close(one, other, tolerance=1e-4):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("ppo", "rainbow") else pytest.mark.slow) for n in AGENTS],
+    [pytest.param(n, marks=() if n == "ppo" else pytest.mark.slow) for n in AGENTS],
 )
 def test_a_pod_is_the_run_that_it_would_be_alone(name):
     """After two updates, before differences in the last bit have grown into other actions."""

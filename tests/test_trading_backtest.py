@@ -172,6 +172,7 @@ def test_other_environments_are_refused() -> None:
 # --- no leak -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
     """Two files that differ after the validation period: the same training, the same scores, the
     same choice, to the bit; other figures in the back-test. And such a change is noticed."""
