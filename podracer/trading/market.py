@@ -150,7 +150,8 @@ def _rows_until(market: Market, name: str, until: float | str) -> int:
     if isinstance(until, str):
         try:
             last = np.datetime64(until)
-            end = last + np.timedelta64(1, np.datetime_data(last)[0])  # a date ends with its day
+            unit: Any = np.datetime_data(last)[0]
+            end = last + np.timedelta64(1, unit)  # a date ends with its day
         except ValueError:
             raise ConfigError(f"{name}={until} is no date: write it as 2019-05-25.") from None
         return int(np.searchsorted(market.times, end))
