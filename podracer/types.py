@@ -105,11 +105,13 @@ class Array:
     `stacked` says that the last axis holds the newest frames, oldest first, and that each
     observation either moves on by one frame from the one before it, or begins as copies of its
     newest frame, or after blank ones (all 0). A replay then keeps each frame once.
+    `values` says that it is one of so many whole numbers, from 0 on: the index of a state.
     """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
     stacked: bool = False
+    values: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -142,6 +144,20 @@ class Continuous:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lifetimes:
+    """What an agent that learns how to learn must know of its environments.
+
+    Each group of `envs` of them, one after another in the batch, shows one world to one learner.
+    Observations are dictionaries: `seen`, what the world shows; `life`, int32, the number of the
+    group's life, which ends after `steps` environment steps; `world`, int32, which of `worlds`.
+    """
+
+    envs: int
+    steps: int
+    worlds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
     """What an agent must know of an environment before it is built."""
 
@@ -151,6 +167,7 @@ class EnvironmentSpec:
     model: Any = (
         None  # the environment itself, where observations have its state; see envs/model.py
     )
+    lifetimes: Lifetimes | None = None
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)

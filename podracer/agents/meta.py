@@ -1,0 +1,48 @@
+"""Gradients through updates: what every agent that learns how to learn is made of.
+
+An update takes a learner's parameters and a batch to new parameters; an objective judges where a
+few updates led. Its gradient with respect to what steered them is exact, no path is cut.
+Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from podracer.types import Params, PyTree
+
+Update = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
+Objective = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
+
+
+def meta_grad(
+    update: Update,
+    objective: Objective,
+    meta: Params,
+    learner: PyTree,
+    batches: PyTree,
+    *,
+    recompute: bool = False,
+) -> tuple[Params, PyTree]:
+    """Gradient of `objective(meta, learner after K updates, aux of each [K]) -> (scalar, info)`
+    with respect to `meta`, and `(learner after K updates, info)`.
+
+    `update(meta, learner, batch) -> (learner, aux)` is applied to each of the K items along the
+    leading axis of `batches`. With `recompute` the inner values of an update are computed again on
+    the way back instead of kept: about a third more arithmetic, the memory of one update instead
+    of K.
+    """
+    step = jax.checkpoint(update) if recompute else update
+
+    def loss(meta: Params) -> tuple[jax.Array, PyTree]:
+        def body(learner: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+            return step(meta, learner, batch)
+
+        after, aux = jax.lax.scan(body, learner, batches)
+        value, info = objective(meta, after, aux)
+        return value, (after, info)
+
+    return jax.grad(loss, has_aux=True)(meta)
