@@ -8,7 +8,6 @@ Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
