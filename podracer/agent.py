@@ -35,7 +35,8 @@ class Agent(Protocol):
     def spec(self) -> EnvironmentSpec | None: ...
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """A fresh state; leaves of `local` lead with `num_envs`."""
+        """A fresh state; leaves of `local` lead with `num_envs`, or with the number of equal groups
+        of environments, one after another in the batch, that share them."""
         ...
 
     def carry(self, num_envs: int) -> Carry:
@@ -102,10 +103,10 @@ def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {type(state).__name__}.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
-        if not leaf.shape or leaf.shape[0] != num_envs:
+        if not leaf.shape or not leaf.shape[0] or num_envs % leaf.shape[0]:
             raise ConfigError(
                 f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
-                f"({num_envs}), but its shape is {leaf.shape}."
+                f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
             )
     trajectory = _trace(
         name, "act", lambda a, s, k: _abstract_rollout(a, s, k, num_envs, length),
@@ -126,6 +127,18 @@ def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
                 f"{name}.learn must keep state{jax.tree_util.keystr(path)} as "
                 f"{old.dtype}{list(old.shape)}, but it became {new.dtype}{list(new.shape)}."
             )
+
+
+def acts_alike(agent: Agent, num_envs: int) -> bool:
+    """Whether acting needs `shared` alone: the same parameters in all environments, and in others
+    than those that the agent learns in."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(lambda key: agent.init(key, num_envs), key)
+    try:
+        jax.eval_shape(agent.actor_params, LearnerState(state.shared))
+    except (TypeError, KeyError, AttributeError, IndexError):
+        return False
+    return True
 
 
 def _trace(name: str, method: str, function: Any, *args: Any) -> Any:

@@ -33,6 +33,7 @@ USAGE = """podracer: scalable reinforcement learning on accelerators
   podracer fingerprint RUN            SHA-256 of the complete training state
   podracer bench NAME                 throughput, compile time apart
   podracer tune RECIPE                the fastest split, threads and batch here
+  podracer rule RUN                   the update rule that a run learned, as a file
   podracer backtest RUN               a run that trades, beside the baselines
   podracer promote MODELS RUN         make it the current model if it is better
   podracer rollback MODELS            go back to the model before
@@ -133,6 +134,10 @@ def _train(arguments: Sequence[str]) -> int:
     recipe, rest = (arguments[0], arguments[1:]) if named else ("catch", arguments)
 
     experiment, rest = recipe_of(recipe, rest)
+    if rule := _taken(rest, "rule"):
+        from podracer.recipes import taught_by
+
+        experiment = taught_by(experiment, rule)
     arch = _named_arch(rest) or experiment.arch
     experiment = experiment.under(arch)
     fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
@@ -444,6 +449,12 @@ def _tune(arguments: Sequence[str]) -> int:
     return cli_measure.tune(arguments)
 
 
+def _rule(arguments: Sequence[str]) -> int:
+    from podracer import cli_rules
+
+    return cli_rules.rule(arguments)
+
+
 def _backtest(arguments: Sequence[str]) -> int:
     from podracer import cli_trading
 
@@ -494,6 +505,7 @@ COMMANDS = {
     "fingerprint": _fingerprint,
     "bench": _bench,
     "tune": _tune,
+    "rule": _rule,
     "backtest": _backtest,
     "promote": _promote,
     "rollback": _rollback,

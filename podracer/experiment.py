@@ -22,11 +22,14 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
+from podracer.agents.lpg import LPG
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.taught import Taught
+from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
@@ -45,7 +48,9 @@ class Experiment:
     """Name shown in reports."""
     environment: str
     """See `podracer list environments`."""
-    agent: A2C | AlphaZero | DDPG | DQN | Impala | MuZero | PPO | QLambda | R2D2 | SAC
+    agent: (
+        A2C | AlphaZero | DDPG | DQN | Impala | LPG | MuZero | PPO | QLambda | R2D2 | SAC | Taught
+    )
     """The agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """The architecture, and how it runs the agent."""
@@ -180,8 +185,8 @@ def _check_finite(path: str, config: Any) -> None:
 # --- to a file and back --------------------------------------------------------------------------
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
-_AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
-_PARTS = (Pod, Hyperparameter, TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
+_AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Taught)
+_PARTS = (Pod, Hyperparameter, TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles, Rule)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from podracer import anakin, envs, population, sebulba
-from podracer.agent import Agent
+from podracer.agent import Agent, acts_alike
 from podracer.driver import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments, check_environment
 from podracer.envs.served import Served
@@ -84,6 +84,7 @@ def make_plan(
     if isinstance(config, anakin.AnakinConfig):
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
+        _check_evaluations(experiment, agent)
         split, mesh = None, make_mesh(devices)
         drive = partial(anakin.anakin, agent, env, mesh, config)
     else:
@@ -136,6 +137,13 @@ def _population_plan(
         drive=partial(population.population, agent, pods, env, mesh, config),
         evaluate=population.make_evaluator(agent, pods, env, mesh, episodes),
     )
+
+
+def _check_evaluations(experiment: Experiment, agent: Agent) -> None:
+    if experiment.evaluations and not acts_alike(agent, experiment.driver.num_envs):
+        raise ConfigError(
+            f"{type(agent).__name__} is no policy that could be evaluated: take --evaluations 0."
+        )
 
 
 def _on_device(env: Environment | HostEnvironments) -> Environment:

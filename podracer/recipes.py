@@ -19,6 +19,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.taught import taught
 from podracer.anakin import AnakinConfig
 from podracer.experiment import Experiment, experiment_of
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
@@ -554,6 +555,18 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         trading_ppo,
     )
 }
+
+
+def taught_by(experiment: Experiment, file: str) -> Experiment:
+    """The experiment with its agent's network taught by the rule of a file."""
+    old = experiment.agent
+    agent = taught(file, old.network, discount=old.discount, learning_rate=old.learning_rate)
+    driver = experiment.driver
+    if isinstance(driver, AnakinConfig):
+        driver = dataclasses.replace(driver, fused=False)
+    return dataclasses.replace(
+        experiment, recipe=f"{experiment.recipe}_taught", agent=agent, driver=driver
+    )
 
 
 def find(name: str, **options: str) -> Experiment:

@@ -23,9 +23,12 @@ def _keep(x: jax.Array, w: jax.Array):
 
 def _gradients(saved: tuple[jax.Array, jax.Array], g: jax.Array):
     x, w = saved
-    rows, grads = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
-    dw = jax.lax.platform_dependent(rows, grads, cpu=_transposed_first, default=_plain)
-    return g @ w.T, dw
+    return g @ w.T, transposed_product(x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1]))
+
+
+def transposed_product(x: Float[Array, "N n"], g: Float[Array, "N m"]) -> Float[Array, "n m"]:
+    """`xᵀ g`, the gradient of a weight that gave rows `g` for rows `x`."""
+    return jax.lax.platform_dependent(x, g, cpu=_transposed_first, default=_plain)
 
 
 def _plain(x: jax.Array, g: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, check_agent
+from podracer.agent import Agent, acts_alike, check_agent
 from podracer.driver import STOP, Progress, TrainState, report
 from podracer.environment import HostEnvironments, ask
 from podracer.mesh import SHARDED, on_one_device, shardings
@@ -42,7 +42,13 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Spl
             f"updates_per_batch is {config.updates_per_batch}, which does not divide the {rows} "
             "environments of each learner."
         )
-    check_agent(agent, num_envs=rows // config.updates_per_batch, length=config.rollout_length)
+    batch = rows // config.updates_per_batch
+    check_agent(agent, num_envs=batch, length=config.rollout_length)
+    if not acts_alike(agent, batch):
+        raise ConfigError(
+            f"{type(agent).__name__} acts with other parameters in other environments, and actors "
+            "have one set of them: take --arch anakin."
+        )
 
 
 def sebulba(

@@ -1,0 +1,77 @@
+"""A long short-term memory read from the last step to the first, with a fast gradient.
+
+Differentiating a scan adds up the weights' gradient step by step, in small products. Here the way
+back keeps what reaches the gates, and the weights' gradient is one product over all steps.
+`benchmarks/lpg.py` measures it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from podracer.ops.dense import transposed_product
+
+Gates = Float[Array, "T B G"]  # G = 4 H: input, forget, cell and output gate
+
+
+@jax.custom_vjp
+def backward_lstm(
+    pushed: Gates, weight: Float[Array, "H G"], ends: Bool[Array, "T B"]
+) -> Float[Array, "T B H"]:
+    """Hidden states `[T, B, H]`, the last step's first; memory is empty where `ends` is set.
+
+        i, f, g, o = pushed_t + h_{t+1} weight
+        c_t = sigmoid(f) c_{t+1} + sigmoid(i) tanh(g)        h_t = sigmoid(o) tanh(c_t)
+
+    Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
+    """
+    return _run(pushed, weight, ends)[0]
+
+
+def _run(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
+    def step(carry: tuple[jax.Array, jax.Array], x: tuple[jax.Array, jax.Array]):
+        gates, end = x
+        before, cell = (jnp.where(end[:, None], 0.0, c) for c in carry)
+        i, f, g, o = jnp.split(gates + before @ weight, 4, axis=-1)
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        new = f * cell + i * g
+        squashed = jnp.tanh(new)
+        hidden = o * squashed
+        return (hidden, new), (hidden, before, cell, squashed, i, f, g, o)
+
+    zeros = jnp.zeros((pushed.shape[1], weight.shape[0]))
+    made = jax.lax.scan(step, (zeros, zeros), (pushed, ends), reverse=True)[1]
+    return made[0], made[1:]
+
+
+def _keep(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
+    hidden, inner = _run(pushed, weight, ends)
+    return hidden, (weight, ends, inner)
+
+
+def _gradients(saved: tuple, d_hidden: jax.Array):
+    weight, ends, inner = saved
+
+    def step(carry: tuple[jax.Array, jax.Array], x: tuple):
+        end, (_, cell, squashed, i, f, g, o), d_out = x
+        d_hidden, d_cell = d_out + carry[0], carry[1]
+        d_cell = d_cell + d_hidden * o * (1.0 - squashed**2)
+        d_gates = jnp.concatenate([
+            d_cell * g * i * (1.0 - i),
+            d_cell * cell * f * (1.0 - f),
+            d_cell * i * (1.0 - g**2),
+            d_hidden * squashed * o * (1.0 - o),
+        ], axis=-1)  # fmt: skip
+        back = (d_gates @ weight.T, d_cell * f)
+        return tuple(jnp.where(end[:, None], 0.0, d) for d in back), d_gates
+
+    zeros = jnp.zeros_like(d_hidden[0])
+    _, d_gates = jax.lax.scan(step, (zeros, zeros), (ends, inner, d_hidden))
+    before = inner[0].reshape(-1, weight.shape[0])
+    d_weight = transposed_product(before, d_gates.reshape(-1, weight.shape[1]))
+    return d_gates, d_weight, None
+
+
+backward_lstm.defvjp(_keep, _gradients)

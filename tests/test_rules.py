@@ -1,0 +1,104 @@
+"""Update rules as files: exactly what was written comes back, or nothing does."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from podracer.agents.update_rule import Rule
+from podracer.io.rules import read_rule, write_rule
+from podracer.types import ConfigError
+
+RULE = Rule(units=5, embedding=3, predictions=4)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "rule.npz"
+    write_rule(path, RULE, RULE.init(jax.random.key(0)), {"environment": "somewhere"})
+    return path
+
+
+def test_a_rule_comes_back_to_the_bit(saved: Path) -> None:
+    rule, params = read_rule(saved)
+    assert rule == RULE
+    written = RULE.init(jax.random.key(0))
+    assert jax.tree.structure(params) == jax.tree.structure(written)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(written), strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+def test_the_file_says_what_it_is_without_running_anything(saved: Path) -> None:
+    with np.load(saved, allow_pickle=False) as arrays:
+        schema = json.loads(arrays["schema"].tobytes())
+    assert schema["rule"] == {"units": 5, "embedding": 3, "predictions": 4}
+    assert schema["about"] == {"environment": "somewhere"}
+
+
+def _with(path: Path, name: str, array: np.ndarray | None) -> Path:
+    """The file with one of its arrays replaced, or left out."""
+    with np.load(path) as old:
+        arrays = {k: old[k] for k in old.files if k != name}
+    if array is not None:
+        arrays[name] = array
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize("array", [None, np.zeros((1, 6), np.float32), np.zeros((1, 5))])
+def test_arrays_must_be_those_of_the_schema(saved: Path, array: np.ndarray | None) -> None:
+    with pytest.raises(ConfigError, match="no update rule"):
+        read_rule(_with(saved, "policy.weight", array))
+
+
+def test_objects_are_not_unpickled(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="no update rule"):
+        read_rule(_with(saved, "policy.weight", np.array([[print] * 5], dtype=object)))
+
+
+def test_damage_is_noticed_wherever_it_is(saved: Path) -> None:
+    """Every byte of what is stored is guarded, by zip's checksums or by the comparison itself."""
+    good = saved.read_bytes()
+    written = RULE.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    refused = 0
+    for at in rng.choice(len(good), 60, replace=False):
+        flipped = bytearray(good)
+        flipped[at] ^= 1 << int(rng.integers(8))
+        saved.write_bytes(flipped)
+        try:
+            _, params = read_rule(saved)
+        except ConfigError:
+            refused += 1
+            continue
+        # What is not refused must be untouched: a date, or what pads the archive.
+        for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(written), strict=True):
+            assert np.array_equal(a, b)
+    assert refused > 20
+
+
+def test_a_file_that_would_not_fit_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "rule.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.npy", bytes(65 * 2**20))
+    with pytest.raises(ConfigError, match="too large"):
+        read_rule(path)
+
+
+def test_what_is_no_rule_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no rule"):
+        read_rule(tmp_path / "missing.npz")
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(ConfigError, match="no update rule"):
+        read_rule(tmp_path / "text.npz")
+    blob = io.BytesIO()
+    np.savez(blob, a=np.zeros(3))
+    (tmp_path / "other.npz").write_bytes(blob.getvalue())
+    with pytest.raises(ConfigError, match="no update rule"):
+        read_rule(tmp_path / "other.npz")
