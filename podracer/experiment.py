@@ -29,7 +29,7 @@ from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
-from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.replay import Replay
@@ -181,7 +181,19 @@ def _check_finite(path: str, config: Any) -> None:
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
 _AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
-_PARTS = (Pod, Hyperparameter, TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
+_PARTS = (
+    Pod,
+    Hyperparameter,
+    TorsoNetwork,
+    Table,
+    MLP,
+    CNN,
+    ResNet,
+    Replay,
+    Mean,
+    Atoms,
+    Quantiles,
+)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 

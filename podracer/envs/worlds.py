@@ -179,8 +179,9 @@ class Worlds:
 
         row, column = jnp.divmod(jnp.arange(table.side**2), table.side)
         blocked = blocked | (row >= size) | (column >= size)
-        order = _shuffled(jax.random.bits(cell_key, blocked.shape), ~blocked)
-        place = jnp.arange(len(order))  # the start comes first, then the objects, then the walls
+        # The start comes first, then the objects, then the walls.
+        place = jnp.arange(table.drawn_cells)
+        order = _free_cells(jax.random.bits(cell_key, blocked.shape), ~blocked, len(place))
         blocked = blocked.at[order].max((place > count) & (place <= count + walls))
         return World(
             kind=kind,
@@ -282,10 +283,13 @@ class Worlds:
             return world.start, world.cells
         cells = jnp.arange(table.side**2)
         free = ~_unpacked(world.walls, len(cells)) & jnp.all(cells[:, None] != taken[None], axis=1)
-        order = _shuffled(random_words(jax.random.fold_in(key, 0), len(cells)), free)
-        start = jnp.where(world.roams, order[0], world.start)
+        words = random_words(jax.random.fold_in(key, 0), len(cells))
+        start, *places = _free_cells(words, free, table.objects + 1)
         anew = world.roams & (world.cells >= 0)
-        return start, jnp.where(anew, order[1 : table.objects + 1], world.cells)
+        return (
+            jnp.where(world.roams, start, world.start),
+            jnp.where(anew, jnp.stack(places), world.cells),
+        )
 
     def _observe(self, state: WorldState) -> PyTree:
         table, world = _table(self.kinds), state.world
@@ -313,6 +317,7 @@ class _Table(NamedTuple):
 
     side: int
     objects: int
+    drawn_cells: int  # start, objects and walls
     states: int  # indices
     types: int  # of objects in random grids, the channels of their pictures; 0 without any
     channels: np.ndarray  # i32 [kinds, K], the type of each object
@@ -343,6 +348,7 @@ def _table(names: tuple[str, ...]) -> _Table:
     return _Table(
         side=side,
         objects=objects,
+        drawn_cells=1 + objects + int(numbers[:, 2].max()),
         states=max(map(_states, kinds)),
         types=1 + int(channels[roams].max()) if roams.any() else 0,
         channels=channels.astype(np.int32),
@@ -366,11 +372,15 @@ def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return low * (high / jnp.maximum(low, 1e-9)) ** u  # of 0 alone 0
 
 
-def _shuffled(words: jax.Array, free: jax.Array) -> jax.Array:
-    """Numbers of cells `[C]` in an order that random words `[C]` decide, the free ones first."""
+def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
+    """Different cells at random, i32 `[count]`, from random words `[C]`; all free `[C]` if as many
+    are. Few smallest of many are found sooner than by sorting."""
     cells = jnp.arange(len(words), dtype=jnp.uint32)
-    order = jnp.sort(jnp.where(free, words >> 9, 2**23 - 1) << 8 | cells)
-    return (order & 255).astype(jnp.int32)
+    scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
+    found = [jnp.min(scores)]
+    for _ in range(count - 1):
+        found.append(jnp.min(jnp.where(scores > found[-1], scores, jnp.uint32(2**32 - 1))))
+    return (jnp.stack(found) & 255).astype(jnp.int32)
 
 
 def _packed(flags: jax.Array) -> jax.Array:
