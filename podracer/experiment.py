@@ -32,7 +32,7 @@ from podracer.agents.taught import Taught
 from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
-from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.replay import Replay
@@ -186,7 +186,8 @@ def _check_finite(path: str, config: Any) -> None:
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
 _AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Taught)
-_PARTS = (Pod, Hyperparameter, TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles, Rule)
+_NETWORKS = (TorsoNetwork, Table, MLP, CNN, ResNet, Rule)
+_PARTS = (Pod, Hyperparameter, Replay, Mean, Atoms, Quantiles, *_NETWORKS)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 

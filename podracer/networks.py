@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from podracer.ops.convolution import convolution
 from podracer.ops.dense import dense
-from podracer.types import Carry, ConfigError, Params, PyTree
+from podracer.types import Array, Carry, ConfigError, Params, PyTree
 
 
 @jax.custom_vjp
@@ -120,8 +120,38 @@ Torso = MLP | CNN | ResNet
 
 
 @dataclasses.dataclass(frozen=True)
+class Table:
+    """A row of numbers for each state, of environments that show its index, all zero at first.
+
+    Parameters are `{head: f32 [values, n]}`.
+    """
+
+    def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
+        values = observation.values if isinstance(observation, Array) else None
+        if values is None or observation.shape:
+            raise ConfigError("Table needs the index of a state as its observation.")
+        if any(head.noisy for head in heads.values()):
+            raise ConfigError("Table has no noisy heads.")
+
+        def init(key: jax.Array) -> Params:
+            return {name: jnp.zeros((values, head.size)) for name, head in heads.items()}
+
+        def apply(
+            params: Params,
+            carry: Carry,
+            observation: PyTree,
+            first: jax.Array,
+            noise: jax.Array | None = None,
+        ):
+            return {name: table[observation] for name, table in params.items()}, carry
+
+        return Network(init, lambda num_envs: (), apply)
+
+
+@dataclasses.dataclass(frozen=True)
 class TorsoNetwork:
-    """A torso, optionally memory behind it, and linear heads.
+    """A torso, optionally memory behind it, and linear heads. It sees the index of a state, such
+    as a `Table` takes, as a one-hot vector.
 
     With `shared` all heads sit on one torso; otherwise each head has a torso (and memory) of its
     own, as is common for small actor-critics.
@@ -133,11 +163,14 @@ class TorsoNetwork:
     memory_size: int = 128
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
+        described = observation
+        vectors = jax.tree.map(_as_vector, described)
+
         def make(key: jax.Array) -> dict[str, _Trunk]:
             groups = {"shared": heads} if self.shared else {n: {n: h} for n, h in heads.items()}
             keys = jax.random.split(key, len(groups))
             return {
-                name: _Trunk(self, observation, group, key=k)
+                name: _Trunk(self, vectors, group, key=k)
                 for (name, group), k in zip(groups.items(), keys, strict=True)
             }
 
@@ -163,6 +196,11 @@ class TorsoNetwork:
         ):
             outputs: dict[str, jax.Array] = {}
             memories = {}
+            observation = jax.tree.map(
+                lambda leaf, x: jax.nn.one_hot(x, leaf.values) if leaf.values else x,
+                described,
+                observation,
+            )
             for name, trunk in eqx.combine(params, structure).items():
                 memory = carry[name] if carry else ()
                 made, memories[name] = trunk(memory, observation, first, noise)
@@ -170,6 +208,20 @@ class TorsoNetwork:
             return outputs, (memories if carry else ())
 
         return Network(init, carry, apply)
+
+
+MOST_VALUES = 4096  # of an index that a torso sees: each has a row of weights, as a table does
+
+
+def _as_vector(leaf: Array) -> Array:
+    """What a torso sees of one leaf of an observation."""
+    if leaf.values is None:
+        return leaf
+    if leaf.values > MOST_VALUES:
+        raise ConfigError(
+            f"{leaf.values} states are too many for a torso, at most {MOST_VALUES}: take a Table."
+        )
+    return Array((*leaf.shape, leaf.values))
 
 
 # --- layers --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from podracer.agents.learner import Learners, by_life, empty, in_order
 from podracer.agents.meta import meta_grad
 from podracer.agents.update_rule import Experience, Rule, experience
 from podracer.mesh import global_mean
-from podracer.networks import Head, TorsoNetwork
+from podracer.networks import Head, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
@@ -72,7 +72,7 @@ class LPG:
     recompute: bool = static(default=False)
     """Compute inner values again on the way back instead of keeping them."""
     rule: Rule = static(default=Rule())
-    network: TorsoNetwork = static(default=TorsoNetwork())
+    network: Table | TorsoNetwork = static(default=Table())
     """Of the learners."""
     spec: EnvironmentSpec | None = static(default=None)
 

@@ -19,7 +19,7 @@ from podracer.agents import actor_critic, update_rule, value_based
 from podracer.agents.update_rule import Rule, experience
 from podracer.io.rules import read_rule
 from podracer.mesh import global_mean
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
@@ -49,7 +49,7 @@ class Taught:
     rule: Rule = static(default=Rule())
     """Its shape, which the file's must be: see `taught`."""
     optimiser: Literal["sgd", "adam"] = static(default="adam")
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
@@ -109,9 +109,9 @@ class Taught:
         return update_rule.optimiser(self.optimiser, self.learning_rate)
 
 
-def taught(file: str | Path, network: TorsoNetwork, **settings: Any) -> Taught:
+def taught(file: str | Path, network: Table | TorsoNetwork, **settings: Any) -> Taught:
     """The agent that a rule's file teaches; tables learn by plain descent, networks by Adam."""
     rule, _ = read_rule(file)
-    if False:
+    if isinstance(network, Table):
         settings |= {"learning_rate": 40.0, "optimiser": "sgd"}
     return Taught(file=str(file), rule=rule, network=network, **settings)

@@ -65,6 +65,18 @@ def _with_model(name: str, **options: Any) -> Environment:
     return WithModel(make(name, **options))
 
 
+def _worlds(name: str, **options: Any) -> Environment:
+    from podracer.envs.worlds import Worlds
+
+    return Worlds(tuple(name.split("+")), **options)
+
+
+def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -> Environment:
+    from podracer.envs.lifetimes import Lives
+
+    return Lives(make(name, **options), envs, steps)
+
+
 def _trading(name: str, **options: Any) -> Environment:
     from podracer.trading import trading
 
@@ -84,6 +96,18 @@ ADAPTERS = {
     "model": Adapter(
         _with_model,
         "another one on the device, with its state, for agents that plan in it: model:catch",
+        (),
+        "",
+    ),
+    "worlds": Adapter(
+        _worlds,
+        "tabular and random grids and chains, for learning to learn: worlds:dense, worlds:all",
+        (),
+        "",
+    ),
+    "lifetimes": Adapter(
+        _lifetimes,
+        "another one on the device, in groups with a world and a life each: lifetimes:worlds:all",
         (),
         "",
     ),

@@ -1,0 +1,395 @@
+"""The worlds in which update rules are discovered: tabular and random grid worlds, delayed chains.
+
+Oh et al. 2020, "Discovering Reinforcement Learning Algorithms" (arXiv 2007.08794, appendix), with
+the parameters, and the worlds drawn at random, of GROOVE (Jackson et al. 2023, arXiv 2310.02782).
+A world is a tuple of arrays of the same shapes, whatever its kind, so one program holds many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.environment import restart
+from podracer.envs import nearest
+from podracer.ops.random import random_words, unit
+from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep, struct
+
+ACTIONS = 5  # up, down, left, right, stay
+FOREVER = 2**30  # steps, the limit of chains, which come to their end before
+
+# --- what there is -------------------------------------------------------------------------------
+
+Span = float | tuple[float, float]  # a number, or what to draw one between, both ends included
+Thing = tuple[Span, Span, Span]  # an object's reward, P(terminal when collected), P(back, a step)
+
+
+class Kind(NamedTuple):
+    """What the worlds of one name share. A grid has objects and a limit, a chain only a length."""
+
+    size: Span = 1
+    limit: Span = FOREVER  # drawn log-uniformly
+    things: tuple[Thing, ...] = ()
+    number: Span | None = None  # how many of them, the first ones; None for all
+    walls: Span = 0  # cells drawn for each world
+    blocked: tuple[tuple[int, int], ...] = ()  # and those of every world, (row, column)
+    roams: bool = False  # objects and start are drawn anew each time, and seen as a picture
+    length: Span = 0
+    noisy: bool = False
+
+
+def _any(number: int) -> tuple[Thing, ...]:
+    """So many objects of any kind, the first one good."""
+    chances: tuple[Span, Span] = ((0.01, 1), (0.001, 0.1))
+    return (((0, 1), *chances), *(number - 1) * [((-1, 1), *chances)])
+
+
+_DENSE: tuple[Thing, ...] = ((1, 0, 0.05), (1, 0, 0.05), (-1, 0.5, 0.1), (-1, 0, 0.5))
+_LONG: tuple[Thing, ...] = (*2 * [(1, 0, 0.01)], *2 * [(-1, 0.5, 1)])
+_COLUMN_4 = tuple((row, 4) for row in range(9) if row not in (1, 7))
+_COLUMN_5 = tuple((row, 5) for row in range(11) if row not in (0, 7))
+_ROW_4 = tuple((4, column) for column in range(11) if column not in (2, 8))
+
+KINDS = {
+    "dense": Kind(11, 500, _DENSE),
+    "sparse": Kind(13, 50, ((1, 1, 0), (-1, 1, 0))),
+    "long": Kind(11, 1000, _LONG),
+    "longer": Kind(9, 2000, (*2 * [(1, 0.1, 0.01)], *5 * [(-1, 0.8, 1)]), blocked=_COLUMN_4),
+    "long_dense": Kind(11, 2000, tuple(4 * [(1, 0, 0.005)]), blocked=_COLUMN_5 + _ROW_4),
+    "small": Kind((4, 6), (20, 100), _any(3), (1, 3), walls=(0, 7)),
+    "medium": Kind((6, 8), (100, 250), _any(4), (2, 4), walls=10),
+    "large": Kind((8, 10), (250, 750), _any(5), (2, 5), walls=15),
+    "rand_dense": Kind(11, 500, _DENSE, roams=True),
+    "rand_long": Kind(11, 1000, _LONG, roams=True),
+    "rand_small": Kind(7, 500, (*2 * [(1, 0, 0.05)], *2 * [(-1, 0.5, 0.1)]), walls=2, roams=True),
+    "rand_sparse": Kind(7, 50, ((1, 1, 1), (-1, 1, 1), (-1, 1, 1)), roams=True),
+    "rand_very_dense": Kind(11, 2000, ((1, 0, 1),), roams=True),
+    "chain": Kind(length=(5, 30)),
+    "chain_short": Kind(length=5),
+    "chain_long": Kind(length=30),
+    "chain_noisy": Kind(length=(5, 30), noisy=True),
+}
+_TABULAR = ("dense", "sparse", "long", "longer", "long_dense")
+_CHAINS = tuple(name for name in KINDS if name.startswith("chain"))
+FAMILIES = {
+    "tabular": _TABULAR,
+    "random": tuple(name for name in KINDS if name.startswith("rand_")),
+    "chains": _CHAINS,
+    "all": (*_TABULAR, "small", "medium", "large", *_CHAINS),
+}
+
+
+@struct
+class World:
+    """One world among C cells, of the largest grid that its program has, with K objects at most.
+
+    Cells are numbered along the rows of that largest grid; -1 is nowhere.
+    """
+
+    kind: jax.Array  # i32, which of `Worlds.kinds`
+    size: jax.Array  # i32, of the grid's side
+    limit: jax.Array  # i32, steps after which an episode is cut
+    start: jax.Array  # i32, a cell
+    cells: jax.Array  # i32 [K], where objects are
+    rewards: jax.Array  # f32 [K]
+    ends: jax.Array  # f32 [K], P(terminal when collected)
+    returns: jax.Array  # f32 [K], P(back, at each step)
+    roams: jax.Array  # bool, start and objects lie elsewhere each time
+    walls: jax.Array  # u32 [C / 32], a bit for each cell: states are copied at every step
+    length: jax.Array  # i32, of the chain; 0 for a grid
+    good: jax.Array  # i32, the branch of the chain that ends well, 0 or 1
+    noisy: jax.Array  # bool
+
+
+@struct
+class WorldState:
+    """Where an episode stands in its world."""
+
+    world: World
+    time: jax.Array  # i32, steps since the episode began; the limit where it has been cut
+    cell: jax.Array  # i32, the agent's; in a chain the index of the state
+    objects: jax.Array  # i32 [K], the cells of those that are there, -1 for those that are not
+
+
+@dataclasses.dataclass(frozen=True)
+class Worlds:
+    """Worlds of these kinds, any of `KINDS` and `FAMILIES`.
+
+    Grids. Actions: up, down, left, right, stay; walls stop a move. An object is collected where the
+    agent is after its move: its reward, perhaps a terminal, and it is gone, perhaps to be back
+    after a later step. Observation: the index of the state, cell + size^2 * (bits of objects).
+
+    Chains. The first action, 1 or another, takes one of two branches, whose rewards at the end are
+    1 and -1. Observation: the index of the state, of time and branch. Rewards before the end are 0,
+    in noisy chains 1 or -1 by chance.
+
+    Where some kinds are random grids (`rand_...`) observations are dictionaries: `index`, 0 in
+    random grids, and `picture`, f32 `[M, M, types + 1]`, the agent and the objects of each type,
+    blank in the others.
+
+    As an environment all copies show one world, the `layout`th; `draw` and `enter` make others.
+    """
+
+    names: tuple[str, ...]
+    layout: int = 0
+
+    def __post_init__(self) -> None:
+        known = [*KINDS, *FAMILIES]
+        for name in self.names:
+            if name not in known:
+                raise ConfigError(f"There is no world {name!r}: {nearest(name, known)}")
+        if not self.names:
+            raise ConfigError("Worlds needs the name of one kind at least.")
+        if not isinstance(self.layout, int) or not 0 <= self.layout < 2**32:
+            raise ConfigError(f"layout must be a whole number from 0 on, not {self.layout!r}.")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that worlds are drawn from, equally likely; families as their members."""
+        members = (FAMILIES.get(name, (name,)) for name in self.names)
+        return tuple(dict.fromkeys(kind for family in members for kind in family))
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        table = _table(self.kinds)
+        observation: PyTree = Array((), np.int32, values=table.states)
+        if table.types:
+            picture = Array((table.side, table.side, table.types + 1))
+            observation = {"index": observation, "picture": picture}
+        return EnvironmentSpec(f"worlds:{'+'.join(self.names)}", observation, Discrete(ACTIONS))
+
+    def draw(self, key: jax.Array) -> World:
+        """A world: its kind, its numbers, and where everything is in it."""
+        table = _table(self.kinds)
+        kind_key, number_key, thing_key, cell_key = jax.random.split(key, 4)
+        kind = jax.random.randint(kind_key, (), 0, len(self.kinds))
+        numbers, limit, things, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
+
+        u = jax.random.uniform(number_key, (6,))
+        low, high = numbers.T
+        size, count, walls, length, good = (low + u[1:] * (high - low + 1)).astype(jnp.int32)
+        u_things = jax.random.uniform(thing_key, (table.objects, 3))
+        low, high = things[..., 0], things[..., 1]
+        chances = _log_uniform(u_things[:, 1:], low[:, 1:], high[:, 1:])
+
+        row, column = jnp.divmod(jnp.arange(table.side**2), table.side)
+        blocked = blocked | (row >= size) | (column >= size)
+        # The start comes first, then the objects, then the walls.
+        place = jnp.arange(table.drawn_cells)
+        order = _free_cells(jax.random.bits(cell_key, blocked.shape), ~blocked, len(place))
+        blocked = blocked.at[order].max((place > count) & (place <= count + walls))
+        return World(
+            kind=kind,
+            size=size,
+            limit=jnp.round(_log_uniform(u[0], *limit)).astype(jnp.int32),
+            start=order[0],
+            cells=jnp.where(jnp.arange(table.objects) < count, order[1 : table.objects + 1], -1),
+            rewards=(low + u_things * (high - low))[:, 0],
+            ends=chances[:, 0],
+            returns=chances[:, 1],
+            roams=roams,
+            walls=_packed(blocked),
+            length=length,
+            good=good,
+            noisy=noisy,
+        )
+
+    def enter(self, key: jax.Array, world: World) -> tuple[WorldState, TimeStep]:
+        """The beginning of an episode in this world."""
+        start, cells = self._places(key, world, jnp.full(1, -1))
+        state = WorldState(world, jnp.int32(0), start, cells)
+        return state, restart(self._observe(state))
+
+    def reset(self, key: jax.Array) -> tuple[WorldState, TimeStep]:
+        return self.enter(key, self.draw(jax.random.key(self.layout)))
+
+    def step(
+        self, key: jax.Array, state: WorldState, action: jax.Array
+    ) -> tuple[WorldState, TimeStep]:
+        world, number = state.world, len(state.objects)
+        chance = unit(random_words(key, number + 2))
+        cut = state.time >= world.limit
+        time = state.time + 1
+
+        # A grid has the length 0, which the time never is, and a chain has no objects.
+        branch = jnp.where(state.time == 0, action == 1, (state.cell + 1) & 1)
+        cell = jnp.where(world.length > 0, 2 * time - 1 + branch, self._moved(state, action))
+        met = state.objects == cell
+        reward = jnp.sum(jnp.where(met, world.rewards, 0.0))
+        reward += jnp.where(world.noisy, jnp.where(chance[-1] < 0.5, 1.0, -1.0), 0.0)
+        over = time == world.length
+        reward = jnp.where(over, jnp.where(branch == world.good, 1.0, -1.0), reward)
+        terminal = ~cut & (over | (chance[-2] < jnp.sum(jnp.where(met, world.ends, 0.0))))
+
+        begins = terminal | cut
+        taken = jnp.append(state.objects, cell)
+        start, homes = self._places(key, world, jnp.where(begins, -1, taken))
+        back = (state.objects < 0) & (chance[:number] < world.returns)
+        objects = jnp.where(met, -1, jnp.where(back, homes, state.objects))
+        state = WorldState(
+            world,
+            time=jnp.where(begins, 0, time),
+            cell=jnp.where(begins, start, cell),
+            objects=jnp.where(begins, homes, objects),
+        )
+        return state, TimeStep(
+            observation=self._observe(state),
+            reward=jnp.where(cut, 0.0, reward),
+            discount=1.0 - terminal.astype(jnp.float32),
+            first=begins,
+            last=state.time >= world.limit,
+        )
+
+    def render(self, state: WorldState, scale: int = 16) -> np.ndarray:
+        """An image, uint8 `[H, W, 3]`, of one size for all of these worlds. A chain is a row."""
+        table, world = _table(self.kinds), jax.tree.map(np.asarray, state.world)
+        longest = max(int(np.max(_pair(KINDS[kind].length))) for kind in self.kinds)
+        image = np.full((table.side, max(table.side, longest + 1), 3), 40, np.uint8)
+        if world.length:
+            image[0, : world.length + 1] = 230
+            image[0, state.time] = (90, 160, 250)
+            return image.repeat(scale, axis=0).repeat(scale, axis=1)
+        walls = (world.walls[:, None] >> np.arange(32) & 1).ravel()[: table.side**2]
+        grid = np.where(walls[:, None], 40, 230).astype(np.uint8).repeat(3, axis=1)
+        for cell, reward in zip(np.asarray(state.objects), world.rewards, strict=True):
+            if cell >= 0:
+                grid[cell] = (80, 180, 90) if reward > 0 else (220, 90, 80)
+        grid[state.cell] = (90, 160, 250)
+        image[:, : table.side] = grid.reshape(table.side, table.side, 3)
+        return image.repeat(scale, axis=0).repeat(scale, axis=1)
+
+    def _moved(self, state: WorldState, action: jax.Array) -> jax.Array:
+        """The cell after a move. All beyond a grid is wall."""
+        side = _table(self.kinds).side
+        row, column = state.cell // side, state.cell % side
+        row = jnp.clip(row + (action == 1) - (action == 0), 0, side - 1)
+        column = jnp.clip(column + (action == 3) - (action == 2), 0, side - 1)
+        cell = row * side + column
+        wall = state.world.walls[cell // 32] >> (cell % 32).astype(jnp.uint32) & 1
+        return jnp.where(wall == 1, state.cell, cell)
+
+    def _places(
+        self, key: jax.Array, world: World, taken: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Where an episode begins, and where each object lies that comes now: cells, i32 and i32
+        `[K]`. Where they roam none is one of `taken`, cells or -1."""
+        table = _table(self.kinds)
+        if not table.types:
+            return world.start, world.cells
+        cells = jnp.arange(table.side**2)
+        free = ~_unpacked(world.walls, len(cells)) & jnp.all(cells[:, None] != taken[None], axis=1)
+        words = random_words(jax.random.fold_in(key, 0), len(cells))
+        start, *places = _free_cells(words, free, table.objects + 1)
+        anew = world.roams & (world.cells >= 0)
+        return (
+            jnp.where(world.roams, start, world.start),
+            jnp.where(anew, jnp.stack(places), world.cells),
+        )
+
+    def _observe(self, state: WorldState) -> PyTree:
+        table, world = _table(self.kinds), state.world
+        size, present = world.size, state.objects >= 0
+        bits = jnp.sum(present << np.arange(table.objects), dtype=jnp.int32)
+        cell = state.cell // table.side * size + state.cell % table.side
+        index = jnp.where(world.length > 0, state.cell, cell + size * size * bits)
+        if not table.types:
+            return index
+        cells = jnp.arange(table.side**2)[:, None]
+        kinds = jnp.asarray(table.channels)[world.kind][:, None] == jnp.arange(table.types)[None]
+        things = jnp.any((cells == state.objects[None])[..., None] & kinds[None], axis=1)
+        picture = jnp.concatenate([cells == state.cell, things], axis=1) & world.roams
+        return {
+            "index": jnp.where(world.roams, 0, index),
+            "picture": picture.reshape(table.side, table.side, -1).astype(jnp.float32),
+        }
+
+
+# --- what a program needs to know of its kinds ---------------------------------------------------
+
+
+class _Table(NamedTuple):
+    """Sizes that hold all kinds of a program, and their numbers to draw from."""
+
+    side: int
+    objects: int
+    drawn_cells: int  # start, objects and walls
+    states: int  # indices
+    types: int  # of objects in random grids, the channels of their pictures; 0 without any
+    channels: np.ndarray  # i32 [kinds, K], the type of each object
+    drawn: tuple[np.ndarray, ...]  # [kinds, ...], see `Worlds.draw`
+
+
+@functools.cache
+def _table(names: tuple[str, ...]) -> _Table:
+    kinds = [KINDS[name] for name in names]
+    side = max(int(_pair(kind.size)[1]) for kind in kinds)
+    objects = max(len(kind.things) for kind in kinds)
+    numbers, limits = np.zeros((len(kinds), 5, 2)), np.zeros((len(kinds), 2))
+    things, blocked = np.zeros((len(kinds), objects, 3, 2)), np.zeros((len(kinds), side, side))
+    channels = np.full((len(kinds), objects), -1)
+    for i, kind in enumerate(kinds):
+        count = len(kind.things) if kind.number is None else kind.number
+        spans = (kind.size, count, kind.walls, kind.length, (0, 1))
+        numbers[i], limits[i] = [_pair(span) for span in spans], _pair(kind.limit)
+        types = list(dict.fromkeys(kind.things))
+        for j, thing in enumerate(kind.things):
+            things[i, j] = [_pair(span) for span in thing]
+            channels[i, j] = types.index(thing)
+        for cell in kind.blocked:
+            blocked[i][cell] = 1
+    roams = np.array([kind.roams for kind in kinds])
+    noisy = np.array([kind.noisy for kind in kinds])
+    spans = (x.astype(np.float32) for x in (numbers, limits, things))
+    return _Table(
+        side=side,
+        objects=objects,
+        drawn_cells=1 + objects + int(numbers[:, 2].max()),
+        states=max(map(_states, kinds)),
+        types=1 + int(channels[roams].max()) if roams.any() else 0,
+        channels=channels.astype(np.int32),
+        drawn=(*spans, blocked.reshape(len(kinds), -1) > 0, roams, noisy),
+    )
+
+
+def _pair(span: Span) -> tuple[float, float]:
+    return span if isinstance(span, tuple) else (span, span)
+
+
+def _states(kind: Kind) -> int:
+    """How many indices the largest world of a kind has."""
+    if kind.roams:
+        return 1
+    length, size = int(_pair(kind.length)[1]), int(_pair(kind.size)[1])
+    return 1 + 2 * length if length else size**2 * 2 ** len(kind.things)
+
+
+def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    return low * (high / jnp.maximum(low, 1e-9)) ** u  # of 0 alone 0
+
+
+def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
+    """Different cells at random, i32 `[count]`, from random words `[C]`; all free `[C]` if as many
+    are. Few smallest of many are found sooner than by sorting."""
+    cells = jnp.arange(len(words), dtype=jnp.uint32)
+    scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
+    found = [jnp.min(scores)]
+    for _ in range(count - 1):
+        found.append(jnp.min(jnp.where(scores > found[-1], scores, jnp.uint32(2**32 - 1))))
+    return (jnp.stack(found) & 255).astype(jnp.int32)
+
+
+def _packed(flags: jax.Array) -> jax.Array:
+    """Flags `[C]` as bits of u32 `[C / 32]`."""
+    flags = jnp.pad(flags, (0, -len(flags) % 32)).reshape(-1, 32)
+    return jnp.sum(flags.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None], axis=1)
+
+
+def _unpacked(words: jax.Array, count: int) -> jax.Array:
+    """The first flags `[count]` again."""
+    flags = words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None] & 1
+    return flags.reshape(-1)[:count] == 1
