@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from podracer.ops.dense import transposed_product
@@ -31,19 +32,23 @@ def backward_lstm(
 
 
 def _run(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
+    H = weight.shape[0]
+    # A sigmoid is a tanh of half its argument: all gates are one call, behind a barrier, or the
+    # compiler computes them anew wherever they are used.
+    half = np.repeat(np.float32([0.5, 0.5, 1.0, 0.5]), H)[None]
+
     def step(carry: tuple[jax.Array, jax.Array], x: tuple[jax.Array, jax.Array]):
         gates, end = x
         before, cell = (jnp.where(end[:, None], 0.0, c) for c in carry)
-        i, f, g, o = jnp.split(gates + before @ weight, 4, axis=-1)
-        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        tanh = jnp.tanh(half * (gates + before @ weight))
+        i, f, g, o = jnp.split(jax.lax.optimization_barrier(tanh), 4, axis=-1)
+        i, f, o = (0.5 + 0.5 * x for x in (i, f, o))
         new = f * cell + i * g
-        squashed = jnp.tanh(new)
-        hidden = o * squashed
-        return (hidden, new), (hidden, before, cell, squashed, i, f, g, o)
+        squashed = jax.lax.optimization_barrier(jnp.tanh(new))
+        return (o * squashed, new), (o * squashed, (before, cell, squashed, tanh))
 
-    zeros = jnp.zeros((pushed.shape[1], weight.shape[0]))
-    made = jax.lax.scan(step, (zeros, zeros), (pushed, ends), reverse=True)[1]
-    return made[0], made[1:]
+    zeros = jnp.zeros((pushed.shape[1], H))
+    return jax.lax.scan(step, (zeros, zeros), (pushed, ends), reverse=True)[1]
 
 
 def _keep(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
@@ -53,9 +58,12 @@ def _keep(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
 
 def _gradients(saved: tuple, d_hidden: jax.Array):
     weight, ends, inner = saved
+    across = jax.lax.optimization_barrier(weight.T)
 
     def step(carry: tuple[jax.Array, jax.Array], x: tuple):
-        end, (_, cell, squashed, i, f, g, o), d_out = x
+        end, (_, cell, squashed, tanh), d_out = x
+        i, f, g, o = jnp.split(tanh, 4, axis=-1)
+        i, f, o = (0.5 + 0.5 * x for x in (i, f, o))
         d_hidden, d_cell = d_out + carry[0], carry[1]
         d_cell = d_cell + d_hidden * o * (1.0 - squashed**2)
         d_gates = jnp.concatenate([
@@ -64,7 +72,8 @@ def _gradients(saved: tuple, d_hidden: jax.Array):
             d_cell * i * (1.0 - g**2),
             d_hidden * squashed * o * (1.0 - o),
         ], axis=-1)  # fmt: skip
-        back = (d_gates @ weight.T, d_cell * f)
+        d_gates = jax.lax.optimization_barrier(d_gates)
+        back = (d_gates @ across, d_cell * f)
         return tuple(jnp.where(end[:, None], 0.0, d) for d in back), d_gates
 
     zeros = jnp.zeros_like(d_hidden[0])

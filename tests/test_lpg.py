@@ -1,0 +1,339 @@
+"""LPG: the rule's gradient is the true one, lives end alone, and what was learned can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from child import records
+from test_anakin import collectives_by_computation, run, setup
+
+import podracer
+from podracer import recipes
+from podracer.agent import check_agent
+from podracer.agents.learner import by_life, in_order
+from podracer.agents.lpg import LPG
+from podracer.agents.taught import taught
+from podracer.agents.update_rule import Experience, Rule
+from podracer.anakin import AnakinConfig, make_chunk
+from podracer.envs import make
+from podracer.experiment import Experiment
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.rules import read_rule, write_rule
+from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.ops.lstm import backward_lstm
+from podracer.sebulba import SebulbaConfig
+from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, Lifetimes
+
+ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
+SMALL = LPG(
+    learning_rate=1e-2,
+    learner_rate=10.0,
+    value_rate=0.1,
+    inner_updates=K,
+    update_steps=T,
+    rule=Rule(units=4, embedding=3, predictions=3),
+)
+COUNT = Array((), np.int32)
+SPEC = EnvironmentSpec(
+    "states",
+    {"seen": Array((), np.int32, values=STATES), "life": COUNT, "world": COUNT},
+    Discrete(3),
+    lifetimes=Lifetimes(ENVS, 100, ("one", "two")),
+)
+WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
+
+
+def judged(key, K=K):
+    """Learners, and a window and a rollout of them with all that can happen in it."""
+    agent = dataclasses.replace(SMALL, spec=SPEC)
+    state = agent.init(key, LIVES * ENVS)
+
+    def some(key, *lead):
+        keys, B = jax.random.split(key, 6), LIVES * ENVS
+        first = jax.random.bernoulli(keys[4], 0.2, (*lead, T + 1, B))
+        return Experience(
+            jax.random.randint(keys[0], (*lead, T + 1, B), 0, STATES),
+            first,
+            jax.random.randint(keys[1], (*lead, T, B), 0, 3),
+            jax.random.normal(keys[2], (*lead, T, B)),
+            jax.random.bernoulli(keys[3], 0.8, (*lead, T, B)).astype(jnp.float32),
+            jax.random.bernoulli(keys[5], 0.9, (*lead, T, B)),
+            (),
+        )
+
+    window = some(jax.random.fold_in(key, 1), K)
+    kept = jax.tree.map(lambda *x: jnp.stack(x, 1), *[
+        by_life(jax.tree.map(lambda x, k=k: x[k], window), ENVS) for k in range(K)
+    ])  # fmt: skip
+    now = by_life(some(jax.random.fold_in(key, 2)), ENVS)
+    gains = jax.random.normal(jax.random.fold_in(key, 3), (LIVES, T, ENVS))
+    # Learners that already prefer something: at the very beginning much of the gradient is 0.
+    start = jax.tree.map(
+        lambda x: x + jax.random.normal(jax.random.fold_in(key, 4), x.shape),
+        state.local["learner"],
+    )
+    whole, world = jnp.asarray([True, True, False, True]), jnp.asarray([0, 1, 0, 0])
+    return agent, state.shared["rule"], (start, kept, now, gains, whole, world), window
+
+
+def test_a_window_comes_back_in_order(key):
+    _, _, (_, kept, *_), window = judged(key)
+    for a, b in zip(jax.tree.leaves(in_order(kept)), jax.tree.leaves(window), strict=True):
+        assert np.array_equal(a, b)
+
+
+def objective(agent, parts, rule):
+    """What the rule descends on, written out: K updates one after another, then the judgement."""
+    start, window, now, gains, whole, _ = parts
+    learners = start
+    aux = []
+    for k in range(K):
+        learners, more = agent._learners.teach(
+            rule, learners, jax.tree.map(lambda x, k=k: x[k], in_order(window))
+        )
+        aux.append(more)
+    aux = jax.tree.map(lambda *x: jnp.stack(x), *aux)
+    data, advantages = jax.tree.map(
+        lambda x: x[0], in_order(jax.tree.map(lambda x: x[:, None], (now, gains)))
+    )
+    return agent._objective(learners, aux, data, advantages, whole.astype(jnp.float32))[0]
+
+
+def test_the_gradient_is_that_of_two_updates_written_out(key):
+    agent, rule, parts, _ = judged(key)
+    grads, shown, _ = jax.jit(agent._rule_grad)(rule, *parts)
+    value, want = jax.jit(jax.value_and_grad(partial(objective, agent, parts)))(rule)
+    np.testing.assert_allclose(shown["loss"], value, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_the_gradient_equals_finite_differences(key):
+    """In random directions, every leaf of the rule moved at once."""
+    agent, rule, parts, _ = judged(key)
+    grads = jax.jit(agent._rule_grad)(rule, *parts)[0]
+    value = jax.jit(partial(objective, agent, parts))
+    leaves, structure = jax.tree.flatten(rule)
+    for seed in range(4):
+        keys = jax.random.split(jax.random.key(seed), len(leaves))
+        step = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+        ahead, behind = (
+            value(jax.tree.unflatten(structure, [x + h * d for x, d in zip(leaves, step)]))
+            for h in (2e-3, -2e-3)
+        )
+        slope = sum(jnp.sum(g * d) for g, d in zip(jax.tree.leaves(grads), step, strict=True))
+        assert float(slope) == pytest.approx(float(ahead - behind) / 4e-3, rel=0.02, abs=2e-4)
+
+
+@pytest.mark.parametrize("how", [{"recompute": True}, {"lifetime_groups": 2}])
+def test_memory_is_traded_without_changing_the_gradient(key, how):
+    agent, rule, parts, _ = judged(key)
+    parts = (*parts[:4], jnp.ones(LIVES, bool), parts[5])
+    other = dataclasses.replace(agent, **how)
+    shared = agent.init(key, LIVES * ENVS).shared
+    want = jax.jit(partial(agent._improve, axis=None))(shared, parts)
+    got = jax.jit(partial(other._improve, axis=None))(shared, parts)
+    for a, b in zip(jax.tree.leaves(want["shown"]), jax.tree.leaves(got["shown"]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(want["rule"]), jax.tree.leaves(got["rule"]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5)
+
+
+def test_a_life_that_ended_within_the_window_teaches_nothing(key):
+    agent, rule, parts, _ = judged(key)
+    none = (*parts[:4], jnp.zeros(LIVES, bool), parts[5])
+    assert all(not np.any(g) for g in jax.tree.leaves(agent._rule_grad(rule, *none)[0]))
+
+
+def test_rewards_are_told_by_world(key):
+    agent, rule, parts, _ = judged(key)
+    now, world = parts[2], parts[5]
+    totals, counts = agent._rule_grad(rule, *parts)[2]
+    rewards = np.asarray(now.valid * now.reward).mean((1, 2))
+    assert counts.tolist() == [3, 1]
+    np.testing.assert_allclose(totals, [rewards[world == 0].sum(), rewards[1]], rtol=1e-5)
+
+
+def test_the_backward_memory_is_that_of_a_plain_scan(key):
+    keys = jax.random.split(key, 3)
+    pushed, weight = jax.random.normal(keys[0], (5, 3, 8)), jax.random.normal(keys[1], (2, 8))
+    ends = jax.random.bernoulli(keys[2], 0.3, (5, 3))
+
+    def plain(pushed, weight):
+        hidden = cell = jnp.zeros((3, 2))
+        made = []
+        for t in reversed(range(5)):
+            hidden = jnp.where(ends[t][:, None], 0.0, hidden)
+            cell = jnp.where(ends[t][:, None], 0.0, cell)
+            i, f, g, o = jnp.split(pushed[t] + hidden @ weight, 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            made.append(hidden)
+        return jnp.stack(made[::-1])
+
+    np.testing.assert_allclose(
+        backward_lstm(pushed, weight, ends), plain(pushed, weight), rtol=1e-5, atol=1e-6
+    )
+    for a, b in zip(*(
+        jax.grad(lambda p, w, f=f: jnp.sum(jnp.cos(f(p, w))), argnums=(0, 1))(pushed, weight)
+        for f in (lambda p, w: backward_lstm(p, w, ends), plain)
+    ), strict=True):  # fmt: skip
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_behind_an_end_is_seen_from_before_it(key):
+    """A rule's targets until the end of an episode do not depend on the next one."""
+    agent, rule, parts, window = judged(key)
+    data = jax.tree.map(lambda x: x[0], window)
+    ended = dataclasses.replace(data, discount=data.discount.at[1].set(0.0))
+    later = dataclasses.replace(ended, reward=ended.reward.at[2:].add(5.0))
+    outputs = agent._learners.forward(parts[0]["params"], data)
+    one, two = (agent.rule.apply(rule, each, outputs, 0.9) for each in (ended, later))
+    assert np.array_equal(one.policy[:2], two.policy[:2])
+    assert not np.allclose(one.policy[2:], two.policy[2:])
+
+
+# --- under Anakin --------------------------------------------------------------------------------
+
+
+def lpg(**config):
+    config = {"num_envs": LIVES * ENVS * 2, "rollout_length": T, "updates_per_chunk": 5} | config
+    return setup(SMALL, WORLDS, **config)
+
+
+def test_lives_end_alone_and_learners_begin_anew():
+    """After every update a learner whose life has just begun is blank, and others are not."""
+    *parts, state = lpg(updates_per_chunk=1)
+    lives, blank = np.array(state.learner.local["life"]), 0
+    for _ in range(25):
+        state, _ = run(*parts, state, int(state.update) + 1)
+        born = np.array(state.learner.local["life"] != lives)
+        lives = np.array(state.learner.local["life"])
+        moved = np.asarray(jnp.any(state.learner.local["learner"]["params"]["policy"], axis=(1, 2)))
+        assert not moved[born].any() and not state.learner.local["whole"][born].any()
+        blank += born.sum()
+    assert 0 < blank < 25 * len(lives) and moved.any()
+    assert len(set(lives.tolist())) > 1, "they do not all end together"
+
+
+def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
+    *parts, state = lpg(updates_per_chunk=1)
+    moved, before = [], jax.device_get(state.learner.shared["rule"])
+    for _ in range(6):
+        state, _ = run(*parts, state, int(state.update) + 1)
+        after = jax.device_get(state.learner.shared["rule"])
+        moved.append(not all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after))))
+        before = after
+    assert moved == [False, False, True, False, True, False]
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_the_number_of_devices_changes_nothing(devices):
+    one, _ = run(*lpg(), 10)
+    many, _ = run(*lpg(devices=devices), 10)
+    shared = zip(jax.tree.leaves(one.learner), jax.tree.leaves(many.learner), strict=True)
+    for a, b in shared:
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert np.array_equal(one.learner.local["life"], many.learner.local["life"])
+
+
+def test_no_reduction_of_its_program_can_overtake_another():
+    agent, env, mesh, config, state = lpg(devices=2)
+    request = jnp.zeros(2, jnp.int32)
+    text = make_chunk(agent, env, mesh, config).lower(state, request).compile().as_text()
+    several = 0
+    for waits in collectives_by_computation(text):
+        order = list(waits)
+        several += len(order) > 1
+        assert all(order[i] in waits[order[i + 1]] for i in range(len(order) - 1)), order
+    assert several >= 2
+
+
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment=WORLDS,
+    agent=SMALL,
+    driver=AnakinConfig(LIVES * ENVS, T, 5),
+    frames=20 * T * LIVES * ENVS,
+    evaluations=0,
+    devices=1,
+)
+
+
+def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys):
+    """In the middle of a window and of lives; then the rule, as a file, teaches others."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, run_dir=whole)
+    podracer.train(EXPERIMENT, run_dir=cut, frames=EXPERIMENT.frames // 4)
+    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut / "checkpoints") == stored_fingerprint(whole / "checkpoints")
+    assert records(cut) == records(whole)
+
+    from podracer import cli
+
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["rule", str(whole)])
+    assert leaving.value.code == 0 and "rule.npz" in capsys.readouterr().out
+    rule, params = read_rule(whole / "rule.npz")
+    _, state = podracer.load(whole)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared["rule"]), strict=True):
+        assert np.array_equal(a, b)
+
+    small = TorsoNetwork(MLP((8,)))
+    agent = taught(whole / "rule.npz", small)
+    for driver in (AnakinConfig(8, 4, 5), SebulbaConfig(8, 4, 5, threads=1)):
+        other = Experiment("test", "catch", agent, driver, frames=320, evaluations=1, devices=1)
+        run_dir = tmp_path / type(driver).__name__
+        result = podracer.train(other, run_dir=run_dir, evaluation_episodes=4)
+        assert result.exit_code == 0 and result.metrics["gradient_norm"] > 0
+        _, after = podracer.load(run_dir)
+        kept, _ = jax.tree.flatten(after.shared["rule"])
+        assert all(map(np.array_equal, kept, jax.tree.leaves(params))), "the rule never changes"
+
+
+# --- what cannot be ------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
+    with pytest.raises(ConfigError, match="take lifetimes:catch"):
+        check_agent(dataclasses.replace(SMALL, spec=make("catch").spec), length=T)
+    spec = make(WORLDS).spec
+    with pytest.raises(ConfigError, match="no multiple of 2"):
+        check_agent(dataclasses.replace(SMALL, spec=spec), num_envs=3, length=T)
+    with pytest.raises(ConfigError, match="update_steps is 4, but a rollout has 7"):
+        check_agent(dataclasses.replace(SMALL, spec=spec), length=7)
+    memory = TorsoNetwork(MLP((4,)), memory="gru")
+    with pytest.raises(ConfigError, match="no memory"):
+        spec = make("lifetimes:catch,envs=2").spec
+        check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
+    with pytest.raises(ConfigError, match="take --evaluations 0"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "a", evaluations=1)
+    with pytest.raises(ConfigError, match="take --arch anakin"):
+        driver = SebulbaConfig(LIVES * ENVS, T, 5)
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "b", driver=driver)
+    with pytest.raises(ConfigError, match="there is no rule at"):
+        taught(tmp_path / "none.npz", Table())
+
+
+def test_a_rule_of_another_shape_is_refused(tmp_path):
+    path, rule = tmp_path / "rule.npz", Rule(units=4, embedding=3, predictions=3)
+    write_rule(path, rule, rule.init(jax.random.key(0)), {})
+    agent = dataclasses.replace(taught(path, TorsoNetwork(MLP((4,)))), spec=make("catch").spec)
+    check_agent(agent)
+    write_rule(path, Rule(5, 3, 3), Rule(5, 3, 3).init(jax.random.key(0)), {})
+    with pytest.raises(ConfigError, match="the agent was made for"):
+        check_agent(agent)
+
+
+def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
+    path, rule = tmp_path / "rule.npz", Rule(units=4, embedding=3, predictions=3)
+    write_rule(path, rule, rule.init(jax.random.key(0)), {})
+    made = recipes.taught_by(recipes.catch(), str(path))
+    assert made.recipe == "catch_taught" and made.environment == "catch"
+    assert made.agent.network == recipes.catch().agent.network
+    assert made.agent.rule == rule
