@@ -24,36 +24,21 @@ from podracer import recipes
 from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
 from podracer.io.signals import StopSignals
 from podracer.population import Hyperparameter, Pod
-from podracer.tournament import pod, selection
+from podracer.ranges import Range
+from podracer.tournament import selection
+from podracer.tournament.config import Tournament
+from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, history
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import Orchestrator, Tournament
+from podracer.tournament.orchestrator import Orchestrator
 
-RANGE = selection.Range("learning_rate", 1e-5, 1e-1)
+RANGE = Range("learning_rate", 1e-5, 1e-1)
 RULES = {
     "independent": selection.Independent(),
     "softmax": selection.Softmax(),
     "population-based": selection.PopulationBased((RANGE,), fraction=0.34),
     "generational": selection.Generational(group_size=2, parents=1),
 }
-
-
-class Inline:
-    """An engine that runs each round where it is started."""
-
-    def __init__(self) -> None:
-        self.codes: dict[int, int] = {}
-
-    def start(self, token: int, directory: Path) -> None:
-        self.codes[token] = pod.run(directory)
-
-    def ended(self) -> dict[int, int]:
-        codes, self.codes = self.codes, {}
-        return codes
-
-    def stop(self, token: int) -> None: ...
-    def kill(self, token: int) -> None: ...
-    def close(self) -> None: ...
 
 
 def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int) -> list[Any]:
@@ -75,7 +60,7 @@ def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         with Leaderboard(directory, tournament.header()) as board:
-            Orchestrator(tournament, board, Inline(), StopSignals(), lambda state: None).run()
+            Orchestrator(tournament, board, InlineEngine(), StopSignals(), lambda state: None).run()
         events = read_events(directory)
         entries = history(events)
     spent, best, lines = 0, -np.inf, []

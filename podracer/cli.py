@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import itertools
-import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import tyro
+
+from podracer.tournament import is_tournament
 
 USAGE = """podracer: scalable reinforcement learning on accelerators
 
@@ -166,13 +168,18 @@ def _taken(arguments: list[str], name: str) -> str | None:
     return None
 
 
-def _named_arch(arguments: Sequence[str]) -> Arch | None:
-    """What `--arch` says, before the flags that depend on it are known."""
-    for flag, value in itertools.pairwise([*arguments, ""]):
-        name, _, joined = flag.partition("=")
-        if name == "--arch" and (joined or value) in get_args(Arch):
-            return cast(Arch, joined or value)
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    """What a flag says, before those that depend on it are known; it stays where it is."""
+    for given, following in itertools.pairwise([*arguments, ""]):
+        name, joined, value = given.partition("=")
+        if name == flag:
+            return value if joined else following
     return None
+
+
+def _named_arch(arguments: Sequence[str]) -> Arch | None:
+    value = value_of(arguments, "--arch")
+    return cast(Arch, value) if value in get_args(Arch) else None
 
 
 def _resume(arguments: Sequence[str]) -> int:
@@ -183,9 +190,9 @@ def _resume(arguments: Sequence[str]) -> int:
         hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     parsed = parse(Resume, "resume", arguments)
-    if (parsed.run / "leaderboard.jsonl").is_file():
+    if is_tournament(parsed.run):
         from podracer import cli_pods
-        from podracer.tournament.orchestrator import read_tournament
+        from podracer.tournament.config import read_tournament
 
         return cli_pods.run_tournament(read_tournament(parsed.run), parsed.run)
     from podracer.experiment import read_experiment
@@ -261,133 +268,6 @@ def _in_cluster() -> bool:
     return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
 
 
-# --- after training ------------------------------------------------------------------------------
-
-
-def _eval(arguments: Sequence[str]) -> int:
-    @dataclasses.dataclass(frozen=True)
-    class Eval:
-        run: RunPath
-        """The run's directory."""
-        episodes: int = 100
-        """How many greedy episodes, each in an environment of its own."""
-        seed: int | None = None
-        """Of the episodes; by default the run's, so that it repeats the run's own evaluation."""
-        json: bool = False
-        """Print one JSON object."""
-
-    parsed = parse(Eval, "eval", arguments)
-    import jax
-
-    from podracer.evaluate import make_evaluator
-    from podracer.training import load_run, use_compilation_cache
-
-    use_compilation_cache()
-    agent, env, state = load_run(parsed.run)
-    key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
-    evaluate = make_evaluator(agent, env, _positive("--episodes", parsed.episodes))
-    result = evaluate(agent.actor_params(state.learner), key)
-    figures = {
-        "episodes": parsed.episodes,
-        "return_mean": float(result.returns.mean()),
-        "return_std": float(result.returns.std()),
-        "return_min": float(result.returns.min()),
-        "return_max": float(result.returns.max()),
-        "length_mean": float(result.lengths.mean()),
-        "unfinished": result.unfinished,
-        "updates": int(state.update),
-    }
-    if parsed.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:12} {value:g}" if isinstance(value, float) else f"{name:12} {value}")
-    return 0
-
-
-def _play(arguments: Sequence[str]) -> int:
-    @dataclasses.dataclass(frozen=True)
-    class Play:
-        run: RunPath
-        """The run's directory."""
-        out: Path | None = None
-        """A .gif or .mp4 file; by default play.gif in the run."""
-        episodes: int = 3
-        """Greedy episodes to show."""
-        max_steps: int = 500
-        """Stop after so many steps."""
-        fps: int = 0
-        """Frames per second; 0 chooses by the length."""
-        seed: int | None = None
-        """Of the episodes; by default the run's."""
-
-    parsed = parse(Play, "play", arguments)
-    import jax
-
-    from podracer.evaluate import record_frames
-    from podracer.io.video import write_video
-    from podracer.training import load_run, use_compilation_cache
-
-    use_compilation_cache()
-    agent, env, state = load_run(parsed.run)
-    key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
-    frames, returns = record_frames(
-        agent,
-        env,
-        agent.actor_params(state.learner),
-        key,
-        episodes=_positive("--episodes", parsed.episodes),
-        max_steps=_positive("--max-steps", parsed.max_steps),
-    )
-    out = parsed.out or parsed.run / "play.gif"
-    write_video(frames, out, parsed.fps or (5 if len(frames) < 100 else 30))
-    print(f"{out}: {len(frames)} frames, returns {', '.join(f'{r:g}' for r in returns) or 'none'}")
-    return 0
-
-
-def _report(arguments: Sequence[str]) -> int:
-    @dataclasses.dataclass(frozen=True)
-    class Report:
-        runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-        """One or more run directories, or that of a tournament."""
-        out: Path | None = None
-        """The HTML file; by default report.html in the first run."""
-
-    parsed = parse(Report, "report", arguments)
-    from podracer.io.report import write_report
-    from podracer.types import ConfigError
-
-    if not parsed.runs:
-        raise ConfigError("report needs at least one run directory.")
-    out = parsed.out or parsed.runs[0] / "report.html"
-    if tournaments := [run for run in parsed.runs if (run / "leaderboard.jsonl").is_file()]:
-        from podracer.io.tournament_report import write_tournament_report
-
-        if len(parsed.runs) > 1:
-            raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
-        print(write_tournament_report(tournaments[0], out))
-        return 0
-    for run in parsed.runs:
-        if not (run / "config.json").is_file():
-            raise ConfigError(f"{run} holds no run: there is no config.json in it.")
-    print(write_report(parsed.runs, out))
-    return 0
-
-
-def _fingerprint(arguments: Sequence[str]) -> int:
-    @dataclasses.dataclass(frozen=True)
-    class Fingerprint:
-        run: RunPath
-        """The run's directory."""
-
-    parsed = parse(Fingerprint, "fingerprint", arguments)
-    from podracer.io.checkpoint import stored_fingerprint
-
-    step, digest = stored_fingerprint(parsed.run / "checkpoints")
-    print(f"{digest}  {parsed.run} at update {step}")
-    return 0
-
-
 # --- about this machine --------------------------------------------------------------------------
 
 
@@ -419,60 +299,6 @@ def _list(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _sweep(arguments: Sequence[str]) -> int:
-    from podracer import cli_pods
-
-    return cli_pods.sweep(arguments)
-
-
-def _tournament(arguments: Sequence[str]) -> int:
-    from podracer import cli_pods
-
-    return cli_pods.tournament(arguments)
-
-
-def _leaderboard(arguments: Sequence[str]) -> int:
-    from podracer import cli_pods
-
-    return cli_pods.leaderboard(arguments)
-
-
-def _bench(arguments: Sequence[str]) -> int:
-    from podracer import cli_measure
-
-    return cli_measure.bench(arguments)
-
-
-def _tune(arguments: Sequence[str]) -> int:
-    from podracer import cli_measure
-
-    return cli_measure.tune(arguments)
-
-
-def _rule(arguments: Sequence[str]) -> int:
-    from podracer import cli_rules
-
-    return cli_rules.rule(arguments)
-
-
-def _backtest(arguments: Sequence[str]) -> int:
-    from podracer import cli_trading
-
-    return cli_trading.backtest(arguments)
-
-
-def _promote(arguments: Sequence[str]) -> int:
-    from podracer import cli_trading
-
-    return cli_trading.promote(arguments)
-
-
-def _rollback(arguments: Sequence[str]) -> int:
-    from podracer import cli_trading
-
-    return cli_trading.rollback(arguments)
-
-
 def _doctor(arguments: Sequence[str]) -> int:
     @dataclasses.dataclass(frozen=True)
     class Doctor:
@@ -484,30 +310,31 @@ def _doctor(arguments: Sequence[str]) -> int:
     return examine()
 
 
-def _positive(flag: str, value: int) -> int:
-    from podracer.types import ConfigError
+def _from(module: str, command: str) -> Callable[[Sequence[str]], int]:
+    """A command of another file, imported when it is called."""
 
-    if value < 1:
-        raise ConfigError(f"{flag} must be at least 1, but it is {value}.")
-    return value
+    def run(arguments: Sequence[str]) -> int:
+        return getattr(importlib.import_module(f"podracer.{module}"), command)(arguments)
+
+    return run
 
 
 COMMANDS = {
     "train": _train,
-    "sweep": _sweep,
-    "tournament": _tournament,
-    "leaderboard": _leaderboard,
+    "sweep": _from("cli_pods", "sweep"),
+    "tournament": _from("cli_pods", "tournament"),
+    "leaderboard": _from("cli_pods", "leaderboard"),
     "resume": _resume,
-    "eval": _eval,
-    "play": _play,
-    "report": _report,
+    "eval": _from("cli_runs", "evaluate"),
+    "play": _from("cli_runs", "play"),
+    "report": _from("cli_runs", "report"),
     "list": _list,
-    "fingerprint": _fingerprint,
-    "bench": _bench,
-    "tune": _tune,
-    "rule": _rule,
-    "backtest": _backtest,
-    "promote": _promote,
-    "rollback": _rollback,
+    "fingerprint": _from("cli_runs", "fingerprint"),
+    "bench": _from("cli_measure", "bench"),
+    "tune": _from("cli_measure", "tune"),
+    "rule": _from("cli_runs", "rule"),
+    "backtest": _from("cli_trading", "backtest"),
+    "promote": _from("cli_trading", "promote"),
+    "rollback": _from("cli_trading", "rollback"),
     "doctor": _doctor,
 }

@@ -11,9 +11,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from podracer.cli import Hosts, RunPath, join, parse, recipe_of
+from podracer.cli import Hosts, RunPath, join, parse, recipe_of, value_of
+from podracer.tournament import is_tournament
+
+if TYPE_CHECKING:
+    from podracer.tournament.config import Tournament
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,29 +58,30 @@ def sweep(arguments: Sequence[str]) -> int:
 
     result = train(experiment, run_dir=settings.run_dir, show=True)
     if result.exit_code == 0:
-        show_standings(result.run_dir)
+        _show(result.run_dir)
     return result.exit_code
 
 
-def show_standings(directory: Path) -> None:
+def _show(directory: Path) -> None:
     """The table of a sweep, best configuration first, and what to do with it."""
     from rich.console import Console
     from rich.table import Table
 
     from podracer.io.console import number
     from podracer.io.curves import bootstrap_interval
-    from podracer.sweep import standings, write_best
+    from podracer.sweep import configurations, write_best
 
-    found: list[Any] = standings(directory)
+    found = configurations(directory)
     names = [each.name for each in found[0].hyperparameters]
     table = Table(*names, "evaluation", "95 %", "seeds", box=None, padding=(0, 3, 0, 0))
-    for standing in found[:20]:
-        low, high = (number(float(x)) for x in bootstrap_interval(standing.returns))
+    for configuration in found[:20]:
+        returns = configuration.returns
+        low, high = (number(float(x)) for x in bootstrap_interval(returns))
         table.add_row(
-            *(f"{each.value:.4g}" for each in standing.hyperparameters),
-            number(standing.score),
-            f"{low} to {high}" if len(standing.returns) > 1 else "-",
-            str(len(standing.returns)),
+            *(f"{each.value:.4g}" for each in configuration.hyperparameters),
+            number(configuration.score),
+            f"{low} to {high}" if len(returns) > 1 else "-",
+            str(len(returns)),
         )
     Console().print(table)
     if len(found) > 20:
@@ -107,12 +112,13 @@ def tournament(arguments: Sequence[str]) -> int:
     rest = list(arguments[len(names) :])
     from podracer import recipes
     from podracer.envs import nearest
-    from podracer.tournament.orchestrator import Tournament
+    from podracer.ranges import read_range
+    from podracer.tournament.config import Tournament
     from podracer.tournament.selection import RULES, PopulationBased
     from podracer.types import ConfigError
 
     experiments = tuple(recipes.find(name) for name in names or ["cartpole_ppo"])
-    rule = _value_of(rest, "--rule") or "PopulationBased"
+    rule = value_of(rest, "--rule") or Choice.rule
     if rule not in RULES:
         raise ConfigError(f"There is no rule {rule!r}: {nearest(rule, RULES)}")
     default = Tournament(experiments, RULES[rule](), rounds=4, round_frames=32_768)
@@ -123,16 +129,16 @@ def tournament(arguments: Sequence[str]) -> int:
     if choice.vary:
         if not isinstance(chosen.rule, PopulationBased):
             raise ConfigError("--vary belongs to --rule PopulationBased.")
-        bounds = tuple(map(_range, choice.vary))
+        bounds = tuple(map(read_range, choice.vary))
         chosen = dataclasses.replace(chosen, rule=dataclasses.replace(chosen.rule, bounds=bounds))
     moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = choice.run_dir or Path("runs") / f"tournament-{moment}"
-    if (directory / "leaderboard.jsonl").exists():
+    if is_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
     return run_tournament(chosen, directory)
 
 
-def run_tournament(chosen: Any, directory: Path) -> int:
+def run_tournament(chosen: Tournament, directory: Path) -> int:
     """Begin a tournament or go on with it, shown on the terminal, to its last lines."""
     from podracer.io.standings import Watch
     from podracer.tournament.orchestrator import run
@@ -160,9 +166,9 @@ def leaderboard(arguments: Sequence[str]) -> int:
 
     parsed = parse(Board, "leaderboard", arguments)
     from podracer.io.standings import Watch, plain
+    from podracer.tournament.config import read_tournament
     from podracer.tournament.events import replay
     from podracer.tournament.leaderboard import read_events
-    from podracer.tournament.orchestrator import read_tournament
 
     state = replay(read_events(parsed.directory))
     if parsed.json:
@@ -176,24 +182,3 @@ def leaderboard(arguments: Sequence[str]) -> int:
             time.sleep(1.0)
             watch.show(replay(read_events(parsed.directory)))
     return 0
-
-
-def _value_of(arguments: Sequence[str], flag: str) -> str | None:
-    """What a flag says, before those that depend on it are known."""
-    for given, following in itertools.pairwise([*arguments, ""]):
-        name, joined, value = given.partition("=")
-        if name == flag:
-            return value if joined else following
-    return None
-
-
-def _range(text: str) -> Any:
-    from podracer.tournament.selection import Range
-    from podracer.types import ConfigError
-
-    name, _, bounds = text.partition("=")
-    low, _, high = bounds.partition(":")
-    try:
-        return Range(name, float(low), float(high))
-    except ValueError:
-        raise ConfigError(f"--vary {text!r} cannot be read: write name=1e-5:1e-2.") from None

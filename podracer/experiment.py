@@ -32,6 +32,7 @@ from podracer.agents.taught import Taught
 from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
+from podracer.nested import differences
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.population import Hyperparameter, Pod, with_hyperparameters
@@ -285,18 +286,10 @@ def experiment_of(path: Path) -> Experiment:
 
 def check_same_experiment(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
-
-    def flat(tree: Any, path: str = "") -> dict[str, Any]:
-        if not isinstance(tree, dict):
-            return {path: tree}
-        items = tree.items()
-        return {k: v for name, x in items for k, v in flat(x, f"{path}.{name}".lstrip(".")).items()}
-
-    before, after = flat(saved), flat(now)
     changed = [
-        f"{name} was {before.get(name)} and is {after.get(name)}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in FREE_ON_RESUME
+        f"{name} was {old} and is {new}"
+        for name, (old, new) in differences(saved, now).items()
+        if name not in FREE_ON_RESUME
     ]
     if changed:
         raise ConfigError(f"the run was saved with another configuration: {'; '.join(changed)}.")

@@ -26,6 +26,7 @@ from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, to_json
 from podracer.io.rundir import read_limited
 from podracer.mesh import Device, find_devices, make_mesh
+from podracer.nested import differences
 from podracer.types import ConfigError, EnvironmentSpec
 
 
@@ -223,15 +224,8 @@ def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
 def check_same_environment(directory: Path, env: Any) -> None:
     """Raise `ConfigError` if `env` is not what the run in `directory` began in, as one made of a
     file that was changed since."""
-
-    def flat(settings: Any) -> dict[str, Any]:
-        leaves = jax.tree.leaves_with_path(settings, is_leaf=lambda value: value is None)
-        return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
-
-    saved = flat(json.loads(read_limited(directory / "config.json"))["environment"])
-    now = flat(_settings(env))
-    changed = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-    if changed:
+    saved = json.loads(read_limited(directory / "config.json"))["environment"]
+    if changed := differences(saved, _settings(env)):
         raise ConfigError(
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "
             "bring back the file or the version that it was made from, or begin a new run."

@@ -220,13 +220,13 @@ def _report(updates: int, values: Any) -> Progress:
     return Progress(
         updates,
         int(values["frames"].sum()),
-        {"pods_failed": float(failed.sum()), **{name: mean(x) for name, x in pods.items()}},
+        {"pods_failed": float(failed.sum()), **{name: _mean(x) for name, x in pods.items()}},
         request=int(values["request"].max()),
         pods={**pods, "frames": values["frames"]},
     )
 
 
-def mean(values: np.ndarray) -> float | None:
+def _mean(values: np.ndarray) -> float | None:
     """Over the pods `[P]` that have a value."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else None

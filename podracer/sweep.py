@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from podracer.experiment import read_experiment, to_json
 from podracer.io.rundir import write_json
 from podracer.io.sinks import read_metrics
 from podracer.population import Hyperparameter, Pod
+from podracer.ranges import Range, read_range
 from podracer.types import ConfigError
 
 
@@ -30,14 +30,14 @@ def make_pods(
     spaces = dict(map(_space, vary))
     if len(spaces) < len(vary):
         raise ConfigError("--vary names a hyperparameter twice: give each one its values once.")
-    ranges = [name for name, space in spaces.items() if isinstance(space, _Range)]
+    ranges = [name for name, space in spaces.items() if isinstance(space, Range)]
     if ranges and draws < 1:
         raise ConfigError(f"{ranges[0]} has a range to draw from: say how often with --draws N.")
     if draws and not ranges:
         raise ConfigError("--draws needs a range to draw from, such as learning_rate=1e-5:1e-2.")
     if ranges:
-        generator = np.random.default_rng(draw_seed)
-        rows = [[_draw(space, generator) for space in spaces.values()] for _ in range(draws)]
+        rng = np.random.default_rng(draw_seed)
+        rows = [[_draw(space, rng) for space in spaces.values()] for _ in range(draws)]
     else:
         rows = [list(row) for row in itertools.product(*spaces.values())]  # type: ignore[arg-type]
     return tuple(
@@ -45,23 +45,11 @@ def make_pods(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Range:
-    low: float
-    high: float
-
-
-def _space(text: str) -> tuple[str, tuple[float, ...] | _Range]:
-    name, equals, values = text.partition("=")
+def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
+    name, _, values = text.partition("=")
+    if ":" in values:
+        return name, read_range(text)
     try:
-        if not equals:
-            raise ValueError
-        low, colon, high = values.partition(":")
-        if colon:
-            space = _Range(float(low), float(high))
-            if not (math.isfinite(space.low) and space.low < space.high < math.inf):
-                raise ValueError
-            return name, space
         return name, tuple(float(value) for value in values.split(","))
     except ValueError:
         raise ConfigError(
@@ -69,20 +57,16 @@ def _space(text: str) -> tuple[str, tuple[float, ...] | _Range]:
         ) from None
 
 
-def _draw(space: tuple[float, ...] | _Range, generator: np.random.Generator) -> float:
-    if not isinstance(space, _Range):
-        return float(generator.choice(space))
-    if space.low > 0:
-        return float(np.exp(generator.uniform(np.log(space.low), np.log(space.high))))
-    return float(generator.uniform(space.low, space.high))
+def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:
+    return space.draw(rng) if isinstance(space, Range) else float(rng.choice(space))
 
 
 # --- what came out -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
-    """One configuration of a sweep, over its seeds."""
+class Configuration:
+    """One configuration of a sweep, and what it came to over its seeds."""
 
     hyperparameters: tuple[Hyperparameter, ...]
     pods: tuple[int, ...]  # their numbers
@@ -94,15 +78,15 @@ class Standing:
         return float(self.returns.mean()) if np.isfinite(self.returns).all() else -math.inf
 
 
-def standings(directory: Path) -> list[Standing]:
-    """The configurations of a population's run, best first. Raises `ConfigError` if it has none."""
+def configurations(directory: Path) -> list[Configuration]:
+    """Those of a population's run, best first. Raises `ConfigError` if it has none."""
     experiment = read_experiment(directory)
     returns = _last_evaluation(directory)
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, pod in enumerate(experiment.pods):
         groups.setdefault(pod.hyperparameters, []).append(number)
-    found = [Standing(values, tuple(at), returns[at]) for values, at in groups.items()]
-    return sorted(found, key=lambda standing: -standing.score)
+    found = [Configuration(values, tuple(at), returns[at]) for values, at in groups.items()]
+    return sorted(found, key=lambda each: -each.score)
 
 
 def best_pod(directory: Path) -> int:
@@ -114,7 +98,7 @@ def best_pod(directory: Path) -> int:
 def write_best(directory: Path) -> Path:
     """The best configuration as a file that `podracer train` takes for a recipe."""
     experiment = read_experiment(directory)
-    winner = standings(directory)[0]
+    winner = configurations(directory)[0]
     best = experiment.of_pod(experiment.pods[winner.pods[0]])
     best = dataclasses.replace(best, recipe=f"{experiment.recipe}_best")
     path = directory / "best.json"
@@ -122,24 +106,15 @@ def write_best(directory: Path) -> Path:
     return path
 
 
-def pod_records(directory: Path) -> list[dict[str, Any]]:
-    """What each pod recorded, `[updates]` of metric to `[P]`."""
+def _last_evaluation(directory: Path) -> np.ndarray:
+    """The last evaluation's return of each pod, f64 `[P]`; NaN where it met a fault."""
     path = directory / "pods.jsonl"
     if not path.exists():
         raise ConfigError(f"{directory} holds no population: there is no pods.jsonl in it.")
-    return read_metrics(path)
-
-
-def _last_evaluation(directory: Path) -> np.ndarray:
-    """The last evaluation's return of each pod, f64 `[P]`; NaN where it met a fault."""
-    for record in reversed(pod_records(directory)):
+    for record in reversed(read_metrics(path)):
         if "evaluation_return" in record:
-            failed = [x is None for x in record["episodes"]]
-            returns = np.asarray(json_floats(record["evaluation_return"]))
+            # JSON has null for what is not finite.
+            returns = np.asarray(record["evaluation_return"], float)
+            failed = [episodes is None for episodes in record["episodes"]]
             return np.where(failed, np.nan, returns)
     raise ConfigError(f"{directory} was never evaluated: train it with --evaluations 1 or more.")
-
-
-def json_floats(values: Sequence[float | None]) -> list[float]:
-    """Numbers as they were before JSON made null of what is not finite."""
-    return [math.nan if value is None else value for value in values]

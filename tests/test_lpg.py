@@ -123,7 +123,11 @@ def test_the_gradient_equals_finite_differences(key):
         keys = jax.random.split(jax.random.key(seed), len(leaves))
         step = [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
         ahead, behind = (
-            value(jax.tree.unflatten(structure, [x + h * d for x, d in zip(leaves, step)]))
+            value(
+                jax.tree.unflatten(
+                    structure, [x + h * d for x, d in zip(leaves, step, strict=True)]
+                )
+            )
             for h in (2e-3, -2e-3)
         )
         slope = sum(jnp.sum(g * d) for g, d in zip(jax.tree.leaves(grads), step, strict=True))
@@ -132,7 +136,7 @@ def test_the_gradient_equals_finite_differences(key):
 
 @pytest.mark.parametrize("how", [{"recompute": True}, {"lifetime_groups": 2}])
 def test_memory_is_traded_without_changing_the_gradient(key, how):
-    agent, rule, parts, _ = judged(key)
+    agent, _, parts, _ = judged(key)
     parts = (*parts[:4], jnp.ones(LIVES, bool), parts[5])
     other = dataclasses.replace(agent, **how)
     shared = agent.init(key, LIVES * ENVS).shared
@@ -215,9 +219,11 @@ def test_lives_end_alone_and_learners_begin_anew():
         born = np.array(state.learner.local["life"] != lives)
         lives = np.array(state.learner.local["life"])
         moved = np.asarray(jnp.any(state.learner.local["learner"]["params"]["policy"], axis=(1, 2)))
-        assert not moved[born].any() and not state.learner.local["whole"][born].any()
+        assert not moved[born].any()
+        assert not state.learner.local["whole"][born].any()
         blank += born.sum()
-    assert 0 < blank < 25 * len(lives) and moved.any()
+    assert 0 < blank < 25 * len(lives)
+    assert moved.any()
     assert len(set(lives.tolist())) > 1, "they do not all end together"
 
 
@@ -278,8 +284,9 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
 
     with pytest.raises(SystemExit) as leaving:
         cli.main(["rule", str(whole)])
-    assert leaving.value.code == 0 and "rule.npz" in capsys.readouterr().out
-    rule, params = read_rule(whole / "rule.npz")
+    assert leaving.value.code == 0
+    assert "rule.npz" in capsys.readouterr().out
+    params = read_rule(whole / "rule.npz")[1]
     _, state = podracer.load(whole)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared["rule"]), strict=True):
         assert np.array_equal(a, b)
@@ -290,7 +297,8 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
         other = Experiment("test", "catch", agent, driver, frames=320, evaluations=1, devices=1)
         run_dir = tmp_path / type(driver).__name__
         result = podracer.train(other, run_dir=run_dir, evaluation_episodes=4)
-        assert result.exit_code == 0 and result.metrics["gradient_norm"] > 0
+        assert result.exit_code == 0
+        assert result.metrics["gradient_norm"] > 0
         _, after = podracer.load(run_dir)
         kept, _ = jax.tree.flatten(after.shared["rule"])
         assert all(map(np.array_equal, kept, jax.tree.leaves(params))), "the rule never changes"
@@ -308,13 +316,13 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     with pytest.raises(ConfigError, match="update_steps is 4, but a rollout has 7"):
         check_agent(dataclasses.replace(SMALL, spec=spec), length=7)
     memory = TorsoNetwork(MLP((4,)), memory="gru")
+    spec = make("lifetimes:catch,envs=2").spec
     with pytest.raises(ConfigError, match="no memory"):
-        spec = make("lifetimes:catch,envs=2").spec
         check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
     with pytest.raises(ConfigError, match="take --evaluations 0"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "a", evaluations=1)
+    driver = SebulbaConfig(LIVES * ENVS, T, 5)
     with pytest.raises(ConfigError, match="take --arch anakin"):
-        driver = SebulbaConfig(LIVES * ENVS, T, 5)
         podracer.train(EXPERIMENT, run_dir=tmp_path / "b", driver=driver)
     with pytest.raises(ConfigError, match="there is no rule at"):
         taught(tmp_path / "none.npz", Table())
@@ -334,6 +342,6 @@ def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
     path, rule = tmp_path / "rule.npz", Rule(units=4, embedding=3, predictions=3)
     write_rule(path, rule, rule.init(jax.random.key(0)), {})
     made = recipes.taught_by(recipes.catch(), str(path))
-    assert made.recipe == "catch_taught" and made.environment == "catch"
+    assert (made.recipe, made.environment) == ("catch_taught", "catch")
     assert made.agent.network == recipes.catch().agent.network
     assert made.agent.rule == rule

@@ -31,9 +31,11 @@ from podracer.replay import Replay
 from podracer.sebulba import SebulbaConfig
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
+from podracer.tournament.config import Tournament
+from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, history
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import Orchestrator, Tournament
+from podracer.tournament.orchestrator import Orchestrator
 from podracer.types import CheckpointError
 
 SMALL = TorsoNetwork(MLP((16,)))
@@ -47,27 +49,9 @@ TOURNAMENT = Tournament(
 )
 
 
-class Inline:
-    """Runs a round where it is started: the real thing, without a process for it."""
-
-    def __init__(self) -> None:
-        self.codes: dict[int, int] = {}
-
-    def start(self, token: int, directory: Path) -> None:
-        self.codes[token] = pods.run(directory)
-
-    def ended(self) -> dict[int, int]:
-        codes, self.codes = self.codes, {}
-        return codes
-
-    def stop(self, token: int) -> None: ...
-    def kill(self, token: int) -> None: ...
-    def close(self) -> None: ...
-
-
 def play(directory: Path, tournament: Tournament) -> dict[str, Any]:
     with Leaderboard(directory, tournament.header()) as board:
-        loop = Orchestrator(tournament, board, Inline(), StopSignals(), lambda state: None)
+        loop = Orchestrator(tournament, board, InlineEngine(), StopSignals(), lambda state: None)
         assert loop.run() == 0
     return history(read_events(directory))
 
@@ -109,6 +93,23 @@ def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path):
         returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
         assert float(returns.mean()) == entry.score
         assert pods.digest(path) == entry.digest
+
+
+@pytest.mark.slow
+def test_20_scores_come_again_to_the_bit(tmp_path):
+    """Each from the checkpoint that its entry names, which is the one that was submitted."""
+    tournament = dataclasses.replace(
+        TOURNAMENT, rule=selection.KTournament(), pods=4, rounds=5, size=20, episodes=64
+    )
+    entries = play(tmp_path, tournament)
+    assert len(entries) == 20
+    assert len({entry.score for entry in entries.values()}) > 5
+    for entry in entries.values():
+        path = tmp_path / entry.checkpoint
+        assert pods.digest(path) == entry.digest
+        returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 64)
+        error = float(returns.std() / np.sqrt(returns.size))
+        assert (float(returns.mean()), error) == (entry.score, entry.standard_error)
 
 
 @pytest.mark.slow

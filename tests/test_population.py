@@ -177,8 +177,8 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
     last = np.asarray(pods[-1]["evaluation_return"])
     assert lines(run / "metrics.jsonl")[-1]["evaluation_return"] == pytest.approx(last.mean())
 
-    found = sweep.standings(run)
-    assert {standing.pods for standing in found} == {(0, 1), (2,)}
+    found = sweep.configurations(run)
+    assert {each.pods for each in found} == {(0, 1), (2,)}
     assert [s.score for s in found] == sorted((s.score for s in found), reverse=True)
     assert sweep.best_pod(run) == int(np.argmax(last))
     again, state = podracer.load(run, pod=1)

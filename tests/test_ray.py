@@ -18,10 +18,10 @@ import pytest
 
 from podracer import recipes
 from podracer.tournament import selection
+from podracer.tournament.config import Tournament
 from podracer.tournament.engine import EngineLost, RayEngine
 from podracer.tournament.events import Failed, Submitted
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import Tournament
 from podracer.types import ConfigError
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray")

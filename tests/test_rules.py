@@ -31,7 +31,8 @@ def test_a_rule_comes_back_to_the_bit(saved: Path) -> None:
     written = RULE.init(jax.random.key(0))
     assert jax.tree.structure(params) == jax.tree.structure(written)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(written), strict=True):
-        assert a.dtype == b.dtype and np.array_equal(a, b)
+        assert a.dtype == b.dtype
+        assert np.array_equal(a, b)
 
 
 def test_the_file_says_what_it_is_without_running_anything(saved: Path) -> None:

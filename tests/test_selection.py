@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podracer.ranges import Range
 from podracer.tournament.events import (
     Absent,
     Entry,
@@ -34,7 +35,6 @@ from podracer.tournament.selection import (
     Independent,
     KTournament,
     PopulationBased,
-    Range,
     Rule,
     Softmax,
     Standing,

@@ -18,10 +18,12 @@ import pytest
 from podracer import recipes
 from podracer.io.rundir import write_json
 from podracer.io.signals import StopSignals
+from podracer.ranges import Range
 from podracer.tournament import orchestrator, selection
+from podracer.tournament.config import Tournament, read_tournament
 from podracer.tournament.events import Submitted, history, lineage, replay
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import CAPACITY, Orchestrator, Tournament, read_tournament
+from podracer.tournament.orchestrator import CAPACITY, Orchestrator
 from podracer.tournament.pod import REPORT, read_task
 from podracer.types import ConfigError, PodracerError
 
@@ -378,7 +380,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"experiments": ()}, "needs a recipe"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
-        ({"rule": selection.PopulationBased((selection.Range("depth", 1, 2),))}, "'depth'"),
+        ({"rule": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):

@@ -210,6 +210,30 @@ def test_a_kill_leaves_the_old_or_the_new_model(
         shutil.copytree(models, tmp_path / "start")
 
 
+@pytest.mark.parametrize("gone", ["", "manifest.json"])
+def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
+    gone: str,
+    runs: tuple[Path, Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, models = tmp_path / "run", tmp_path / "models"
+    shutil.copytree(runs[0], run)
+
+    def gain(*_: Any) -> float:
+        path = run / "checkpoints" / f"{8:012d}" / gone
+        path.unlink() if gone else shutil.rmtree(path)
+        return 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delivery, "_gain", gain)
+        assert called("promote", models, run) == 65
+    words = "run goes on training and has retired the checkpoint at update 8"
+    assert words in capsys.readouterr().err
+    assert promote(models, runs[1]).model == "000001"
+
+
 def test_what_is_no_longer_what_it_was(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
     for run in runs[:2]:
         promote(tmp_path, run)

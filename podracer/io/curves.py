@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -21,6 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from podracer.nested import leaves
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
 _THEMES = {"light": ("#1f2328", "#6b7280", "#d8dce2"), "dark": ("#e6e8eb", "#9aa3ad", "#3a4049")}
@@ -51,20 +53,16 @@ class Run:
     @property
     def settings(self) -> dict[str, str]:
         """The experiment's settings by dotted name, as JSON."""
-        return dict(flatten(self.config.get("experiment", {})))
+        return as_text(self.config.get("experiment", {}))
 
     @property
     def recipe(self) -> str:
         return str(self.config.get("recipe", "-"))
 
 
-def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Leaves of nested JSON as (dotted name, JSON)."""
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, tree if isinstance(tree, str) else json.dumps(tree)
+def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Leaves of nested JSON by dotted name, as JSON but for strings."""
+    return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
 
 
 Groups = dict[str, list[Run]]  # label to its runs

@@ -22,9 +22,9 @@ from podracer.io.curves import (
     Groups,
     Panel,
     Run,
+    as_text,
     bootstrap_interval,
     figure,
-    flatten,
     interquartile_mean,
     legend,
     running_mean,
@@ -284,7 +284,7 @@ def configuration(runs: Sequence[Run]) -> str:
     tables = []
     for run in runs:
         about = {part: run.config[part] for part in ("versions", "device") if part in run.config}
-        tables.append(run.settings | dict(flatten(about)))
+        tables.append(run.settings | as_text(about))
     differing, shared = [], []
     for key in dict.fromkeys(key for each in tables for key in each):
         values = [each.get(key, "-") for each in tables]

@@ -50,18 +50,15 @@ class Watch:
         return Group(title, Text(), board(state), Text(), pods(state, self._rounds))
 
     def _lines(self, state: State) -> None:
+        places = {entry.id: place for place, entry in enumerate(state.board, 1)}
         for name, pod in state.pods.items():
             newest = pod.newest
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
-                place = (
-                    1 + [e.id for e in state.board].index(newest.id)
-                    if newest in state.board
-                    else None
-                )
                 self._terminal.print(
-                    f"{newest.id:8} score {number(newest.score):>7}  place {place or '-'}  "
-                    f"frames {compact(newest.frames)}  from {', '.join(newest.parents) or 'fresh'}",
+                    f"{newest.id:8} score {number(newest.score):>7}  "
+                    f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
+                    f"from {', '.join(newest.parents) or 'fresh'}",
                     highlight=False,
                 )
 
@@ -94,7 +91,7 @@ def board(state: State) -> Table:
             compact(entry.frames),
             clock(entry.seconds),
             ", ".join(entry.parents) or "fresh",
-            ", ".join(f"{name} {entry.hyperparameters.get(name, 0):.3g}" for name in names),
+            ", ".join(f"{k} {v:.3g}" for k, v in entry.hyperparameters.items() if k in names),
         )
     return table
 

@@ -1,4 +1,4 @@
-"""Engines: where the processes of pods run. One attempt at a round is one process.
+"""Engines: where pods run. One attempt at a round is one process, but for `InlineEngine`.
 
 An engine decides nothing: it starts what it is told to, says what has ended, and stops what it is
 told to. Everything else goes through the files of a round, so an engine carries no objects.
@@ -53,7 +53,30 @@ class Engine(Protocol):
         ...
 
 
-COMMAND = (sys.executable, "-m", "podracer.tournament.pod")
+class InlineEngine:
+    """Each round where it is started, in this process, and what it raises is raised.
+
+    Pods end in the order of their starts, so the same tournament gives the same entries: for
+    experiments with tournaments. Nothing runs between two calls, so there is nothing to stop.
+    """
+
+    def __init__(self) -> None:
+        self._done: list[int] = []
+
+    def start(self, token: int, directory: Path) -> None:
+        from podracer.tournament.pod import run  # all of training, which `cluster.py` needs not
+
+        if run(directory):
+            raise KeyboardInterrupt  # it was told to stop, and has saved
+        self._done.append(token)
+
+    def ended(self) -> dict[int, int]:
+        done, self._done = self._done, []
+        return dict.fromkeys(done, 0)
+
+    def stop(self, token: int) -> None: ...
+    def kill(self, token: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class LocalEngine:
@@ -66,7 +89,7 @@ class LocalEngine:
         with (directory / "log.txt").open("ab") as log:
             # Each in a session of its own: Ctrl-C in a terminal is for the orchestrator alone.
             self._processes[token] = subprocess.Popen(
-                [*COMMAND, str(directory)],
+                [sys.executable, "-m", "podracer.tournament.pod", str(directory)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -263,11 +263,10 @@ def find(state: State, pod: int, entry_id: str) -> Entry:
 
 def referenced(state: State) -> frozenset[str]:
     """Checkpoints that somebody may start from: those of every entry that `find` finds."""
-    entries = set[str](entry.checkpoint for entry in state.board)
+    kept = list(state.board)
     for pod in state.pods.values():
-        kept = pod.parents if pod.newest is None else (*pod.parents, pod.newest)
-        entries.update(entry.checkpoint for entry in kept)
-    return frozenset(entries)
+        kept += pod.parents if pod.newest is None else (*pod.parents, pod.newest)
+    return frozenset(entry.checkpoint for entry in kept)
 
 
 def history(events: Iterable[Event]) -> dict[str, Entry]:

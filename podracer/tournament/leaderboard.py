@@ -24,11 +24,13 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.io.rundir import RunLock, fsync_directory
+from podracer.nested import differences
+from podracer.tournament import LOG
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,
@@ -51,7 +53,7 @@ from podracer.tournament.events import (
 )
 from podracer.types import CheckpointError, ConfigError
 
-LOG, INDEX = "leaderboard.jsonl", "leaderboard.sqlite"
+INDEX = "leaderboard.sqlite"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -304,19 +306,13 @@ def _row(entry: Entry) -> list[Any]:
 
 def _check_same(saved: Header, now: Header) -> None:
     before, after = dataclasses.asdict(saved), json.loads(json.dumps(dataclasses.asdict(now)))
-    changed = list(_differences(before | {"time": 0.0}, after | {"time": 0.0}))
+    changed = [
+        f"{name} was {old} and is {new}"
+        for name, (old, new) in differences(before, after).items()
+        if name != "time"
+    ]
     if changed:
         raise ConfigError(f"another tournament is in this directory: {'; '.join(changed)}.")
-
-
-def _differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """What differs between two configurations, leaf by leaf."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in before | after:
-            below = f"{path}.{name}".lstrip(".")
-            yield from _differences(before.get(name), after.get(name), below)
-    elif before != after:
-        yield f"{path} was {before} and is {after}"
 
 
 def _stale(pod: PodState, report: Submitted | Failed) -> str | None:

@@ -11,143 +11,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import tyro
-
-from podracer.experiment import KINDS, Experiment, from_json, to_json
+from podracer.experiment import Experiment, from_json, to_json
 from podracer.io.rundir import read_limited
 from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
 from podracer.tournament import selection
+from podracer.tournament.config import Tournament, seeded
 from podracer.tournament.engine import Engine, LocalEngine, RayEngine
 from podracer.tournament.events import (
     Absent,
     Capacity,
     Failed,
-    Header,
+    PodState,
     State,
     Stopped,
     Submitted,
     find,
 )
-from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.pod import REPORT, Parent, Task, write_task
-from podracer.types import ConfigError, PodracerError
+from podracer.tournament.leaderboard import Leaderboard
+from podracer.tournament.pod import REPORT, Parent, Task, saved_updates, write_task
+from podracer.types import PodracerError
 
 CAPACITY = "capacity"  # a file in the tournament with the number of pods that may run
 PAUSE_SECONDS = 0.05  # between two looks at the pods
 GRACE_SECONDS = 60.0  # for a pod to save when it is told to stop
-
-
-@dataclasses.dataclass(frozen=True)
-class Tournament:
-    """Everything that decides what a tournament computes, but the order in which pods end."""
-
-    experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
-    """Pod i begins with experiment i, counted round."""
-    rule: selection.Rule = dataclasses.field(default_factory=selection.PopulationBased)
-    """How a pod starts its next round."""
-    pods: int = 4
-    """How many train at the beginning."""
-    rounds: int = 5
-    """Of each pod."""
-    round_frames: int = 100_000
-    """Frames of a round."""
-    round_seconds: float | None = None
-    """A round ends after so long, if that comes first."""
-    size: int = 16
-    """Entries on the leaderboard."""
-    episodes: int = 100
-    """Held-out episodes of each evaluation."""
-    evaluation_seed: int = 1_000_003
-    """Of these episodes, the same for all pods."""
-    seed: int = 0
-    """Of the pods' seeds and of all selection."""
-    engine: Literal["local", "ray"] = "local"
-    """Processes of this machine, or of a Ray cluster that shares the directory."""
-    pod_cpus: float = 1.0
-    """What a pod reserves of a Ray cluster."""
-    pod_gpus: float = 0.0
-    """The same of GPUs; it sees no others. Below 1 pods share one."""
-    retries: int = 3
-    """Attempts without progress after which a pod is quarantined."""
-    stall_seconds: float = 600.0
-    """A pod that records nothing for so long is killed."""
-    straggler_seconds: float = 600.0
-    """How long a generation waits for a pod once another one has ended it."""
-
-    def check(self) -> None:
-        """Raise `ConfigError` for what cannot be meant."""
-        if not self.experiments:
-            raise ConfigError("a tournament needs a recipe.")
-        for name in ("pods", "rounds", "round_frames", "size", "episodes", "retries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, but it is {value}.")
-        if self.pod_cpus < 0 or self.pod_gpus < 0 or (self.pod_gpus > 1 and self.pod_gpus % 1):
-            raise ConfigError(
-                "pod_cpus and pod_gpus must not be negative, nor pod_gpus a broken number above 1."
-            )
-        for experiment in self.experiments:
-            experiment.check()
-            if isinstance(self.rule, selection.PopulationBased):
-                values = {bound.name: bound.low for bound in self.rule.bounds}
-                with_hyperparameters(experiment.agent, values)
-
-    @property
-    def evaluation(self) -> str:
-        """Digest of what scores must have in common to be compared."""
-        environments = sorted({experiment.environment for experiment in self.experiments})
-        text = json.dumps([environments, self.evaluation_seed])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def experiment_of(self, pod: int) -> Experiment:
-        """What a pod begins with; its seed, and those of a population's pods, are its own."""
-        return _seeded(self.experiments[pod % len(self.experiments)], self.seed, pod)
-
-    def header(self) -> Header:
-        """The first line of the log."""
-        kept = json.loads(json.dumps(to_json(self)))
-        return Header(kept, self.seed, self.pods, self.size, self.evaluation, self.episodes)
-
-
-def _seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
-    own = (seed + 1) * 10_000 + pod
-    pods = tuple(
-        dataclasses.replace(each, seed=own + 100_000_000 * index)
-        for index, each in enumerate(experiment.pods, 1)
-    )
-    return dataclasses.replace(experiment, seed=own, pods=pods)
-
-
-_KINDS = {
-    **KINDS,
-    "Tournament": Tournament,
-    "Range": selection.Range,
-    **{rule.__name__: rule for rule in selection.RULES.values()},
-}
-
-
-def read_tournament(directory: Path) -> Tournament:
-    """The tournament of a directory. Raises `ConfigError` if there is none."""
-    header = read_events(directory)[0]
-    assert isinstance(header, Header)
-    return from_json(header.tournament, _KINDS)
-
-
-def is_tournament(directory: Path) -> bool:
-    """Whether a directory is that of a tournament and not of a run."""
-    return (directory / "leaderboard.jsonl").is_file()
 
 
 def run(
@@ -238,7 +132,10 @@ class Orchestrator:
             reason = _reason(directory, code)
         if token in self._stopping:
             return  # as it was told to; its last save is kept
-        self.board.fail(Failed(pod, now.round, token, reason, _progress(directory)))
+        assert now.attempt is not None
+        steps = from_json(now.attempt.experiment).driver.steps_per_update
+        frames = saved_updates(directory) * steps
+        self.board.fail(Failed(pod, now.round, token, reason, frames))
         failed = self.state.pods[pod]
         if failed.failures >= self.tournament.retries:
             self.board.record(Stopped(pod, "quarantined", reason))
@@ -291,7 +188,7 @@ class Orchestrator:
             parent = find(self.state, pod, start.parents[0])
             experiment = from_json(parent.experiment)
             if parent.pod != pod:
-                experiment = _seeded(experiment, self.tournament.seed, pod)
+                experiment = seeded(experiment, self.tournament.seed, pod)
         before = hyperparameters(experiment.agent)
         changed = {k: v for k, v in start.hyperparameters.items() if before.get(k) != v}
         agent = with_hyperparameters(experiment.agent, changed)
@@ -390,7 +287,7 @@ def _changed(pod: Pod, values: Mapping[str, float]) -> Pod:
     return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))
 
 
-def _weakest(pods: Any) -> list[int]:
+def _weakest(pods: Mapping[int, PodState]) -> list[int]:
     """Numbers of pods, those without an entry first, then by score."""
 
     def strength(number: int) -> tuple[bool, float, int]:
@@ -419,9 +316,3 @@ def _reason(directory: Path, code: int) -> str:
     with contextlib.suppress(OSError, IndexError):
         return f"exit code {code}: {(directory / 'log.txt').read_text().splitlines()[-1]}"[:500]
     return f"exit code {code}"
-
-
-def _progress(directory: Path) -> int:
-    """Updates at the newest checkpoint of a round."""
-    steps = (directory / "checkpoints").glob("*/manifest.json")
-    return max((int(step.parent.name) for step in steps if step.parent.name.isdigit()), default=0)

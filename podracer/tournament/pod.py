@@ -31,8 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import population
+from podracer.cli import act_at_once
 from podracer.driver import TrainState
-from podracer.experiment import Experiment, from_json, to_json
+from podracer.experiment import KINDS, Experiment, from_json, to_json
 from podracer.io import checkpoint
 from podracer.io.rundir import MANIFEST, read_limited, write_json
 from podracer.plan import Plan, make_plan
@@ -65,6 +66,9 @@ class Task:
     episodes: int
 
 
+_KINDS = {**KINDS, "Task": Task, "Parent": Parent}
+
+
 def write_task(directory: Path, task: Task) -> None:
     """Leave the task for the pod's process, before it starts."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -73,13 +77,11 @@ def write_task(directory: Path, task: Task) -> None:
 
 def read_task(directory: Path) -> Task:
     """The task in a round's directory. Raises `ConfigError` if there is none."""
-    from podracer.experiment import KINDS
-
     try:
         data = json.loads(read_limited(directory / TASK))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{directory} holds no pod's task: {error}.") from error
-    return from_json(data, {**KINDS, "Task": Task, "Parent": Parent})
+    return from_json(data, _KINDS)
 
 
 def run(directory: Path) -> int:
@@ -101,8 +103,7 @@ def run(directory: Path) -> int:
     )
     if result.exit_code:
         return result.exit_code
-    step = f"{result.metrics['updates']:012d}" if result.metrics else _newest(directory)
-    path = directory / "checkpoints" / step
+    path = directory / "checkpoints" / f"{saved_updates(directory):012d}"
     returns = score(path, experiment, task.evaluation_seed, task.episodes)
     totals = _totals(path)
     report = {
@@ -146,20 +147,17 @@ def begin(
     restored = [checkpoint.load(path.parent, plan.like, int(path.name)) for path in parents]
     state = fuse([each.state for each in restored])
     before = from_json(restored[0].metadata["experiment"])
-    if _keys(before) != _keys(experiment):
-        own = population.keys(experiment.pods) if experiment.pods else _key(experiment.seed)
-        fold = jax.vmap(jax.random.fold_in, (0, None)) if experiment.pods else jax.random.fold_in
+    if _seeds(before) != _seeds(experiment):
+        pods, seed = experiment.pods, experiment.seed
+        own = population.keys(pods) if pods else jax.random.key(seed)
+        fold = jax.vmap(jax.random.fold_in, (0, None)) if pods else jax.random.fold_in
         key = jax.device_put(fold(own, round), state.key.sharding)
         state = dataclasses.replace(state, key=key)
     return state, Totals(**restored[0].metadata["totals"])
 
 
-def _keys(experiment: Experiment) -> tuple[int, ...]:
+def _seeds(experiment: Experiment) -> tuple[int, ...]:
     return tuple(pod.seed for pod in experiment.pods) or (experiment.seed,)
-
-
-def _key(seed: int) -> jax.Array:
-    return jax.random.key(seed)
 
 
 def fuse(states: Sequence[TrainState]) -> TrainState:
@@ -187,7 +185,7 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     use_compilation_cache()
     plan = make_plan(dataclasses.replace(experiment, evaluation_episodes=episodes))
     state = checkpoint.load(path.parent, plan.like, int(path.name)).state
-    held_out = jnp.broadcast_to(_key(seed), state.key.shape)
+    held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     return plan.evaluate(dataclasses.replace(state, key=held_out)).returns
 
 
@@ -204,8 +202,10 @@ def _totals(path: Path) -> Totals:
     return Totals(**meta["metadata"]["totals"])
 
 
-def _newest(directory: Path) -> str:
-    return max(path.name for path in (directory / "checkpoints").iterdir() if path.name.isdigit())
+def saved_updates(directory: Path) -> int:
+    """Updates at the newest checkpoint of a round, 0 if there is none yet."""
+    names = [path.parent.name for path in (directory / "checkpoints").glob(f"*/{MANIFEST}")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -215,8 +215,6 @@ def main(arguments: Sequence[str]) -> int:
     """One attempt, stopped and saved when its standard input ends: when who started it is gone."""
     threading.Thread(target=_watch_parent, daemon=True).start()
     directory = Path(arguments[0]).absolute()
-    from podracer.cli import act_at_once
-
     experiment = read_task(directory).experiment
     if experiment.arch == "sebulba" and experiment.devices <= 1:
         act_at_once()

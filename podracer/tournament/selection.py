@@ -18,6 +18,7 @@ from typing import Annotated, get_args
 import numpy as np
 import tyro
 
+from podracer.ranges import Range
 from podracer.tournament.events import Entry, State, ranking
 from podracer.types import ConfigError
 
@@ -65,35 +66,6 @@ def generator(seed: int, pod: int, round: int) -> np.random.Generator:
 
 
 # --- hyperparameters ------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Where a hyperparameter may lie. Raises `ConfigError` if there is nothing in between."""
-
-    name: str
-    """A float of the agent, dotted where it lies deeper."""
-    low: float
-    """The least value. Draws are even on a logarithmic scale if it is positive."""
-    high: float
-    """The greatest value."""
-
-    def __post_init__(self) -> None:
-        if not -math.inf < self.low < self.high < math.inf:
-            raise ConfigError(
-                f"the range of {self.name} must be finite and not empty, "
-                f"but it is {self.low} to {self.high}."
-            )
-
-    def draw(self, rng: np.random.Generator) -> float:
-        """A value from anywhere in the range."""
-        if self.low > 0:
-            return self.clip(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-        return self.clip(rng.uniform(self.low, self.high))
-
-    def clip(self, value: float) -> float:
-        """The nearest value in the range."""
-        return float(min(max(value, self.low), self.high))
 
 
 def perturb(

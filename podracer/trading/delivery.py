@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.rundir import MANIFEST, RunLock, read_limited, seal, verify_seal, write_bytes
+from podracer.nested import differences
 from podracer.plan import check_same_environment
 from podracer.trading.backtest import dates, roll
 from podracer.trading.environment import Trading, backtest_environment
@@ -128,21 +129,27 @@ def _check_comparable(model: Path, run: Path) -> None:
         rest = {name: value for name, value in inner.items() if name not in _FREE}
         return {"tickers": inner["split"]["train"]["market"]["tickers"], **rest}
 
-    old, new = terms(model), terms(run)
-    for name in {**old, **new}:
-        if old.get(name) != new.get(name):
-            raise ConfigError(
-                f"the current model trades with {name}={old.get(name)} and {run} with "
-                f"{new.get(name)}: promote it to a directory of its own."
-            )
+    for name, (old, new) in differences(terms(model), terms(run)).items():
+        raise ConfigError(
+            f"the current model trades with {name}={old} and {run} with {new}: "
+            "promote it to a directory of its own."
+        )
 
 
 def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
     """Make a run's checkpoint a model of its own, which `_digests` then tell from any other."""
     shutil.rmtree(model, ignore_errors=True)  # what a killed promotion left
     step = Path(CHECKPOINTS) / f"{updates:012d}"
-    shutil.copytree(run / step, model / step)
-    verify_seal(model / step)  # the run may be alive and retire it meanwhile
+    try:
+        shutil.copytree(run / step, model / step)
+        verify_seal(model / step)
+    except (OSError, CheckpointError):
+        if (run / step / MANIFEST).exists():
+            raise
+        raise CheckpointError(
+            f"{run} goes on training and has retired the checkpoint at update {updates}, which was "
+            "judged: promote it again."
+        ) from None
     seal(model / CHECKPOINTS)
     for name in _OF_A_RUN:
         if (run / name).is_file():

@@ -1,0 +1,23 @@
+"""Nested JSON, such as configurations: its leaves, and in which of them two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its dotted name; lists and empty objects count as leaves."""
+    for key, value in tree.items():
+        name = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, name)
+        else:
+            yield name, value
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Names of leaves that differ, with both values; None for a leaf that is not there."""
+    old, new = dict(leaves(before)), dict(leaves(after))
+    pairs = {name: (old.get(name), new.get(name)) for name in old | new}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
