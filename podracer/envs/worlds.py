@@ -166,27 +166,26 @@ class Worlds:
     def draw(self, key: jax.Array) -> World:
         """A world: its kind, its numbers, and where everything is in it."""
         table = _table(self.kinds)
-        kind_key, number_key, thing_key, cell_key = jax.random.split(key, 4)
-        kind = jax.random.randint(kind_key, (), 0, len(self.kinds))
+        words = random_words(key, table.side**2 + 7 + 3 * table.objects)
+        u = unit(words[table.side**2 :])
+        kind = (u[0] * len(self.kinds)).astype(jnp.int32)
         numbers, limit, things, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
-
-        u = jax.random.uniform(number_key, (6,))
         low, high = numbers.T
-        size, count, walls, length, good = (low + u[1:] * (high - low + 1)).astype(jnp.int32)
-        u_things = jax.random.uniform(thing_key, (table.objects, 3))
+        size, count, walls, length, good = (low + u[2:7] * (high - low + 1)).astype(jnp.int32)
         low, high = things[..., 0], things[..., 1]
+        u_things = u[7:].reshape(low.shape)
         chances = _log_uniform(u_things[:, 1:], low[:, 1:], high[:, 1:])
 
         row, column = jnp.divmod(jnp.arange(table.side**2), table.side)
         blocked = blocked | (row >= size) | (column >= size)
         # The start comes first, then the objects, then the walls.
         place = jnp.arange(table.drawn_cells)
-        order = _free_cells(jax.random.bits(cell_key, blocked.shape), ~blocked, len(place))
+        order = _free_cells(words[: table.side**2], ~blocked, len(place))
         blocked = blocked.at[order].max((place > count) & (place <= count + walls))
         return World(
             kind=kind,
             size=size,
-            limit=jnp.round(_log_uniform(u[0], *limit)).astype(jnp.int32),
+            limit=jnp.round(_log_uniform(u[1], *limit)).astype(jnp.int32),
             start=order[0],
             cells=jnp.where(jnp.arange(table.objects) < count, order[1 : table.objects + 1], -1),
             rewards=(low + u_things * (high - low))[:, 0],
@@ -201,7 +200,8 @@ class Worlds:
 
     def enter(self, key: jax.Array, world: World) -> tuple[WorldState, TimeStep]:
         """The beginning of an episode in this world."""
-        start, cells = self._places(key, world, jnp.full(1, -1))
+        words = random_words(key, _table(self.kinds).side ** 2)
+        start, cells = self._places(words, world, jnp.full(1, -1))
         state = WorldState(world, jnp.int32(0), start, cells)
         return state, restart(self._observe(state))
 
@@ -212,7 +212,8 @@ class Worlds:
         self, key: jax.Array, state: WorldState, action: jax.Array
     ) -> tuple[WorldState, TimeStep]:
         world, number = state.world, len(state.objects)
-        chance = unit(random_words(key, number + 2))
+        words = random_words(key, number + 2 + _table(self.kinds).side ** 2)
+        chance = unit(words[: number + 2])
         cut = state.time >= world.limit
         time = state.time + 1
 
@@ -228,7 +229,7 @@ class Worlds:
 
         begins = terminal | cut
         taken = jnp.append(state.objects, cell)
-        start, homes = self._places(key, world, jnp.where(begins, -1, taken))
+        start, homes = self._places(words[number + 2 :], world, jnp.where(begins, -1, taken))
         back = (state.objects < 0) & (chance[:number] < world.returns)
         objects = jnp.where(met, -1, jnp.where(back, homes, state.objects))
         state = WorldState(
@@ -274,22 +275,18 @@ class Worlds:
         return jnp.where(wall == 1, state.cell, cell)
 
     def _places(
-        self, key: jax.Array, world: World, taken: jax.Array
+        self, words: jax.Array, world: World, taken: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Where an episode begins, and where each object lies that comes now: cells, i32 and i32
-        `[K]`. Where they roam none is one of `taken`, cells or -1."""
+        `[K]`. Where they roam, random words `[C]` choose them, none of `taken`, cells or -1."""
         table = _table(self.kinds)
         if not table.types:
             return world.start, world.cells
-        cells = jnp.arange(table.side**2)
+        cells = jnp.arange(len(words))
         free = ~_unpacked(world.walls, len(cells)) & jnp.all(cells[:, None] != taken[None], axis=1)
-        words = random_words(jax.random.fold_in(key, 0), len(cells))
-        start, *places = _free_cells(words, free, table.objects + 1)
-        anew = world.roams & (world.cells >= 0)
-        return (
-            jnp.where(world.roams, start, world.start),
-            jnp.where(anew, jnp.stack(places), world.cells),
-        )
+        found = _free_cells(words, free, table.objects + 1)
+        start = jnp.where(world.roams, found[0], world.start)
+        return start, jnp.where(world.roams & (world.cells >= 0), found[1:], world.cells)
 
     def _observe(self, state: WorldState) -> PyTree:
         table, world = _table(self.kinds), state.world
@@ -377,10 +374,14 @@ def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
     are. Few smallest of many are found sooner than by sorting."""
     cells = jnp.arange(len(words), dtype=jnp.uint32)
     scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
-    found = [jnp.min(scores)]
-    for _ in range(count - 1):
-        found.append(jnp.min(jnp.where(scores > found[-1], scores, jnp.uint32(2**32 - 1))))
-    return (jnp.stack(found) & 255).astype(jnp.int32)
+    none = jnp.uint32(2**32 - 1)
+
+    def next_one(left: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        found = jnp.min(left)
+        return jnp.where(left == found, none, left), found
+
+    _, found = jax.lax.scan(next_one, scores, length=count)
+    return (found & 255).astype(jnp.int32)
 
 
 def _packed(flags: jax.Array) -> jax.Array:
