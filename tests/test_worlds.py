@@ -176,7 +176,7 @@ def test_what_grids_are_drawn_from(name: str) -> None:
     kind, worlds = KINDS[name], of_kind("worlds:sparse+all+random", name, 200)
     assert len(worlds.kind) > 150
 
-    def within(values: np.ndarray, span: Any) -> bool:
+    def within(values: Any, span: Any) -> bool:
         """Inside, and some in the last quarters."""
         low, high = np.broadcast_to(np.float32(span), 2)
         near = (high - low) / 4 + np.abs(high) * np.float32(1e-6)
@@ -351,7 +351,7 @@ def test_render(name: str, kind: str) -> None:
     assert {(x.dtype, x.shape) for x in images} == {(np.dtype(np.uint8), images[0].shape)}
     assert images[0].shape == (16 * SIDE, 16 * 31, 3)  # of the largest grid and the longest chain
     assert any((x != images[0]).any() for x in images)
-    state = LivesState(lane(states, 0, b), *3 * [np.int32(0)])
+    state = LivesState(lane(states, 0, b), *3 * [jnp.int32(0)])
     assert (Lives(env).render(state) == images[0]).all()
     assert not hasattr(Lives(NoPicture()), "render")
 
@@ -440,8 +440,8 @@ def test_a_life_may_end_with_a_terminal() -> None:
 
 
 def test_the_same_lives_in_any_kind_of_batch() -> None:
-    """Over two shards, as one of two populations, and as a group of one without a batch."""
-    env, steps = make("lifetimes:worlds:small+chain_short,envs=4,steps=9"), 30
+    """Over two shards, and as one of two populations."""
+    env, steps = make("lifetimes:worlds:small,envs=4,steps=9"), 30
     keys = jnp.stack([batch(16, 0), batch(16, 1)])
     actions = jax.random.randint(jax.random.key(3), (2, steps, 16), 0, 5)
 
@@ -454,13 +454,13 @@ def test_the_same_lives_in_any_kind_of_batch() -> None:
         reset, step = jax.vmap(env.reset), jax.vmap(env.step)
 
     def same(left: Any, right: Any) -> None:
-        jax.tree.map(np.testing.assert_array_equal, left, right)
+        wanted = jax.tree_util.tree_leaves_with_path(right)
+        for got, (path, want) in zip(jax.tree.leaves(left), wanted, strict=True):
+            np.testing.assert_array_equal(got, want, jax.tree_util.keystr(path))
 
     inputs = keys, jax.jit(jax.vmap(lambda k: step_keys(k, steps)))(keys), actions
     pods = jax.jit(jax.vmap(partial(play, Batch)))(*inputs)
-    one = lane(inputs, 0)
-    expected = jax.jit(partial(play, Batch))(*one)
-    same(lane(pods, 0), expected)
+    expected = lane(pods, 0)
     assert (pods[1][1].observation["seen"][0] != pods[1][1].observation["seen"][1]).any()
 
     along = jax.sharding.PartitionSpec(None, "data")
@@ -471,10 +471,7 @@ def test_the_same_lives_in_any_kind_of_batch() -> None:
         out_specs=(SHARDED, (SHARDED, along)),
         check_vma=False,
     )
-    same(jax.jit(sharded)(*one), expected)
-    first = keys[0, 0], inputs[1][0, :, 0], actions[0, :, 0]
-    opening, (_, rest) = jax.jit(partial(play, env))(*first)
-    same((opening, rest), (lane(expected[0], 0), lane(expected[1][1], slice(None), 0)))
+    same(jax.jit(sharded)(*lane(inputs, 0)), expected)
 
 
 def test_of_group() -> None:
@@ -484,9 +481,11 @@ def test_of_group() -> None:
     )
     expected = np.stack([jax.random.bits(keys[i // 4 * 4], (2,)) for i in range(10)])
     np.testing.assert_array_equal(made, expected)
+    assert of_group(jax.random.bits, keys[1], 4) == jax.random.bits(keys[1])  # without a batch
 
 
 def test_where_any() -> None:
+    """As `where`, but a batch may compute nothing."""
     calls = []
 
     def count(x: jax.Array) -> jax.Array:
@@ -499,6 +498,8 @@ def test_where_any() -> None:
         np.testing.assert_array_equal(got, np.where(condition, 4, 30))
         jax.effects_barrier()
         assert bool(calls) == any(condition)
+    assert where_any(jnp.bool_(True), count, (jnp.int32(3),), jnp.int32(30)) == 4
+    assert where_any(jnp.bool_(False), count, (jnp.int32(3),), jnp.int32(30)) == 30
 
 
 def test_lives_are_environments() -> None:

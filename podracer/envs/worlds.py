@@ -23,8 +23,6 @@ from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree
 ACTIONS = 5  # up, down, left, right, stay
 FOREVER = 2**30  # steps, the limit of chains, which come to their end before
 
-# --- what there is -------------------------------------------------------------------------------
-
 Span = float | tuple[float, float]  # a number, or what to draw one between, both ends included
 Thing = tuple[Span, Span, Span]  # an object's reward, P(terminal when collected), P(back, a step)
 
@@ -249,19 +247,19 @@ class Worlds:
     def render(self, state: WorldState, scale: int = 16) -> np.ndarray:
         """An image, uint8 `[H, W, 3]`, of one size for all of these worlds. A chain is a row."""
         table, world = _table(self.kinds), jax.tree.map(np.asarray, state.world)
-        longest = max(int(np.max(_pair(KINDS[kind].length))) for kind in self.kinds)
+        longest = max(int(np.max(KINDS[kind].length)) for kind in self.kinds)
         image = np.full((table.side, max(table.side, longest + 1), 3), 40, np.uint8)
         if world.length:
             image[0, : world.length + 1] = 230
             image[0, state.time] = (90, 160, 250)
-            return image.repeat(scale, axis=0).repeat(scale, axis=1)
-        walls = (world.walls[:, None] >> np.arange(32) & 1).ravel()[: table.side**2]
-        grid = np.where(walls[:, None], 40, 230).astype(np.uint8).repeat(3, axis=1)
-        for cell, reward in zip(np.asarray(state.objects), world.rewards, strict=True):
-            if cell >= 0:
-                grid[cell] = (80, 180, 90) if reward > 0 else (220, 90, 80)
-        grid[state.cell] = (90, 160, 250)
-        image[:, : table.side] = grid.reshape(table.side, table.side, 3)
+        else:
+            cells = image[:, : table.side].reshape(-1, 3)
+            cells[~np.asarray(_unpacked(world.walls, len(cells)))] = 230
+            there = np.asarray(state.objects) >= 0
+            good = world.rewards[there, None] > 0
+            cells[state.objects[there]] = np.where(good, (80, 180, 90), (220, 90, 80))
+            cells[state.cell] = (90, 160, 250)
+            image[:, : table.side] = cells.reshape(table.side, table.side, 3)
         return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
     def _moved(self, state: WorldState, action: jax.Array) -> jax.Array:
@@ -339,8 +337,7 @@ def _table(names: tuple[str, ...]) -> _Table:
             channels[i, j] = types.index(thing)
         for cell in kind.blocked:
             blocked[i][cell] = 1
-    roams = np.array([kind.roams for kind in kinds])
-    noisy = np.array([kind.noisy for kind in kinds])
+    roams, noisy = np.array([(kind.roams, kind.noisy) for kind in kinds]).T
     spans = (x.astype(np.float32) for x in (numbers, limits, things))
     return _Table(
         side=side,
@@ -366,19 +363,25 @@ def _states(kind: Kind) -> int:
 
 
 def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    return low * (high / jnp.maximum(low, 1e-9)) ** u  # of 0 alone 0
+    """`low (high / low)^u` to 12 bits of u, by roots and products: they round alike in programs of
+    any number of rows, where powers do not."""
+    value, ratio = low, high / jnp.maximum(low, 1e-9)
+    for _ in range(12):
+        ratio, u = jnp.sqrt(ratio), 2 * u
+        value = jnp.where(u >= 1, value * ratio, value)
+        u = u % 1
+    return value
 
 
 def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
-    """Different cells at random, i32 `[count]`, from random words `[C]`; all free `[C]` if as many
-    are. Few smallest of many are found sooner than by sorting."""
+    """Different cells at random, i32 `[count]`, from random words `[C]`; free ones `[C]` first. A
+    few smallest of many are found sooner than by sorting."""
     cells = jnp.arange(len(words), dtype=jnp.uint32)
     scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
-    none = jnp.uint32(2**32 - 1)
 
     def next_one(left: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         found = jnp.min(left)
-        return jnp.where(left == found, none, left), found
+        return jnp.where(left == found, ~jnp.uint32(0), left), found
 
     _, found = jax.lax.scan(next_one, scores, length=count)
     return (found & 255).astype(jnp.int32)
