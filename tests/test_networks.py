@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.networks import CNN, MLP, Head, Network, ResNet, TorsoNetwork
+from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork
 from podracer.ops.dense import dense
 from podracer.types import Array, ConfigError
 
@@ -261,3 +261,51 @@ def test_the_dense_product_and_its_gradients_are_the_plain_ones(batch, sizes):
 def test_what_does_not_fit_is_refused_when_it_is_built(torso, observation, message):
     with pytest.raises(ConfigError, match=message):
         make(torso, observation)
+
+
+# --- indices of states ---------------------------------------------------------------------------
+
+INDEX = Array((), np.int32, values=7)
+
+
+def test_a_table_has_a_row_for_each_state(key):
+    network = Table().build(INDEX, HEADS)
+    params = network.init(key)
+    assert {n: x.shape for n, x in params.items()} == {n: (7, h.size) for n, h in HEADS.items()}
+    assert not any(x.any() for x in params.values())
+    assert network.carry(B) == ()
+    params = random_params(network)
+    seen = jax.random.randint(key, (T, B), 0, 7)
+    outputs, carry = jax.jit(network.apply)(params, (), seen, firsts())
+    assert carry == ()
+    for name, table in params.items():
+        np.testing.assert_array_equal(outputs[name], np.asarray(table)[np.asarray(seen)])
+
+
+@pytest.mark.parametrize("observation", [VECTOR, Array((), np.int32), {"a": INDEX}, IMAGE])
+def test_a_table_needs_an_index(observation):
+    with pytest.raises(ConfigError, match="Table needs the index of a state"):
+        Table().build(observation, HEADS)
+
+
+def test_a_table_has_no_noisy_heads():
+    with pytest.raises(ConfigError, match="no noisy heads"):
+        Table().build(INDEX, {"value": Head(1, noisy=True)})
+
+
+def test_a_torso_sees_an_index_as_one_hot(key):
+    seen = jax.random.randint(key, (T, B), 0, 7)
+    index, one_hot = make(observation={"a": INDEX, "b": VECTOR}), {"a": Array((7,)), "b": VECTOR}
+    params, vector = random_params(index), observe(VECTOR)
+    expected, _ = make(observation=one_hot).apply(
+        params, (), {"a": jax.nn.one_hot(seen, 7), "b": vector}, firsts()
+    )
+    close(index.apply(params, (), {"a": seen, "b": vector}, firsts())[0], expected)
+    with pytest.raises(ConfigError, match="10000 states are too many for a torso"):
+        make(observation=Array((), np.int32, values=10_000))
+
+
+def test_a_table_can_be_saved():
+    from podracer.experiment import from_json, to_json
+
+    assert from_json(to_json(Table())) == Table()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.random import random_uniform, random_word
+from podracer.ops.random import random_uniform, random_word, random_words, unit
 from podracer.rollout import Purpose, environment_keys, purpose_key
 
 COUNT = 1 << 16
@@ -68,3 +68,15 @@ def test_numbers_are_in_the_unit_interval():
     assert uniform.min() >= 0.0
     assert uniform.max() < 1.0
     assert abs(uniform.mean() - 0.5) < 5 * np.sqrt(1 / 12 / COUNT)
+
+
+def test_many_words_of_a_key_are_independent():
+    """Of each other, of the next key's, and the first is the one that a key gives alone."""
+    words = np.asarray(random_words(rollout_keys(), 8))
+    np.testing.assert_array_equal(words[:, 0], random_word(rollout_keys()))
+    counts, expected = np.bincount(words.ravel() >> 24, minlength=256), words.size / 256
+    assert np.sum((counts - expected) ** 2) / expected < 255 + 5 * np.sqrt(2 * 255)
+    uniform = np.asarray(unit(jnp.asarray(words))).astype(np.float64) - 0.5
+    alike = 12 * np.concatenate([uniform, np.roll(uniform, 1, axis=0)], axis=1).T @ uniform / COUNT
+    np.testing.assert_array_less(np.abs(alike - np.eye(16, 8)), 6 * np.sqrt(1.8 / COUNT))
+    assert COUNT * 8 - len(np.unique(words)) < 6 * (8 * COUNT) ** 2 / 2**33

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import Environment
+from podracer.ops.random import random_word
 from podracer.types import (
     Array,
     ConfigError,
@@ -83,8 +84,8 @@ class Lives:
 
     def reset(self, key: jax.Array) -> tuple[LivesState, TimeStep]:
         key, age_key = jax.random.split(key)
-        age = of_group(lambda key: jax.random.randint(key, (), 0, self.steps), age_key, self.envs)
-        return self._begin(key, jnp.int32(0), age)
+        word = of_group(random_word, age_key, self.envs)
+        return self._begin(key, jnp.int32(0), (word % self.steps).astype(jnp.int32))
 
     def step(
         self, key: jax.Array, state: LivesState, action: jax.Array

@@ -23,8 +23,6 @@ from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree
 ACTIONS = 5  # up, down, left, right, stay
 FOREVER = 2**30  # steps, the limit of chains, which come to their end before
 
-# --- what there is -------------------------------------------------------------------------------
-
 Span = float | tuple[float, float]  # a number, or what to draw one between, both ends included
 Thing = tuple[Span, Span, Span]  # an object's reward, P(terminal when collected), P(back, a step)
 
@@ -166,27 +164,26 @@ class Worlds:
     def draw(self, key: jax.Array) -> World:
         """A world: its kind, its numbers, and where everything is in it."""
         table = _table(self.kinds)
-        kind_key, number_key, thing_key, cell_key = jax.random.split(key, 4)
-        kind = jax.random.randint(kind_key, (), 0, len(self.kinds))
+        words = random_words(key, table.side**2 + 7 + 3 * table.objects)
+        u = unit(words[table.side**2 :])
+        kind = (u[0] * len(self.kinds)).astype(jnp.int32)
         numbers, limit, things, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
-
-        u = jax.random.uniform(number_key, (6,))
         low, high = numbers.T
-        size, count, walls, length, good = (low + u[1:] * (high - low + 1)).astype(jnp.int32)
-        u_things = jax.random.uniform(thing_key, (table.objects, 3))
+        size, count, walls, length, good = (low + u[2:7] * (high - low + 1)).astype(jnp.int32)
         low, high = things[..., 0], things[..., 1]
+        u_things = u[7:].reshape(low.shape)
         chances = _log_uniform(u_things[:, 1:], low[:, 1:], high[:, 1:])
 
         row, column = jnp.divmod(jnp.arange(table.side**2), table.side)
         blocked = blocked | (row >= size) | (column >= size)
         # The start comes first, then the objects, then the walls.
         place = jnp.arange(table.drawn_cells)
-        order = _free_cells(jax.random.bits(cell_key, blocked.shape), ~blocked, len(place))
+        order = _free_cells(words[: table.side**2], ~blocked, len(place))
         blocked = blocked.at[order].max((place > count) & (place <= count + walls))
         return World(
             kind=kind,
             size=size,
-            limit=jnp.round(_log_uniform(u[0], *limit)).astype(jnp.int32),
+            limit=jnp.round(_log_uniform(u[1], *limit)).astype(jnp.int32),
             start=order[0],
             cells=jnp.where(jnp.arange(table.objects) < count, order[1 : table.objects + 1], -1),
             rewards=(low + u_things * (high - low))[:, 0],
@@ -201,7 +198,8 @@ class Worlds:
 
     def enter(self, key: jax.Array, world: World) -> tuple[WorldState, TimeStep]:
         """The beginning of an episode in this world."""
-        start, cells = self._places(key, world, jnp.full(1, -1))
+        words = random_words(key, _table(self.kinds).side ** 2)
+        start, cells = self._places(words, world, jnp.full(1, -1))
         state = WorldState(world, jnp.int32(0), start, cells)
         return state, restart(self._observe(state))
 
@@ -212,7 +210,8 @@ class Worlds:
         self, key: jax.Array, state: WorldState, action: jax.Array
     ) -> tuple[WorldState, TimeStep]:
         world, number = state.world, len(state.objects)
-        chance = unit(random_words(key, number + 2))
+        words = random_words(key, number + 2 + _table(self.kinds).side ** 2)
+        chance = unit(words[: number + 2])
         cut = state.time >= world.limit
         time = state.time + 1
 
@@ -228,7 +227,7 @@ class Worlds:
 
         begins = terminal | cut
         taken = jnp.append(state.objects, cell)
-        start, homes = self._places(key, world, jnp.where(begins, -1, taken))
+        start, homes = self._places(words[number + 2 :], world, jnp.where(begins, -1, taken))
         back = (state.objects < 0) & (chance[:number] < world.returns)
         objects = jnp.where(met, -1, jnp.where(back, homes, state.objects))
         state = WorldState(
@@ -248,19 +247,19 @@ class Worlds:
     def render(self, state: WorldState, scale: int = 16) -> np.ndarray:
         """An image, uint8 `[H, W, 3]`, of one size for all of these worlds. A chain is a row."""
         table, world = _table(self.kinds), jax.tree.map(np.asarray, state.world)
-        longest = max(int(np.max(_pair(KINDS[kind].length))) for kind in self.kinds)
+        longest = max(int(np.max(KINDS[kind].length)) for kind in self.kinds)
         image = np.full((table.side, max(table.side, longest + 1), 3), 40, np.uint8)
         if world.length:
             image[0, : world.length + 1] = 230
             image[0, state.time] = (90, 160, 250)
-            return image.repeat(scale, axis=0).repeat(scale, axis=1)
-        walls = (world.walls[:, None] >> np.arange(32) & 1).ravel()[: table.side**2]
-        grid = np.where(walls[:, None], 40, 230).astype(np.uint8).repeat(3, axis=1)
-        for cell, reward in zip(np.asarray(state.objects), world.rewards, strict=True):
-            if cell >= 0:
-                grid[cell] = (80, 180, 90) if reward > 0 else (220, 90, 80)
-        grid[state.cell] = (90, 160, 250)
-        image[:, : table.side] = grid.reshape(table.side, table.side, 3)
+        else:
+            cells = image[:, : table.side].reshape(-1, 3)
+            cells[~np.asarray(_unpacked(world.walls, len(cells)))] = 230
+            there = np.asarray(state.objects) >= 0
+            good = world.rewards[there, None] > 0
+            cells[state.objects[there]] = np.where(good, (80, 180, 90), (220, 90, 80))
+            cells[state.cell] = (90, 160, 250)
+            image[:, : table.side] = cells.reshape(table.side, table.side, 3)
         return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
     def _moved(self, state: WorldState, action: jax.Array) -> jax.Array:
@@ -274,22 +273,18 @@ class Worlds:
         return jnp.where(wall == 1, state.cell, cell)
 
     def _places(
-        self, key: jax.Array, world: World, taken: jax.Array
+        self, words: jax.Array, world: World, taken: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Where an episode begins, and where each object lies that comes now: cells, i32 and i32
-        `[K]`. Where they roam none is one of `taken`, cells or -1."""
+        `[K]`. Where they roam, random words `[C]` choose them, none of `taken`, cells or -1."""
         table = _table(self.kinds)
         if not table.types:
             return world.start, world.cells
-        cells = jnp.arange(table.side**2)
+        cells = jnp.arange(len(words))
         free = ~_unpacked(world.walls, len(cells)) & jnp.all(cells[:, None] != taken[None], axis=1)
-        words = random_words(jax.random.fold_in(key, 0), len(cells))
-        start, *places = _free_cells(words, free, table.objects + 1)
-        anew = world.roams & (world.cells >= 0)
-        return (
-            jnp.where(world.roams, start, world.start),
-            jnp.where(anew, jnp.stack(places), world.cells),
-        )
+        found = _free_cells(words, free, table.objects + 1)
+        start = jnp.where(world.roams, found[0], world.start)
+        return start, jnp.where(world.roams & (world.cells >= 0), found[1:], world.cells)
 
     def _observe(self, state: WorldState) -> PyTree:
         table, world = _table(self.kinds), state.world
@@ -342,8 +337,7 @@ def _table(names: tuple[str, ...]) -> _Table:
             channels[i, j] = types.index(thing)
         for cell in kind.blocked:
             blocked[i][cell] = 1
-    roams = np.array([kind.roams for kind in kinds])
-    noisy = np.array([kind.noisy for kind in kinds])
+    roams, noisy = np.array([(kind.roams, kind.noisy) for kind in kinds]).T
     spans = (x.astype(np.float32) for x in (numbers, limits, things))
     return _Table(
         side=side,
@@ -369,18 +363,28 @@ def _states(kind: Kind) -> int:
 
 
 def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    return low * (high / jnp.maximum(low, 1e-9)) ** u  # of 0 alone 0
+    """`low (high / low)^u` to 12 bits of u, by roots and products: they round alike in programs of
+    any number of rows, where powers do not."""
+    value, ratio = low, high / jnp.maximum(low, 1e-9)
+    for _ in range(12):
+        ratio, u = jnp.sqrt(ratio), 2 * u
+        value = jnp.where(u >= 1, value * ratio, value)
+        u = u % 1
+    return value
 
 
 def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
-    """Different cells at random, i32 `[count]`, from random words `[C]`; all free `[C]` if as many
-    are. Few smallest of many are found sooner than by sorting."""
+    """Different cells at random, i32 `[count]`, from random words `[C]`; free ones `[C]` first. A
+    few smallest of many are found sooner than by sorting."""
     cells = jnp.arange(len(words), dtype=jnp.uint32)
     scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
-    found = [jnp.min(scores)]
-    for _ in range(count - 1):
-        found.append(jnp.min(jnp.where(scores > found[-1], scores, jnp.uint32(2**32 - 1))))
-    return (jnp.stack(found) & 255).astype(jnp.int32)
+
+    def next_one(left: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        found = jnp.min(left)
+        return jnp.where(left == found, ~jnp.uint32(0), left), found
+
+    _, found = jax.lax.scan(next_one, scores, length=count)
+    return (found & 255).astype(jnp.int32)
 
 
 def _packed(flags: jax.Array) -> jax.Array:
