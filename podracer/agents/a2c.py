@@ -12,7 +12,7 @@ import optax
 
 from podracer.agents import actor_critic
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, Table, TorsoNetwork
 from podracer.ops.returns import generalised_advantages
 from podracer.types import (
     Carry,
@@ -40,7 +40,7 @@ class A2C:
     value_cost: float = 0.5
     entropy_cost: float = 0.01
     max_gradient_norm: float = 0.5
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

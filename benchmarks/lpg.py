@@ -1,0 +1,170 @@
+"""What a learned update rule is worth: fresh learners in worlds it has never seen.
+
+Every learner has a world of its own and begins blank. Rules are files that `podracer rule` wrote;
+`--initial` rules are those before any learning. Beside them A2C, its learning rate and its entropy
+cost the best of a grid in that very world, and no learning at all. The measure is the mean reward
+of a step, over learning and at its end. JSON lines go to `--out`; `--draw FILE.png` draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import append
+from matplotlib.figure import Figure
+
+from podracer import envs
+from podracer.agents.a2c import A2C
+from podracer.agents.taught import taught
+from podracer.benchmark import machine
+from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.rollout import ActorState, environment_keys, no_episodes, rollout
+from podracer.training import use_compilation_cache
+
+WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "chain_long", "rand_dense")
+NETWORK = TorsoNetwork(MLP((64,)))
+RATES = {True: (0.01, 0.03, 0.1, 0.3, 1.0), False: (3e-4, 1e-3, 3e-3)}  # with tables, without
+ENTROPIES = (0.01, 0.1)
+
+
+def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Array) -> jax.Array:
+    """Mean reward of a step in each rollout `[updates]` of one learner in one world."""
+    world_key, enter_key, act_key, step_key, init_key = jax.random.split(key, 5)
+    enter = env.reset
+    if hasattr(env, "draw"):
+        enter = partial(env.enter, world=env.draw(world_key))
+    env_state, timestep = jax.vmap(enter)(jax.random.split(enter_key, num_envs))
+    actor = ActorState(env_state, timestep, agent.carry(num_envs), no_episodes(num_envs))
+    indices = jnp.arange(num_envs, dtype=jnp.uint32)
+
+    def update(carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+        state, actor = carry
+        moments = number * jnp.uint32(T) + jnp.arange(T, dtype=jnp.uint32)
+        keys = (environment_keys(key, indices, moments) for key in (act_key, step_key))
+        actor, trajectory = rollout(agent, env, agent.actor_params(state), actor, *keys)
+        state, _ = agent.learn(state, trajectory, jax.random.fold_in(act_key, number), None)
+        return (state, actor), jnp.mean(trajectory.valid() * trajectory.after().reward)
+
+    start = agent.init(init_key, num_envs), actor
+    return jax.lax.scan(update, start, jnp.arange(updates, dtype=jnp.uint32))[1]
+
+
+def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
+    """The same for several learners `[lives, updates]`, one after another."""
+    agent = dataclasses.replace(agent, spec=env.spec)
+    one = partial(life, agent, env, options.envs, options.rollout, options.updates)
+    keys = jax.random.split(jax.random.key(options.seed), options.lives)
+    return np.asarray(jax.jit(partial(jax.lax.map, one))(keys))
+
+
+def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Agents by name; those of one name before a colon are alternatives, the best one counts."""
+    env = envs.make(world)
+    tabular = getattr(env.spec.observation, "values", None) is not None
+    network: Any = Table() if tabular else NETWORK
+    rate = {} if tabular else {"learning_rate": options.rate}
+    made: dict[str, Any] = {
+        f"{name} {i}": taught(file, network, **rate)
+        for name in ("learned", "initial")
+        for i, file in enumerate(getattr(options, name))
+    }
+    made["no learning"] = A2C(learning_rate=0.0, network=network)
+    for rate, entropy in itertools.product(RATES[tabular], ENTROPIES):
+        made[f"A2C:{rate:g}, {entropy:g}"] = A2C(
+            learning_rate=rate, entropy_cost=entropy, network=network
+        )
+    return made
+
+
+def compare(world: str, options: argparse.Namespace) -> None:
+    env, best = envs.make(world), {}
+    for name, agent in contenders(world, options).items():
+        began = time.perf_counter()
+        rewards = lives(agent, env, options)
+        name, _, setting = name.partition(":")
+        line = {
+            "benchmark": "lpg",
+            "world": world,
+            "agent": name,
+            "setting": setting,
+            "reward": rewards.mean(1).tolist(),
+            "final": rewards[:, -rewards.shape[1] // 10 :].mean(1).tolist(),
+            "curve": rewards.reshape(len(rewards), 50, -1).mean(-1).round(5).tolist(),
+            "steps": options.updates * options.rollout * options.envs,
+            "seconds": time.perf_counter() - began,
+            **machine(),
+        }
+        if name not in best or np.mean(line["reward"]) > np.mean(best[name]["reward"]):
+            best[name] = line
+    for name, line in best.items():
+        print(
+            f"{world:22} {name:12} {np.mean(line['reward']):8.4f} "
+            f"at the end {np.mean(line['final']):8.4f}  {line['setting']}",
+            flush=True,
+        )
+        if options.out:
+            append(options.out, line)
+
+
+def draw(source: Path, target: Path) -> None:
+    """Reward over a life: interquartile mean over learners and rules, 95 % bootstrap."""
+    worlds: Any = defaultdict(lambda: defaultdict(list))
+    for line in map(json.loads, source.read_text().splitlines()):
+        agent = line["agent"].rstrip(" 0123456789")
+        worlds[line["world"]][agent].append((line["steps"], np.asarray(line["curve"])))
+    columns = 4
+    rows = -(-len(worlds) // columns)
+    figure = Figure((3.2 * columns, 2.5 * rows), layout="constrained")
+    for i, (world, agents) in enumerate(worlds.items()):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        for color, (agent, found) in zip(COLORS, agents.items(), strict=False):
+            curves = np.concatenate([curve for _, curve in found])
+            steps = found[0][0] * (np.arange(curves.shape[1]) + 1) / curves.shape[1]
+            low, high = bootstrap_interval(curves)
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+            axes.plot(steps, interquartile_mean(curves), color=color, label=agent)
+        axes.set_title(world.removeprefix("worlds:"), fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.ticklabel_format(axis="x", scilimits=(0, 0))
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.supxlabel("environment steps of one learner", fontsize=10)
+    figure.supylabel("reward of a step", fontsize=10)
+    figure.savefig(target, dpi=150)
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--learned", type=Path, nargs="*", default=[])
+    made.add_argument("--initial", type=Path, nargs="*", default=[])
+    made.add_argument("--world", nargs="+", default=[f"worlds:{world}" for world in WORLDS])
+    made.add_argument("--lives", type=int, default=8)
+    made.add_argument("--envs", type=int, default=64)
+    made.add_argument("--rollout", type=int, default=20)
+    made.add_argument("--updates", type=int, default=1000)
+    made.add_argument("--rate", type=float, default=1e-3, help="of taught networks")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--out", type=Path)
+    made.add_argument("--draw", type=Path)
+    options = made.parse_args()
+    if options.draw:
+        draw(options.out, options.draw)
+        return
+    use_compilation_cache()
+    for world in options.world:
+        compare(world, options)
+
+
+if __name__ == "__main__":
+    main()
