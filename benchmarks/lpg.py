@@ -1,7 +1,7 @@
 """What a learned update rule is worth: fresh learners in worlds it has never seen.
 
 Every learner has a world of its own and begins blank. Rules are files that `podracer rule` wrote;
-`--initial` rules are those before any learning. Beside them A2C, its learning rate and its entropy
+initial ones are as many, of the same shape, before any learning. Beside them A2C, its learning rate and its entropy
 cost the best of a grid in that very world, and no learning at all. The measure is the mean reward
 of a step, over learning and at its end. JSON lines go to `--out`; `--draw FILE.png` draws them.
 """
@@ -12,6 +12,8 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
+import tempfile
 import time
 from collections import defaultdict
 from functools import partial
@@ -29,6 +31,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.taught import taught
 from podracer.benchmark import machine
 from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.io.rules import read_rule, write_rule
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.rollout import ActorState, environment_keys, no_episodes, rollout
 from podracer.training import use_compilation_cache
@@ -75,17 +78,24 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     tabular = getattr(env.spec.observation, "values", None) is not None
     network: Any = Table() if tabular else NETWORK
     rate = {} if tabular else {"learning_rate": options.rate}
-    made: dict[str, Any] = {
-        f"{name} {i}": taught(file, network, **rate)
-        for name in ("learned", "initial")
-        for i, file in enumerate(getattr(options, name))
-    }
+    made: dict[str, Any] = {}
+    for i, file in enumerate(options.rules):
+        made[f"learned {i}"] = taught(file, network, **rate)
+        made[f"initial {i}"] = taught(_initial(file, i), network, **rate)
     made["no learning"] = A2C(learning_rate=0.0, network=network)
     for rate, entropy in itertools.product(RATES[tabular], ENTROPIES):
         made[f"A2C:{rate:g}, {entropy:g}"] = A2C(
             learning_rate=rate, entropy_cost=entropy, network=network
         )
     return made
+
+
+def _initial(file: Path, seed: int) -> Path:
+    """A rule as it is before any learning."""
+    rule, _ = read_rule(file)
+    path = Path(tempfile.gettempdir()) / f"initial-rule-{os.getpid()}-{seed}.npz"
+    write_rule(path, rule, rule.init(jax.random.key(seed)), {})
+    return path
 
 
 def compare(world: str, options: argparse.Namespace) -> None:
@@ -146,8 +156,7 @@ def draw(source: Path, target: Path) -> None:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--learned", type=Path, nargs="*", default=[])
-    made.add_argument("--initial", type=Path, nargs="*", default=[])
+    made.add_argument("--rules", type=Path, nargs="*", default=[])
     made.add_argument("--world", nargs="+", default=[f"worlds:{world}" for world in WORLDS])
     made.add_argument("--lives", type=int, default=8)
     made.add_argument("--envs", type=int, default=64)

@@ -516,6 +516,42 @@ def trading_ppo() -> Experiment:
     )
 
 
+def lpg() -> Experiment:
+    """LPG: an update rule discovered in small grid worlds and chains, on a laptop."""
+    return Experiment(
+        recipe="lpg",
+        environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
+        agent=LPG(learning_rate=1e-3, rule=Rule(units=32)),
+        driver=AnakinConfig(512, 20, 50),
+        frames=200_000_000,
+        evaluations=0,
+    )
+
+
+def lpg_paper() -> Experiment:
+    """LPG at the size of the Podracer paper: 61,440 environments, 960 learners, tabular worlds."""
+    return dataclasses.replace(
+        lpg(),
+        recipe="lpg_paper",
+        environment="lifetimes:worlds:tabular+chains,envs=64,steps=30000",
+        agent=LPG(lifetime_groups=4),
+        driver=AnakinConfig(61_440, 20, 10),
+        frames=20_000_000_000,
+    )
+
+
+def worlds_a2c() -> Experiment:
+    """A2C with tables in a grid world of those that update rules are discovered in."""
+    return Experiment(
+        recipe="worlds_a2c",
+        environment="worlds:dense",
+        agent=A2C(learning_rate=0.1, network=Table()),
+        driver=AnakinConfig(64, 20, 50),
+        frames=2_560_000,
+        evaluation_episodes=64,
+    )
+
+
 RECIPES: dict[str, Callable[..., Experiment]] = {
     function.__name__: function
     for function in (
@@ -560,42 +596,6 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         lpg_paper,
     )
 }
-
-
-def lpg() -> Experiment:
-    """LPG: an update rule discovered in small grid worlds and chains, on a laptop."""
-    return Experiment(
-        recipe="lpg",
-        environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
-        agent=LPG(learning_rate=1e-3, rule=Rule(units=32)),
-        driver=AnakinConfig(512, 20, 50),
-        frames=200_000_000,
-        evaluations=0,
-    )
-
-
-def lpg_paper() -> Experiment:
-    """LPG at the size of the Podracer paper: 61,440 environments, 960 learners, tabular worlds."""
-    return dataclasses.replace(
-        lpg(),
-        recipe="lpg_paper",
-        environment="lifetimes:worlds:tabular+chains,envs=64,steps=30000",
-        agent=LPG(lifetime_groups=4),
-        driver=AnakinConfig(61_440, 20, 10),
-        frames=20_000_000_000,
-    )
-
-
-def worlds_a2c() -> Experiment:
-    """A2C with tables in a grid world of those that update rules are discovered in."""
-    return Experiment(
-        recipe="worlds_a2c",
-        environment="worlds:dense",
-        agent=A2C(learning_rate=0.1, network=Table()),
-        driver=AnakinConfig(64, 20, 50),
-        frames=2_560_000,
-        evaluation_episodes=64,
-    )
 
 
 def taught_by(experiment: Experiment, file: str) -> Experiment:
