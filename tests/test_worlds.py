@@ -369,7 +369,6 @@ class NoPicture:
         ("worlds:dense,size=3", "unexpected keyword argument 'size'"),
         ("lifetimes:worlds:dence", "There is no world 'dence'"),
         ("lifetimes:catch,envs=0", "envs of a lifetime must be at least 1"),
-        ("lifetimes:gymnasium:CartPole-v1", "no environment of the device"),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, message: str) -> None:
@@ -502,6 +501,8 @@ def test_where_any() -> None:
     assert where_any(jnp.bool_(False), count, (jnp.int32(3),), jnp.int32(30)) == 30
 
 
-def test_lives_are_environments() -> None:
+def test_only_environments_of_the_device_have_lives() -> None:
+    with pytest.raises(ConfigError, match="object is no environment of the device"):
+        Lives(object())
     assert isinstance(make("lifetimes:catch"), Environment)
     check_environment(make("lifetimes:probe:memory"))
