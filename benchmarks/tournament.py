@@ -78,24 +78,31 @@ def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int)
 
 
 def draw(source: Path, target: Path) -> None:
-    """Best score over the frames of all pods: interquartile mean over seeds, 95 % bootstrap."""
-    groups: Any = defaultdict(lambda: defaultdict(list))
+    """Best score and mean score of the pods, over the frames of all of them: interquartile mean
+    over seeds, 95 % bootstrap."""
+    runs: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for line in map(json.loads, source.read_text().splitlines()):
-        groups[line["rule"]][line["seed"]].append(line)
-    figure = Figure((6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    for color, (rule, seeds) in zip(COLORS, groups.items(), strict=False):
-        frames = np.array([line["frames"] for line in next(iter(seeds.values()))])
-        best = np.array([[line["best"] for line in lines] for lines in seeds.values()])
-        low, high = bootstrap_interval(best)
-        axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.plot(
-            frames, interquartile_mean(best), color=color, label=f"{rule} ({len(seeds)} seeds)"
-        )
-    axes.set_xlabel("frames of all pods")
-    axes.set_ylabel("best held-out score")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+        runs[line["recipe"]][line["rule"]][line["seed"]].append(line)
+    figure = Figure((10.8, 3.6 * len(runs)), layout="constrained")
+    panels = figure.subplots(len(runs), 2, squeeze=False)
+    for (recipe, rules), row in zip(runs.items(), panels, strict=True):
+        for color, (rule, seeds) in zip(COLORS, rules.items(), strict=False):
+            frames = np.array([line["frames"] for line in next(iter(seeds.values()))])
+            best = np.array([[line["best"] for line in lines] for lines in seeds.values()])
+            pods = len({line["entry"].split("r")[0] for line in next(iter(seeds.values()))})
+            scores = np.array([[line["score"] for line in lines] for lines in seeds.values()])
+            # Pods take turns, so the last score of each is that of the last so many lines.
+            mean = np.stack(
+                [scores[:, i - pods : i].mean(1) for i in range(pods, len(frames) + 1)], axis=1
+            )
+            for axes, x, y in ((row[0], frames, best), (row[1], frames[pods - 1 :], mean)):
+                low, high = bootstrap_interval(y)
+                axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+                axes.plot(x, interquartile_mean(y), color=color, label=f"{rule} ({len(y)} seeds)")
+        for axes, what in zip(row, ("best so far", "mean of the pods"), strict=True):
+            axes.set(title=f"{recipe}: {what}", xlabel="frames of all pods", ylabel="score")
+            axes.spines[["top", "right"]].set_visible(False)
+        row[1].legend(frameon=False)
     figure.savefig(target, dpi=150)
 
 
