@@ -1,9 +1,10 @@
 """What a learned update rule is worth: fresh learners in worlds it has never seen.
 
 Every learner has a world of its own and begins blank. Rules are files that `podracer rule` wrote;
-initial ones are as many, of the same shape, before any learning. Beside them A2C, its learning rate and its entropy
-cost the best of a grid in that very world, and no learning at all. The measure is the mean reward
-of a step, over learning and at its end. JSON lines go to `--out`; `--draw FILE.png` draws them.
+initial ones are as many, of the same shape, before any learning. Beside them A2C, its learning
+rate and its entropy cost the best of a grid in that very world, and no learning at all. The measure
+is the mean reward of a step, over learning and at its end. JSON lines go to `--out`;
+`--draw FILE.png` draws them.
 """
 
 from __future__ import annotations

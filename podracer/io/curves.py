@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -39,6 +40,7 @@ class Run:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     crash: dict[str, Any]
+    path: Path = Path()
 
     def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """The finite values of a metric and where they stand, both f64 `[records]`."""

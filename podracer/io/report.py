@@ -69,7 +69,7 @@ def _load(path: Path, name: str) -> list[Run]:
     if not metrics.exists() and not (path / "config.json").exists():
         _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     records = read_metrics(metrics) if metrics.exists() else []
-    run = Run(name, _object(path / "config.json"), records, _object(path / "crash.json"))
+    run = Run(name, _object(path / "config.json"), records, _object(path / "crash.json"), path)
     pods = run.config.get("experiment", {}).get("pods")
     return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
 
@@ -140,6 +140,7 @@ def _page(runs: Sequence[Run]) -> str:
         _summary(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
+        *(section(f"What {run.name} discovered", _discovered(run)) for run in runs),
         section("Who waits for whom", waiting(runs)),
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
@@ -235,16 +236,33 @@ def _learning(groups: Groups) -> Iterator[str]:
     records = [record for runs in groups.values() for run in runs for record in run.records]
     logged = {key for record in records for key, value in record.items() if value is not None}
     keys = sorted(logged, key=lambda key: ("loss" not in key, key))
-    metrics = [
-        Panel(key.replace("_", " ").capitalize(), key, "frames")
-        for key in keys
-        if group(key) == "learn"
-    ]
+    metrics, worlds = [], []
+    for key in keys:
+        if key.startswith("reward_"):
+            worlds.append(Panel(f"Reward of a step in {key[7:]}", key, "updates"))
+        elif group(key) == "learn":
+            metrics.append(Panel(key.replace("_", " ").capitalize(), key, "frames"))
     names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
-    for title, columns, height, panels in (*_CURVES, ("Losses and other metrics", 3, 1.9, metrics)):
+    for title, columns, height, panels in (
+        *_CURVES,
+        ("Learners under the rule, by world", 3, 1.9, worlds),
+        ("Losses and other metrics", 3, 1.9, metrics),
+    ):
         if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
             drawn = figure(groups, shown, columns, height)
             yield section(title, (names if len(groups) > 1 else "") + drawn)
+
+
+def _discovered(run: Run) -> str:
+    """Of a run that learned an update rule, what its newest checkpoint's rule asks for."""
+    agent = run.config.get("experiment", {}).get("agent", {})
+    if agent.get("kind") != "LPG" or not (run.path / "checkpoints").is_dir():
+        return ""
+    from podracer.io.rule_pictures import discovered  # brings JAX in
+    from podracer.training import load
+
+    made, state = load(run.path)
+    return discovered(made.rule, state.shared["rule"], made.discount)  # type: ignore[attr-defined]
 
 
 def _stages(runs: Sequence[Run]) -> str:
