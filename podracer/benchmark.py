@@ -12,7 +12,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from jax.sharding import Mesh
 from podracer import envs, recipes
 from podracer.agent import Agent
 from podracer.agents.impala import Impala
+from podracer.agents.lpg import LPG
+from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig, make_chunk
 from podracer.driver import TrainState, init_state
 from podracer.environment import Environment, HostEnvironments, action_struct
@@ -190,6 +192,59 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
         "environment_and_acting": measure(*acting(agent, env, one, act=True), share, repetitions),
         "training": measure(*training(agent, env, config, mesh), share * mesh.size, repetitions),
     }
+
+
+def bench_lpg(
+    lifetimes: Sequence[int], envs_per_lifetime: int, units: int, devices: int, repetitions: int
+) -> Iterator[dict[str, Any]]:
+    """Meta-training in all tabular worlds at growing numbers of lifetimes, as far as memory allows:
+    steps per second, the share of the environments' alone, and the memory of one device."""
+    use_compilation_cache()
+    mesh = make_mesh(find_devices(devices))
+    for lives in lifetimes:
+        name = f"lifetimes:worlds:tabular+chains,envs={envs_per_lifetime},steps=30000"
+        env = envs.make(name)
+        assert not isinstance(env, HostEnvironments)
+        agent = LPG(rule=Rule(units=units), spec=env.spec)
+        config = AnakinConfig(lives * envs_per_lifetime, agent.update_steps, 10)
+        steps = config.steps_per_update * config.updates_per_chunk
+        alone = dataclasses.replace(config, num_envs=config.num_envs // mesh.size)
+        about = {"benchmark": "lpg", **machine(), "lifetimes": lives, "units": units}
+        try:
+            program, state = training(agent, env, config, mesh)
+            lowered = program.lower(state)  # type: ignore[attr-defined]
+            trained = measure(program, state, steps, repetitions)
+            memory = lowered.compile().memory_analysis()
+            yield {
+                **about,
+                "devices": mesh.size,
+                **dataclasses.asdict(config),
+                "state_bytes": memory.argument_size_in_bytes,
+                "temporary_bytes": memory.temp_size_in_bytes,
+                "environment": measure(
+                    *acting(agent, env, alone, act=False), steps // mesh.size, repetitions
+                ),
+                "training": trained,
+            }
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            yield {**about, "error": "out of memory"}
+            return
+
+
+def show_lpg(figures: dict[str, Any]) -> str:
+    """One size as a line."""
+    if "error" in figures:
+        return f"{figures['lifetimes']:>9,} lifetimes: {figures['error']}"
+    training, alone = (figures[part]["steps_per_second"] for part in ("training", "environment"))
+    share = training / alone / figures["devices"]
+    bytes_ = figures["state_bytes"] + figures["temporary_bytes"]
+    return (
+        f"{figures['lifetimes']:>9,} lifetimes {figures['num_envs']:>9,} environments "
+        f"{training:>12,.0f} steps/s  {share:6.1%} of the environments alone  "
+        f"{bytes_ / 2**30:7.2f} GiB  compiled in {figures['training']['compile_seconds']:.0f} s"
+    )
 
 
 def bench_sebulba(

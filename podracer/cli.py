@@ -211,16 +211,18 @@ def _run(experiment: Any, run_dir: Path | None, hosts: Hosts, *, resume: bool) -
 
     result = train(experiment, run_dir=run_dir, resume=resume, show=True)
     if jax.process_index() == 0:
-        _close(result.run_dir, result.exit_code)
+        _close(result)
     return result.exit_code
 
 
-def _close(run_dir: Path, exit_code: int) -> None:
+def _close(result: Any) -> None:
     """The last lines of a run."""
+    from podracer.agents.lpg import LPG
     from podracer.io.console import summarise
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
-    summarise(run_dir, outcomes[exit_code])
+    then = "rule" if isinstance(result.agent, LPG) else "play"
+    summarise(result.run_dir, outcomes[result.exit_code], then=then)
 
 
 def join(hosts: Hosts, devices: int) -> None:

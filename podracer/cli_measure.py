@@ -17,10 +17,12 @@ def bench(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else "anakin"
     if name == "sebulba":
         return _bench_sebulba(arguments[1:])
+    if name == "lpg":
+        return _bench_lpg(arguments[1:])
 
     @dataclasses.dataclass(frozen=True)
     class Bench:
-        name: Annotated[Literal["anakin", "sebulba"], tyro.conf.Positional] = "anakin"
+        name: Annotated[Literal["anakin", "lpg", "sebulba"], tyro.conf.Positional] = "anakin"
         devices: int = 0
         """How many devices; 0 for every one."""
         envs_per_device: int = 128
@@ -73,6 +75,34 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     shown = show(parsed.bench.environment, figures)
     print(json.dumps(figures) if parsed.bench.json else shown)
+    return 0
+
+
+def _bench_lpg(arguments: Sequence[str]) -> int:
+    @dataclasses.dataclass(frozen=True)
+    class BenchLpg:
+        lifetimes: tuple[int, ...] = (16, 32, 64)
+        """Numbers of lifetimes to measure, one after another until memory is out. The paper's
+        size is 960."""
+        envs_per_lifetime: int = 64
+        """Environments that share a lifetime."""
+        units: int = 256
+        """Of the rule's memory."""
+        devices: int = 0
+        """How many devices; 0 for every one."""
+        repetitions: int = 5
+        """Warm repetitions, of which the median counts."""
+        json: bool = False
+        """Print one JSON object a line."""
+
+    parsed = parse(BenchLpg, "bench lpg", arguments)
+    join(Hosts(), parsed.devices)
+    from podracer.benchmark import bench_lpg, show_lpg
+
+    for figures in bench_lpg(
+        parsed.lifetimes, parsed.envs_per_lifetime, parsed.units, parsed.devices, parsed.repetitions
+    ):
+        print(json.dumps(figures) if parsed.json else show_lpg(figures), flush=True)
     return 0
 
 

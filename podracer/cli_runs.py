@@ -6,12 +6,16 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from podracer.cli import RunPath, parse
 from podracer.tournament import is_tournament
+
+if TYPE_CHECKING:
+    from podracer.agent import Agent
+    from podracer.types import LearnerState, Params
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -38,7 +42,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     agent, env, state = load_run(parsed.run)
     key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
     greedy = make_evaluator(agent, env, _positive("--episodes", parsed.episodes))
-    result = greedy(agent.actor_params(state.learner), key)
+    result = greedy(_policy(agent, state.learner), key)
     figures = {
         "episodes": parsed.episodes,
         "return_mean": float(result.returns.mean()),
@@ -55,6 +59,20 @@ def evaluate(arguments: Sequence[str]) -> int:
         for name, value in figures.items():
             print(f"{name:12} {value:g}" if isinstance(value, float) else f"{name:12} {value}")
     return 0
+
+
+def _policy(agent: Agent, learner: LearnerState) -> Params:
+    """What acts in any environment. `ConfigError` where every environment has parameters of its
+    own, see `agent.acts_alike`."""
+    from podracer.types import ConfigError, LearnerState
+
+    try:
+        return agent.actor_params(LearnerState(learner.shared))
+    except (TypeError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"{type(agent).__name__} is no policy that could act elsewhere: `podracer rule` writes "
+            "what it learned."
+        ) from error
 
 
 def play(arguments: Sequence[str]) -> int:
@@ -88,7 +106,7 @@ def play(arguments: Sequence[str]) -> int:
     frames, returns = record_frames(
         agent,
         env,
-        agent.actor_params(state.learner),
+        _policy(agent, state.learner),
         key,
         episodes=_positive("--episodes", parsed.episodes),
         max_steps=_positive("--max-steps", parsed.max_steps),

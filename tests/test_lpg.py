@@ -293,6 +293,10 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
         cli.main(["rule", str(whole)])
     assert leaving.value.code == 0
     assert "rule.npz" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["eval", str(whole)])
+    assert leaving.value.code == 78
+    assert "no policy that could act elsewhere" in capsys.readouterr().err
     params = read_rule(whole / "rule.npz")[1]
     _, state = podracer.load(whole)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared["rule"]), strict=True):

@@ -275,8 +275,11 @@ def line(record: Record, total_updates: int) -> str:
     return "  ".join(parts).rstrip()
 
 
-def summarise(run: Path, outcome: str = "Finished", *, file: TextIO | None = None) -> None:
-    """Print how a run ended, from what it recorded, where it is, and what to do next."""
+def summarise(
+    run: Path, outcome: str = "Finished", *, then: str = "play", file: TextIO | None = None
+) -> None:
+    """Print how a run ended, from what it recorded, where it is, and what to do next: a report,
+    and the command `then`."""
     path = run / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
     last = {key: v for record in records for key, v in record.items() if v is not None}
@@ -293,7 +296,7 @@ def summarise(run: Path, outcome: str = "Finished", *, file: TextIO | None = Non
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
         ("Run", str(run)),
         ("Next", f"podracer report {where}"),
-        ("", f"podracer play {where}"),
+        ("", f"podracer {then} {where}"),
     ]
     terminal = Terminal(file=sys.stdout if file is None else file)
     width = max(len(label) for label, _ in rows) + 2

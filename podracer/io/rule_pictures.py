@@ -73,7 +73,8 @@ def discovered(rule: Rule, params: Params, discount: float) -> str:
 def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """Equally wide bins over the middle 98 % of the returns: their centres, and what lies in each
     of those that are not nearly empty."""
-    edges = np.linspace(*np.percentile(returns, [1, 99]), _BINS + 1)
+    low, high = np.percentile(returns, [1, 99])
+    edges = np.linspace(low, high, _BINS + 1)
     which = np.digitize(returns, edges) - 1
     inside = [np.flatnonzero(which == i) for i in range(_BINS)]
     full = [i for i, found in enumerate(inside) if len(found) > 20]

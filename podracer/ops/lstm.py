@@ -35,7 +35,7 @@ def _run(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
     H = weight.shape[0]
     # A sigmoid is a tanh of half its argument: all gates are one call, behind a barrier, or the
     # compiler computes them anew wherever they are used.
-    half = np.repeat(np.float32([0.5, 0.5, 1.0, 0.5]), H)[None]
+    half = np.repeat(np.asarray([0.5, 0.5, 1.0, 0.5], np.float32), H)[None]
 
     def step(carry: tuple[jax.Array, jax.Array], x: tuple[jax.Array, jax.Array]):
         gates, end = x
@@ -73,8 +73,8 @@ def _gradients(saved: tuple, d_hidden: jax.Array):
             d_hidden * squashed * o * (1.0 - o),
         ], axis=-1)  # fmt: skip
         d_gates = jax.lax.optimization_barrier(d_gates)
-        back = (d_gates @ across, d_cell * f)
-        return tuple(jnp.where(end[:, None], 0.0, d) for d in back), d_gates
+        d_before = jnp.where(end[:, None], 0.0, d_gates @ across)
+        return (d_before, jnp.where(end[:, None], 0.0, d_cell * f)), d_gates
 
     zeros = jnp.zeros_like(d_hidden[0])
     _, d_gates = jax.lax.scan(step, (zeros, zeros), (ends, inner, d_hidden))
