@@ -16,32 +16,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from podracer.ops.convolution import convolution
-from podracer.ops.dense import dense
+from podracer.layers import ACTIVATIONS, Activation, Convolution, Linear, NoisyLinear, relu
 from podracer.types import Array, Carry, ConfigError, Params, PyTree
-
-
-@jax.custom_vjp
-def relu(x: jax.Array) -> jax.Array:
-    """The larger of x and 0. Its gradient looks at the result, which the next layer keeps anyway;
-    that of `jax.nn.relu` keeps the sign of x besides."""
-    return jnp.maximum(x, 0.0)
-
-
-def _keep_result(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    y = jnp.maximum(x, 0.0)
-    return y, y
-
-
-relu.defvjp(_keep_result, lambda y, g: (jnp.where(y > 0, g, 0.0),))
-
-
-Activation = Literal["relu", "tanh", "silu"]
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": relu,
-    "tanh": jnp.tanh,
-    "silu": jax.nn.silu,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,73 +198,6 @@ def _as_vector(leaf: Array) -> Array:
             f"{leaf.values} states are too many for a torso, at most {MOST_VALUES}: take a Table."
         )
     return Array((*leaf.shape, leaf.values))
-
-
-# --- layers --------------------------------------------------------------------------------------
-
-
-class Linear(eqx.Module):
-    """`x [*b, n] -> [*b, m]`, orthogonal weights, zero bias."""
-
-    weight: jax.Array
-    bias: jax.Array
-
-    def __init__(self, inputs: int, outputs: int, scale: float, *, key: jax.Array):
-        self.weight = jax.nn.initializers.orthogonal(scale)(key, (inputs, outputs))
-        self.bias = jnp.zeros(outputs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        made: jax.Array = dense(x, self.weight)
-        return made + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
-
-
-class NoisyLinear(eqx.Module):
-    """`x [N, n] -> [N, m]` with learned noise on weights and biases, from a key for each row `[N]`
-    or one for all `[1]`.
-
-    The noise of the weight from i to j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it
-    needs no matrix of its own. Source: Fortunato et al. 2018, section 3 (arXiv 1706.10295).
-    """
-
-    linear: Linear
-    weight_scale: jax.Array
-    bias_scale: jax.Array
-
-    def __init__(self, inputs: int, outputs: int, scale: float, *, key: jax.Array):
-        self.linear = Linear(inputs, outputs, scale, key=key)
-        self.weight_scale = jnp.full((inputs, outputs), 0.5 / inputs)
-        self.bias_scale = jnp.full(outputs, 0.5 / math.sqrt(inputs))
-
-    def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        made = self.linear(x)
-        if noise is None:
-            return made
-        inputs, outputs = self.weight_scale.shape
-        e = jax.vmap(lambda key: jax.random.normal(key, (inputs + outputs,)))(noise)
-        e = jnp.sign(e) * jnp.sqrt(jnp.abs(e))
-        spread: jax.Array = dense(x * e[:, :inputs], self.weight_scale)
-        return made + (spread + self.bias_scale[None]) * e[:, inputs:]
-
-
-class Convolution(eqx.Module):
-    """`x [B, H, W, C] -> [B, H', W', C']`, scaled normal weights (He et al. 2015), zero bias."""
-
-    weight: jax.Array
-    bias: jax.Array
-    stride: int = eqx.field(static=True)
-    same: bool = eqx.field(static=True)
-
-    def __init__(
-        self, inputs: int, outputs: int, size: int, stride: int, same: bool, *, key: jax.Array
-    ):
-        self.weight = jax.nn.initializers.he_normal()(key, (size, size, inputs, outputs))
-        self.bias = jnp.zeros(outputs)
-        self.stride, self.same = stride, same
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        padding = self.weight.shape[0] // 2 if self.same else 0
-        made: jax.Array = convolution(x, self.weight, self.stride, padding)
-        return made + self.bias.reshape(1, 1, 1, -1)
 
 
 class _Trunk(eqx.Module):

@@ -49,6 +49,18 @@ class Learners:
         # One after another: orthogonal weights of many at once can wait for ever, see population.
         return jax.lax.map(one, keys)
 
+    def reborn(self, born: jax.Array, old: PyTree, key: jax.Array) -> PyTree:
+        """`old` with fresh ones where a new life began, bool `[L]`; what that costs is paid only
+        where one did."""
+
+        def replace() -> PyTree:
+            fresh = self.fresh(jax.random.split(key, born.shape[0]))
+            return jax.tree.map(
+                lambda new, x: jnp.where(born.reshape(-1, *(1,) * (x.ndim - 1)), new, x), fresh, old
+            )
+
+        return jax.lax.cond(jnp.any(born), replace, lambda: old)
+
     def forward(self, params: Params, data: Experience) -> Outputs:
         """What each learner's network says of its own timesteps, `[T+1, B, n]`."""
         made = _each(self.network, params, data)

@@ -138,7 +138,7 @@ class LPG:
         )  # fmt: skip
         slot = jnp.where(due, 0, shared["stored"])
         learner, _ = learners.teach(shared["rule"], local["learner"], data)
-        learner, critic = self._reborn(born, (learner, critic), key)
+        learner, critic = learners.reborn(born, (learner, critic), key)
         local = {
             "learner": learner,
             "critic": critic,
@@ -224,17 +224,6 @@ class LPG:
         return loss, {"loss": loss, **shown}
 
     # --- lifetimes -------------------------------------------------------------------------------
-
-    def _reborn(self, born: jax.Array, old: PyTree, key: jax.Array) -> PyTree:
-        """Fresh learners where a new life began."""
-
-        def replace() -> PyTree:
-            fresh = self._learners.fresh(jax.random.split(key, born.shape[0]))
-            return jax.tree.map(
-                lambda new, x: jnp.where(born.reshape(-1, *(1,) * (x.ndim - 1)), new, x), fresh, old
-            )
-
-        return jax.lax.cond(jnp.any(born), replace, lambda: old)
 
     def _experience(self, trajectory: Trajectory) -> tuple[Experience, jax.Array, jax.Array]:
         """What the learners see of a rollout, and at its end the life of each and its world."""
