@@ -27,6 +27,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.anakin import AnakinConfig
 from podracer.io.rundir import read_limited
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
@@ -45,7 +46,7 @@ class Experiment:
     """Name shown in reports."""
     environment: str
     """See `podracer list environments`."""
-    agent: A2C | AlphaZero | DDPG | DQN | Impala | MuZero | PPO | QLambda | R2D2 | SAC
+    agent: A2C | AlphaZero | DDPG | DQN | Impala | MuZero | PPO | QLambda | R2D2 | SAC | Stacx
     """The agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """The architecture, and how it runs the agent."""
@@ -180,7 +181,7 @@ def _check_finite(path: str, config: Any) -> None:
 # --- to a file and back --------------------------------------------------------------------------
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
-_AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC)
+_AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, MuZero, PPO, QLambda, R2D2, SAC, Stacx)
 _PARTS = (Pod, Hyperparameter, TorsoNetwork, MLP, CNN, ResNet, Replay, Mean, Atoms, Quantiles)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}

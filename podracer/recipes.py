@@ -19,6 +19,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.anakin import AnakinConfig
 from podracer.experiment import Experiment, experiment_of
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
@@ -76,6 +77,29 @@ def catch_impala() -> Experiment:
         agent=Impala(learning_rate=2e-3, network=TorsoNetwork(MLP((256,)))),
         driver=AnakinConfig(128, 16, 100),
         frames=2_048_000,
+    )
+
+
+def catch_stacx() -> Experiment:
+    """STACX on Catch: `catch_impala` that tunes itself."""
+    return dataclasses.replace(
+        catch_impala(),
+        recipe="catch_stacx",
+        agent=Stacx(
+            learning_rate=2e-3, meta_learning_rate=1e-2, network=TorsoNetwork(MLP((256,)))
+        ),
+    )
+
+
+def cartpole_stacx() -> Experiment:
+    """STACX on CartPole."""
+    return Experiment(
+        recipe="cartpole_stacx",
+        environment="cartpole",
+        agent=Stacx(learning_rate=2e-3, meta_learning_rate=1e-2),
+        driver=AnakinConfig(32, 32, 10),
+        frames=1_024_000,
+        evaluation_episodes=128,
     )
 
 
@@ -519,8 +543,10 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         catch,
         catch_a2c,
         catch_impala,
+        catch_stacx,
         cartpole_ppo,
         cartpole_sebulba,
+        cartpole_stacx,
         memory_ppo,
         pendulum_ppo,
         breakout_ppo,
