@@ -34,6 +34,13 @@ IMPALA_SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))
 MINATAR = CNN((16,), (3,), (1,), (128,))
 
 
+# What both actor-critics with V-trace have on CartPole, so that one can be compared with the other.
+CARTPOLE: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "discount": 0.97,
+    "lambda_": 0.95,
+    "network": TorsoNetwork(MLP((64, 64), "tanh")),
+}
 # What all agents with a replay have on Pendulum and on HalfCheetah.
 PENDULUM: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -82,25 +89,9 @@ def catch_impala() -> Experiment:
 
 def catch_stacx() -> Experiment:
     """STACX on Catch: `catch_impala` that tunes itself."""
-    return dataclasses.replace(
-        catch_impala(),
-        recipe="catch_stacx",
-        agent=Stacx(
-            learning_rate=2e-3, meta_learning_rate=1e-2, network=TorsoNetwork(MLP((256,)))
-        ),
-    )
-
-
-def cartpole_stacx() -> Experiment:
-    """STACX on CartPole."""
-    return Experiment(
-        recipe="cartpole_stacx",
-        environment="cartpole",
-        agent=Stacx(learning_rate=2e-3, meta_learning_rate=1e-2),
-        driver=AnakinConfig(32, 32, 10),
-        frames=1_024_000,
-        evaluation_episodes=128,
-    )
+    network = TorsoNetwork(MLP((256,)))
+    agent = Stacx(learning_rate=2e-3, meta_learning_rate=1e-2, network=network)
+    return dataclasses.replace(catch_impala(), recipe="catch_stacx", agent=agent)
 
 
 def cartpole_ppo() -> Experiment:
@@ -115,6 +106,24 @@ def cartpole_ppo() -> Experiment:
         evaluation_episodes=128,
         target_return=475.0,
     )
+
+
+def cartpole_impala() -> Experiment:
+    """IMPALA on CartPole."""
+    return Experiment(
+        recipe="cartpole_impala",
+        environment="cartpole",
+        agent=Impala(**CARTPOLE),
+        driver=AnakinConfig(32, 32, 10),
+        frames=1_536_000,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+def cartpole_stacx() -> Experiment:
+    """STACX on CartPole: `cartpole_impala` that tunes itself."""
+    return dataclasses.replace(cartpole_impala(), recipe="cartpole_stacx", agent=Stacx(**CARTPOLE))
 
 
 def cartpole_sebulba() -> Experiment:
@@ -545,8 +554,9 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         catch_impala,
         catch_stacx,
         cartpole_ppo,
-        cartpole_sebulba,
+        cartpole_impala,
         cartpole_stacx,
+        cartpole_sebulba,
         memory_ppo,
         pendulum_ppo,
         breakout_ppo,

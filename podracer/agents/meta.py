@@ -54,7 +54,9 @@ def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
     which `optax.clip_by_global_norm` lacks."""
 
     def clip(grads: Params, params: Params | None) -> Params:
-        square = jnp.maximum(optax.tree.norm(grads, squared=True), 1e-20)  # whose slope is still finite
+        square = jnp.maximum(
+            optax.tree.norm(grads, squared=True), 1e-20
+        )  # whose slope is still finite
         scale = jnp.minimum(1.0, limit * jax.lax.rsqrt(square))
         return jax.tree.map(lambda g: g * scale, grads)
 

@@ -60,7 +60,7 @@ class Stacx:
     learning_rate: float = 6e-4
     meta_learning_rate: float = 1e-3
     discount: float = 0.99
-    lambda_: float = 0.95
+    lambda_: float = 1.0
     clip_rho: float = 1.0
     clip_c: float = 1.0
     value_cost: float = 0.5
@@ -72,11 +72,9 @@ class Stacx:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = actor_critic.init(self._network, self._optimiser, key)
-        meta = self._initial_meta()
-        return LearnerState(
-            {**shared, "meta": meta, "meta_optimiser": self._meta_optimiser.init(meta)}
-        )
+        shared, meta = actor_critic.init(self._network, self._optimiser, key), self._initial_meta()
+        optimiser = self._meta_optimiser.init(meta)
+        return LearnerState({**shared, "meta": meta, "meta_optimiser": optimiser})
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -132,10 +130,10 @@ class Stacx:
     ) -> tuple[jax.Array, Metrics]:
         """The fixed loss of the main head after the update, and how far its policy moved."""
         before, metrics = jax.tree.map(lambda x: x[0], aux)
-        after = _main(self._unroll(learner["params"], trajectory))
-        (loss,), _ = self._losses(*after, trajectory, self._fixed())
+        policy, values = _main(self._unroll(learner["params"], trajectory))
+        (loss,), _ = self._losses(policy, values, trajectory, self._fixed())
         valid = trajectory.valid()[:, None].astype(jnp.float32)
-        moved = jnp.mean(valid * before.divergence(after[0]))
+        moved = jnp.mean(valid * before.divergence(policy))
         outer = loss + self.kl_cost * moved
         return outer, {**metrics, "outer_loss": outer, "policy_change": moved}
 
@@ -145,9 +143,8 @@ class Stacx:
         outputs, _ = self._network.apply(
             params, trajectory.carry, timesteps.observation, timesteps.first
         )
-        suffixes = self._suffixes
-        policies = jnp.stack([outputs["policy" + suffix][:-1] for suffix in suffixes], axis=1)
-        values = jnp.stack([outputs["value" + suffix][..., 0] for suffix in suffixes], axis=1)
+        policies = jnp.stack([outputs["policy" + s][:-1] for s in self._suffixes], axis=1)
+        values = jnp.stack([outputs["value" + s][..., 0] for s in self._suffixes], axis=1)
         return make_policy(self._space, policies), values
 
     def _losses(
@@ -195,22 +192,16 @@ class Stacx:
 
     def _fixed(self) -> Settings:
         """Those of the objective, `[1]`."""
-        return jax.tree.map(
-            lambda x: jnp.full(1, x, jnp.float32),
-            Settings(
-                self.discount, self.lambda_, 1.0, self.value_cost, self.entropy_cost, 1.0, 1.0
-            ),
-        )
+        costs = (1.0, self.value_cost, self.entropy_cost)
+        numbers = (self.discount, self.lambda_, *costs, 1.0, 1.0)
+        return Settings(*(jnp.full(1, x, jnp.float32) for x in numbers))
 
-    def _initial_meta(self) -> Settings:
+    def _initial_meta(self) -> PyTree:
         """Unconstrained numbers `[H]` that `_tuned` takes to what the objective has."""
-        shares = Settings(self.discount, self.lambda_, 0.5, 0.5, 0.5, INITIAL_ALPHA, INITIAL_ALPHA)
-
-        def begin(share: float) -> jax.Array:
-            share = jnp.clip(share, CLOSEST, 1.0 - CLOSEST)
-            return jnp.full(self.heads, jax.scipy.special.logit(share), jnp.float32)
-
-        return jax.tree.map(begin, shares)
+        shares = (self.discount, self.lambda_, 0.5, 0.5, 0.5, INITIAL_ALPHA, INITIAL_ALPHA)
+        inside = (jnp.clip(x, CLOSEST, 1.0 - CLOSEST) for x in shares)
+        begin = (jax.scipy.special.logit(x) for x in inside)
+        return Settings(*(jnp.full(self.heads, x, jnp.float32) for x in begin))
 
     def _tuned(self, meta: Settings) -> Settings:
         """Shares of 1, or costs from 0 to twice those of the objective, `[H]`."""
@@ -244,7 +235,7 @@ class Stacx:
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:
-        # With an epsilon below the root its derivative is finite where a gradient has always been 0.
+        # With an epsilon below the root its slope is finite where a gradient has always been 0.
         adam = optax.adam(self.learning_rate, eps=1e-5, eps_root=1e-10)
         return optax.chain(clip_by_norm(self.max_gradient_norm), adam)
 
