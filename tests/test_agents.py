@@ -241,7 +241,8 @@ def test_unrolling_gives_what_acting_gave(name, memory):
     importance ratios of exactly 1 where the parameters have not changed."""
     agent = learner(name, memory)
     state, trajectory = begin(agent)
-    net, params = actor_critic.build(agent.network, agent.spec), state.shared["params"]
+    params = state.shared["params"]
+    net = actor_critic.build(agent.network, agent.spec, getattr(agent, "heads", 1))
     timesteps, extras = trajectory.timesteps(), trajectory.steps.extras
 
     @jax.jit

@@ -43,7 +43,8 @@ EXPLORING = {"epsilon": 0.05, "epsilon_frames": 10_000, "target_period": 20}
 AGENTS = {
     "a2c": A2C(**COMMON, entropy_cost=0.003),
     "impala": Impala(**COMMON, entropy_cost=0.003),
-    "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.01),
+    # Slowly enough that its discount is still near the one that the known values have.
+    "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.001),
     "ppo": PPO(**COMMON, entropy_cost=0.003, epochs=2, minibatches=2),
     "q_lambda": QLambda(**COMMON, lambda_=0.9),
     "dqn": DQN(**COMMON, **EXPLORING, replay=REPLAY),
@@ -134,7 +135,7 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         policy = agent._policy(params["actor"], observation)
         best = policy.mode() if isinstance(agent, SAC) else policy
         return continuous.values(agent._critic, params["critic"], observation, best).min(0)
-    network = actor_critic.build(agent.network, agent.spec)
+    network = actor_critic.build(agent.network, agent.spec, getattr(agent, "heads", 1))
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
     return outputs["value"][0, :, 0]
 
