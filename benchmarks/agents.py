@@ -26,6 +26,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.anakin import AnakinConfig
 from podracer.envs.served import Served
 from podracer.mesh import find_devices
@@ -42,6 +43,7 @@ CARTPOLE = {
     "greedy Q(λ)": QLambda(network=NETWORK),
     "A2C": A2C(network=NETWORK),
     "IMPALA": Impala(network=NETWORK),
+    "STACX": Stacx(network=NETWORK),
     "PPO": PPO(network=NETWORK),
     "DQN": DQN(network=NETWORK, replay=REPLAY),
     "Rainbow": rainbow(network=NETWORK, replay=PRIORITISED),

@@ -1,4 +1,4 @@
-"""What the agents with a replay learn: three seeds of each recipe, evaluations over frames.
+"""What agents learn: three seeds of each recipe, evaluations over frames.
 
 Each run is `podracer train RECIPE --seed S` without an early end. Evaluations go to `--out` as JSON
 lines; `--draw FILE.png` draws all of such a file: the mean of the middle half over the seeds, and a
@@ -25,6 +25,10 @@ from podracer import recipes
 from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
 
 RECIPES = (
+    "catch_impala",
+    "catch_stacx",
+    "cartpole_impala",
+    "cartpole_stacx",
     "cartpole_dqn",
     "cartpole_rainbow",
     "cartpole_muzero",

@@ -28,6 +28,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.agents.taught import Taught
 from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig
@@ -50,8 +51,9 @@ class Experiment:
     environment: str
     """See `podracer list environments`."""
     agent: (
-        A2C | AlphaZero | DDPG | DQN | Impala | LPG | MuZero | PPO | QLambda | R2D2 | SAC | Taught
-    )
+        A2C | AlphaZero | DDPG | DQN | Impala | LPG | MuZero | PPO | QLambda | R2D2 | SAC | Stacx
+        | Taught
+    )  # fmt: skip
     """The agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """The architecture, and how it runs the agent."""
@@ -186,7 +188,9 @@ def _check_finite(path: str, config: Any) -> None:
 # --- to a file and back --------------------------------------------------------------------------
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
-_AGENTS = (A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Taught)
+_AGENTS = (
+    A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Stacx, Taught,
+)  # fmt: skip
 _NETWORKS = (TorsoNetwork, Table, MLP, CNN, ResNet, Rule)
 _PARTS = (Pod, Hyperparameter, Replay, Mean, Atoms, Quantiles, *_NETWORKS)
 _KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)

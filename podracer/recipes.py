@@ -20,6 +20,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.agents.taught import taught
 from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig
@@ -36,6 +37,13 @@ IMPALA_SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))
 MINATAR = CNN((16,), (3,), (1,), (128,))
 
 
+# What both actor-critics with V-trace have on CartPole, so that one can be compared with the other.
+CARTPOLE: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "discount": 0.97,
+    "lambda_": 0.95,
+    "network": TorsoNetwork(MLP((64, 64), "tanh")),
+}
 # What all agents with a replay have on Pendulum and on HalfCheetah.
 PENDULUM: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -82,6 +90,13 @@ def catch_impala() -> Experiment:
     )
 
 
+def catch_stacx() -> Experiment:
+    """STACX on Catch: `catch_impala` that tunes itself."""
+    network = TorsoNetwork(MLP((256,)))
+    agent = Stacx(learning_rate=2e-3, meta_learning_rate=1e-2, network=network)
+    return dataclasses.replace(catch_impala(), recipe="catch_stacx", agent=agent)
+
+
 def cartpole_ppo() -> Experiment:
     """PPO on CartPole."""
     return Experiment(
@@ -94,6 +109,24 @@ def cartpole_ppo() -> Experiment:
         evaluation_episodes=128,
         target_return=475.0,
     )
+
+
+def cartpole_impala() -> Experiment:
+    """IMPALA on CartPole."""
+    return Experiment(
+        recipe="cartpole_impala",
+        environment="cartpole",
+        agent=Impala(**CARTPOLE),
+        driver=AnakinConfig(32, 32, 10),
+        frames=1_536_000,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+def cartpole_stacx() -> Experiment:
+    """STACX on CartPole: `cartpole_impala` that tunes itself."""
+    return dataclasses.replace(cartpole_impala(), recipe="cartpole_stacx", agent=Stacx(**CARTPOLE))
 
 
 def cartpole_sebulba() -> Experiment:
@@ -558,7 +591,10 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
         catch,
         catch_a2c,
         catch_impala,
+        catch_stacx,
         cartpole_ppo,
+        cartpole_impala,
+        cartpole_stacx,
         cartpole_sebulba,
         memory_ppo,
         pendulum_ppo,

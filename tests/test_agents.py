@@ -19,6 +19,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.stacx import Stacx
 from podracer.anakin import AnakinConfig, make_chunk
 from podracer.driver import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset, restart, transition
@@ -39,7 +40,7 @@ from podracer.types import (
     struct,
 )
 
-AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "q_lambda": QLambda}
+AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "q_lambda": QLambda, "stacx": Stacx}
 MEMORIES = ("none", "gru", "lstm")
 ACTIONS = Discrete(3)
 BOX = Continuous((-1.0, 0.0), (1.0, 2.0))
@@ -97,6 +98,7 @@ LEARNERS = {
     "impala": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
     "ppo": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "epochs": 1, "minibatches": 1},
     "q_lambda": {},
+    "stacx": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
 }
 
 
@@ -227,6 +229,7 @@ def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
         ("a2c", "gru"),
         ("impala", "lstm"),
         ("ppo", "gru"),
+        slow("stacx", "gru"),
         slow("a2c", "lstm"),
         slow("impala", "none"),
         slow("impala", "gru"),
@@ -238,7 +241,8 @@ def test_unrolling_gives_what_acting_gave(name, memory):
     importance ratios of exactly 1 where the parameters have not changed."""
     agent = learner(name, memory)
     state, trajectory = begin(agent)
-    net, params = actor_critic.build(agent.network, agent.spec), state.shared["params"]
+    params = state.shared["params"]
+    net = actor_critic.build(agent.network, agent.spec, getattr(agent, "heads", 1))
     timesteps, extras = trajectory.timesteps(), trajectory.steps.extras
 
     @jax.jit
@@ -311,6 +315,7 @@ CASES = {
     "a2c": case("a2c"),
     "impala": case("impala", auto_reset(Walk(BOX))),
     "q_lambda": case("q_lambda"),
+    "stacx": case("stacx", auto_reset(Walk(BOX))),
     "ppo": case(
         "ppo",
         auto_reset(Walk(BOX)),
@@ -345,7 +350,7 @@ def one_update(name: str, devices: int) -> Any:
     [
         ("q_lambda", 8),
         ("ppo", 2),
-        *(slow(name, devices) for name in ("a2c", "impala") for devices in (2, 4, 8)),
+        *(slow(name, devices) for name in ("a2c", "impala", "stacx") for devices in (2, 4, 8)),
         *(slow("q_lambda", devices) for devices in (2, 4)),
         *(slow("ppo", devices) for devices in (4, 8)),
     ],

@@ -18,6 +18,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.anakin import AnakinConfig, anakin, check, make_chunk
 from podracer.driver import init_state
 from podracer.envs import make
@@ -36,6 +37,7 @@ AGENTS = {
     "q_lambda": QLambda(network=SMALL),
     "a2c": A2C(network=SMALL),
     "impala": Impala(network=SMALL),
+    "stacx": Stacx(network=SMALL),
     "ppo": PPO(network=SMALL, epochs=2, normalise_observations=True, normalise_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
     "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_frames=2000),

@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from podracer.ops.convolution import LAYOUT, convolution
@@ -71,6 +72,25 @@ def test_value_and_gradients_equal_jax(case):
         ]
 
     close(*both(x, w))
+
+
+@pytest.mark.parametrize(("case", "batch"), [("padded and left over", 3), ("residual", 134)])
+def test_gradients_through_the_gradients_equal_jax(case, batch):
+    """As updates that learn how to learn take them; 134 images are summed over in two parts."""
+    x, w, stride, padding = inputs(case, batch)
+
+    def through(function):
+        def bent(x, w):
+            return jnp.sum(jnp.sin(function(x, w, stride, padding)))
+
+        def length(x, w):
+            return optax.tree.norm(jax.grad(bent, (0, 1))(x, w), squared=True)
+
+        return jax.grad(length, (0, 1))(x, w)
+
+    got, expected = jax.jit(lambda: [through(f) for f in (convolution, plain)])()
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()), rtol=1e-3)
 
 
 def test_under_vmap_over_inputs_and_over_weights():

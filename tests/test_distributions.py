@@ -125,6 +125,19 @@ def test_normal_samples_have_its_moments():
     np.testing.assert_allclose(entropy, batch.entropy()[0], atol=2 * error)
 
 
+@pytest.mark.parametrize("space", [Discrete(4), BOX], ids=["discrete", "continuous"])
+def test_the_divergence_is_the_mean_difference_of_log_probabilities(space):
+    outputs = jax.random.normal(jax.random.key(1), (2, num_outputs(space)))
+    one, other = (policy(space, x) for x in outputs)
+    many = policy(space, jnp.broadcast_to(outputs[0], (SAMPLES, outputs.shape[-1])))
+    actions = sample(many, keys(SAMPLES))
+    against = policy(space, jnp.broadcast_to(outputs[1], (SAMPLES, outputs.shape[-1])))
+    difference = many.log_prob(actions) - against.log_prob(actions)
+    error = jnp.std(difference) / np.sqrt(SAMPLES)
+    assert abs(one.divergence(other) - jnp.mean(difference)) < 4 * error
+    assert one.divergence(one) == 0 < other.divergence(one)
+
+
 def test_a_policy_reads_what_num_outputs_asks_for():
     outputs = jnp.arange(12.0).reshape(1, 3, 4) - 8
     assert num_outputs(Discrete(4)) == num_outputs(BOX) == 4

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.layers import relu
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork
 from podracer.ops.dense import dense
 from podracer.types import Array, ConfigError
@@ -247,6 +248,24 @@ def test_the_dense_product_and_its_gradients_are_the_plain_ones(batch, sizes):
         return product(x, w), grads(x, w), jax.vmap(grads, (None, 0))(x, jnp.stack([w, -w]))
 
     close(*jax.jit(lambda: (through(dense), through(jnp.matmul)))())
+
+
+def test_gradients_through_the_gradients_are_the_plain_ones():
+    """As updates that learn how to learn take them."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)
+    ws = [jnp.asarray(rng.normal(size=sizes), jnp.float32) for sizes in ((3, 8), (8, 2))]
+
+    def through(product, rectify):
+        def loss(x, one, two):
+            return jnp.sum(jnp.sin(product(rectify(product(x, one)), two)))
+
+        def bent(*args):
+            return sum(jnp.sum(jnp.sin(g)) for g in jax.grad(loss, (0, 1, 2))(*args))
+
+        return jax.grad(bent, (0, 1, 2))(x, *ws)
+
+    close(*jax.jit(lambda: (through(dense, relu), through(jnp.matmul, jax.nn.relu)))())
 
 
 @pytest.mark.parametrize(

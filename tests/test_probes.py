@@ -24,6 +24,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
 from podracer.anakin import AnakinConfig, anakin
 from podracer.driver import init_state
 from podracer.envs import make
@@ -42,6 +43,8 @@ EXPLORING = {"epsilon": 0.05, "epsilon_frames": 10_000, "target_period": 20}
 AGENTS = {
     "a2c": A2C(**COMMON, entropy_cost=0.003),
     "impala": Impala(**COMMON, entropy_cost=0.003),
+    # Slowly enough that its discount is still near the one that the known values have.
+    "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.001),
     "ppo": PPO(**COMMON, entropy_cost=0.003, epochs=2, minibatches=2),
     "q_lambda": QLambda(**COMMON, lambda_=0.9),
     "dqn": DQN(**COMMON, **EXPLORING, replay=REPLAY),
@@ -86,6 +89,7 @@ RANDOM = {"replay": REPLAY, "random_frames": 30_000, "target_rate": 0.05}
 CONTINUOUS = {
     "a2c": AGENTS["a2c"],
     "impala": AGENTS["impala"],
+    "stacx": AGENTS["stacx"],
     # Its advantages never shrink, so its steps must.
     "ppo": dataclasses.replace(AGENTS["ppo"], decay_updates=300),
     "ddpg": DDPG(**COMMON, **RANDOM),
@@ -131,7 +135,7 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         policy = agent._policy(params["actor"], observation)
         best = policy.mode() if isinstance(agent, SAC) else policy
         return continuous.values(agent._critic, params["critic"], observation, best).min(0)
-    network = actor_critic.build(agent.network, agent.spec)
+    network = actor_critic.build(agent.network, agent.spec, getattr(agent, "heads", 1))
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
     return outputs["value"][0, :, 0]
 
@@ -155,6 +159,7 @@ FAST = (
     ("ppo", "timeout"),
     ("q_lambda", "timeout"),
     ("impala", "policy"),
+    ("stacx", "policy"),
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
     ("a2c", "continuous"),
@@ -187,7 +192,7 @@ def test_continuous_actions(name, probe):
 
 
 @pytest.mark.parametrize(
-    ("name", "probe"), cases(("memory",), ("a2c", "impala", "ppo", "q_lambda", "r2d2"))
+    ("name", "probe"), cases(("memory",), ("a2c", "impala", "stacx", "ppo", "q_lambda", "r2d2"))
 )
 def test_memory_recalls_the_cue(name, probe):
     check(dataclasses.replace(AGENTS[name], network=RECURRENT), probe, updates=300)

@@ -88,16 +88,27 @@ def slow_lambda_return(data: Data, lambda_: float, t: int, b: int) -> float:
 
 
 def slow_vtrace_target(
-    data: Data, rho: np.ndarray, clips: dict[str, float], lambda_: float, t: int, b: int
+    data: Data,
+    rho: np.ndarray,
+    clips: dict[str, float],
+    lambda_: float,
+    t: int,
+    b: int,
+    alpha_rho: float = 1.0,
+    alpha_c: float = 1.0,
 ) -> float:
-    """Espeholt et al. 2018, equation 1, as the sum over what follows."""
+    """Espeholt et al. 2018, equation 1, as the sum over what follows; clips that leak."""
     target, weight = float(data.v_tm1[t, b]), 1.0
     for k in range(t, end_of(data, t, b)):
         discount = float(data.discount_t[k, b])
         delta = data.r_t[k, b] + discount * data.v_t[k, b] - data.v_tm1[k, b]
-        target += weight * min(clips["clip_rho"], rho[k, b]) * float(delta)
-        weight *= discount * lambda_ * min(clips["clip_c"], rho[k, b])
+        target += weight * leaky(rho[k, b], clips["clip_rho"], alpha_rho) * float(delta)
+        weight *= discount * lambda_ * leaky(rho[k, b], clips["clip_c"], alpha_c)
     return target
+
+
+def leaky(rho: float, clip: float, alpha: float) -> float:
+    return alpha * min(clip, rho) + (1 - alpha) * rho
 
 
 def table(function) -> np.ndarray:
@@ -131,6 +142,24 @@ def test_vtrace_equals_its_definition(lambda_, clips):
     np.testing.assert_allclose(got.advantages, expected, atol=1e-5)
 
 
+def test_leaky_vtrace_equals_its_definition():
+    data, lambda_, clips = episodes(CUTS), 0.9, {"clip_rho": 1.5, "clip_c": 0.8}
+    rho = np.random.default_rng(1).uniform(0.2, 3.0, data.r_t.shape).astype(np.float32)
+    alphas = {"alpha_rho": 0.7, "alpha_c": 0.4}
+    got = vtrace(*data, rho, lambda_=lambda_, clip_pg_rho=1.5, **clips, **alphas)
+    targets = table(lambda t, b: slow_vtrace_target(data, rho, clips, lambda_, t, b, **alphas))
+    np.testing.assert_allclose(got.targets, targets, atol=1e-5, rtol=1e-5)
+
+    following = np.concatenate([targets[1:], data.v_t[-1:]])
+    following[:-1] = lambda_ * following[:-1] + (1 - lambda_) * data.v_t[:-1]
+    gain = data.r_t + data.discount_t * following - data.v_tm1
+    weight = np.vectorize(leaky)(rho, 1.5, 0.7)
+    expected = data.valid_tm1 * weight * gain
+    np.testing.assert_allclose(got.advantages, expected, atol=1e-5, rtol=1e-5)
+    tight = vtrace(*data, rho, lambda_=lambda_, alpha_rho=1.0, alpha_c=1.0)
+    np.testing.assert_allclose(tight.targets, vtrace(*data, rho, lambda_=lambda_).targets)
+
+
 def test_vtrace_on_policy_is_the_lambda_return():
     data = episodes(CUTS)
     got = vtrace(*data, np.ones_like(data.r_t), lambda_=0.9)
@@ -162,6 +191,14 @@ def test_uncut_rollouts_equal_rlax(lambda_):
     np.testing.assert_allclose(lambda_returns(*data, lambda_), returns, atol=1e-5)
     np.testing.assert_allclose(ours.targets, data.v_tm1 + traced.errors, atol=1e-5)
     np.testing.assert_allclose(ours.advantages, traced.pg_advantage, atol=1e-5)
+
+    leaking = batched(
+        lambda *x: rlax.leaky_vtrace_td_error_and_advantage(*x, 0.6, lambda_, 1.0, 1.0),
+        data.v_tm1, data.v_t, data.r_t, data.discount_t, rho,
+    )  # fmt: skip
+    ours = vtrace(*data, rho, lambda_=lambda_, alpha_rho=0.6, alpha_c=0.6)
+    np.testing.assert_allclose(ours.targets, data.v_tm1 + leaking.errors, atol=1e-5)
+    np.testing.assert_allclose(ours.advantages, leaking.pg_advantage, atol=1e-5)
 
 
 def test_nothing_crosses_a_cut():

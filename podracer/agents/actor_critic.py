@@ -34,17 +34,25 @@ def known(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     return spec
 
 
-def build(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Network:
-    """Heads `policy` (small initial weights: a nearly uniform policy) and `value`."""
-    spec = known(spec)
-    heads = {"policy": Head(num_outputs(spec.action), 0.01), "value": Head(1)}
-    made = network.build(spec.observation, heads)
+def build(network: NetworkBuilder, spec: EnvironmentSpec | None, pairs: int = 1) -> Network:
+    """Heads `policy` (small initial weights: a nearly uniform policy) and `value`; where there are
+    more pairs of them, also `policy_1`, `value_1` and so on."""
+    spec, names = known(spec), suffixes(pairs)
+    policies = {"policy" + suffix: Head(num_outputs(spec.action), 0.01) for suffix in names}
+    values = {"value" + suffix: Head(1) for suffix in names}
+    made = network.build(spec.observation, policies | values)
 
     def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
         outputs, carry = made.apply(params, carry, observation, first)
-        return {**outputs, "policy": allowed(observation, outputs["policy"])}, carry
+        masked = {name: allowed(observation, outputs[name]) for name in policies}
+        return {**outputs, **masked}, carry
 
     return dataclasses.replace(made, apply=apply) if masks(spec.observation) else made
+
+
+def suffixes(pairs: int) -> tuple[str, ...]:
+    """What follows the names of each pair of heads: nothing for the main one, then `_1`, ..."""
+    return ("", *(f"_{i}" for i in range(1, pairs)))
 
 
 def masks(observation: PyTree) -> bool:

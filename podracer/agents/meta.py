@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from podracer.types import Params, PyTree
 
@@ -45,3 +47,17 @@ def meta_grad(
         return value, (after, info)
 
     return jax.grad(loss, has_aux=True)(meta)
+
+
+def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
+    """Gradients scaled down to a global norm of `limit`; with a derivative also where all are 0,
+    which `optax.clip_by_global_norm` lacks."""
+
+    def clip(grads: Params, params: Params | None) -> Params:
+        square = jnp.maximum(
+            optax.tree.norm(grads, squared=True), 1e-20
+        )  # whose slope is still finite
+        scale = jnp.minimum(1.0, limit * jax.lax.rsqrt(square))
+        return jax.tree.map(lambda g: g * scale, grads)
+
+    return optax.stateless(clip)

@@ -46,6 +46,11 @@ class Categorical:
         log_probs = jax.nn.log_softmax(self.logits)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
+    def divergence(self, other: Categorical) -> Float[Array, "*b"]:
+        """Kullback-Leibler divergence of the other from this one."""
+        log_probs, others = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - others), axis=-1)
+
 
 @struct
 class Normal:
@@ -68,6 +73,12 @@ class Normal:
 
     def entropy(self) -> Float[Array, "*b"]:
         return jnp.sum(self.log_scale + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+    def divergence(self, other: Normal) -> Float[Array, "*b"]:
+        """Kullback-Leibler divergence of the other from this one."""
+        change = self.log_scale - other.log_scale
+        z = (self.mean - other.mean) * jnp.exp(-other.log_scale)
+        return jnp.sum(0.5 * (jnp.exp(2 * change) + z**2 - 1) - change, axis=-1)
 
 
 @struct

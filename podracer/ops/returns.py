@@ -86,6 +86,8 @@ def vtrace(
     clip_rho: float | jax.Array = 1.0,
     clip_c: float | jax.Array = 1.0,
     clip_pg_rho: float | jax.Array = 1.0,
+    alpha_rho: float | jax.Array | None = None,
+    alpha_c: float | jax.Array | None = None,
 ) -> VTrace:
     """V-trace corrections for the policy that acted, with ratios `rho_tm1 = π(a|s) / μ(a|s)`.
 
@@ -94,15 +96,24 @@ def vtrace(
 
     The target after the last transition is `v_t[-1]`; after a cut it is the value itself.
     Source: Espeholt et al. 2018, section 4.1 and remark 2 (arXiv 1802.01561).
+
+    With `alpha_rho` (for both `min` with a ρ) and `alpha_c` clips leak: `min(clip, ρ)` becomes
+    `α min(clip, ρ) + (1 − α) ρ`. Source: Zahavy et al. 2020, section 3.2 (arXiv 2002.12928).
     """
     mask = valid_tm1.astype(v_tm1.dtype)
-    delta = jnp.minimum(clip_rho, rho_tm1) * (r_t + discount_t * v_t - v_tm1)
-    decay = discount_t * lambda_ * jnp.minimum(clip_c, rho_tm1)
+    delta = _clipped(rho_tm1, clip_rho, alpha_rho) * (r_t + discount_t * v_t - v_tm1)
+    decay = discount_t * lambda_ * _clipped(rho_tm1, clip_c, alpha_c)
     targets = v_tm1 + _backward(mask * delta, mask * decay)
     # Within the rollout the next target is that of the next step: the bootstrap of remark 2.
     next_targets = jnp.concatenate([lambda_ * targets[1:] + (1 - lambda_) * v_t[:-1], v_t[-1:]])
-    advantages = jnp.minimum(clip_pg_rho, rho_tm1) * (r_t + discount_t * next_targets - v_tm1)
+    weight = _clipped(rho_tm1, clip_pg_rho, alpha_rho)
+    advantages = weight * (r_t + discount_t * next_targets - v_tm1)
     return VTrace(targets=targets, advantages=mask * advantages)
+
+
+def _clipped(rho: Series, clip: float | jax.Array, alpha: float | jax.Array | None) -> Series:
+    clipped = jnp.minimum(clip, rho)
+    return clipped if alpha is None else alpha * clipped + (1 - alpha) * rho
 
 
 def n_step_returns(

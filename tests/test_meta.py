@@ -1,0 +1,291 @@
+"""Gradients through updates: exact, on one device and on several; and what STACX makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from test_agents import (
+    WALK,
+    B,
+    T,
+    advance,
+    begin,
+    close,
+    enter,
+    fresh,
+    gradient,
+    learn,
+    network,
+    slow,
+)
+
+from podracer.agents import actor_critic
+from podracer.agents.impala import Impala
+from podracer.agents.meta import clip_by_norm, meta_grad
+from podracer.agents.stacx import Settings, Stacx
+from podracer.anakin import AnakinConfig, make_chunk
+from podracer.driver import TrainState, abstract_state, init_state
+from podracer.mesh import find_devices, make_mesh
+from podracer.networks import MLP, TorsoNetwork
+from podracer.types import LearnerState, Trajectory
+
+LINEAR = TorsoNetwork(MLP(()))
+
+
+# --- the gradient --------------------------------------------------------------------------------
+
+
+def towards(rate: jax.Array, x: jax.Array, aim: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A step down half the squared distance to an aim."""
+    return x - rate * (x - aim), x
+
+
+def test_two_updates_by_hand():
+    x, (a, b), rate, goal = 0.5, (2.0, -1.0), 0.3, 1.5
+    one = x - rate * (x - a)
+    two = one - rate * (one - b)
+    slope = (1 - rate) * -(x - a) - (one - b)
+
+    def objective(rate: jax.Array, x: jax.Array, aux: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return 0.5 * (x - goal) ** 2 + rate, aux
+
+    for recompute in (False, True):
+        grad, (after, seen) = meta_grad(
+            towards,
+            objective,
+            jnp.float32(rate),
+            jnp.float32(x),
+            jnp.array([a, b]),
+            recompute=recompute,
+        )
+        np.testing.assert_allclose(after, two, rtol=1e-6)
+        np.testing.assert_allclose(seen, [x, one], rtol=1e-6)
+        np.testing.assert_allclose(grad, (two - goal) * slope + 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(recompute):
+    """Of a network that is regressed on targets which the metaparameters bend."""
+    optimiser = optax.chain(clip_by_norm(0.5), optax.adam(0.1, eps_root=1e-8))
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.random.normal(keys[0], (4, 2))
+    batches, meta = jax.random.normal(keys[1], (3, 8, 4)), jax.random.normal(keys[2], (2,))
+
+    def update(meta: jax.Array, learner: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
+        def loss(params: jax.Array) -> jax.Array:
+            return jnp.mean((jnp.tanh(batch @ params) - jnp.sin(meta)[None]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(learner[0])
+        updates, state = optimiser.update(grads, learner[1])
+        return (learner[0] + updates, state), value
+
+    def objective(meta: jax.Array, learner: Any, losses: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value = jnp.sum(jnp.tanh(learner[0]) ** 3) + jnp.sum(losses)
+        return value, value
+
+    @jax.jit
+    def both(meta: jax.Array) -> Any:
+        learner = (params, optimiser.init(params))
+        return meta_grad(update, objective, meta, learner, batches, recompute=recompute)
+
+    grad, (_, value) = both(meta)
+    assert np.isfinite(value)
+    assert np.abs(grad).min() > 0.01
+    for i, step in enumerate(1e-2 * np.eye(2, dtype=np.float32)):
+        difference = both(meta + step)[1][1] - both(meta - step)[1][1]
+        np.testing.assert_allclose(grad[i], difference / 2e-2, rtol=0.01)
+
+
+def test_clipping_is_that_of_optax_and_has_a_derivative_at_zero():
+    grads = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    for limit in (1.0, 5.5):
+        clip, theirs = clip_by_norm(limit), optax.clip_by_global_norm(limit)
+        state = theirs.init(grads)
+        close(clip.update(grads, clip.init(grads))[0], theirs.update(grads, state)[0])
+    slope = jax.jacobian(lambda g: clip.update(g, clip.init(g))[0])(jnp.zeros(2))
+    np.testing.assert_array_equal(slope, np.eye(2))
+
+
+# --- STACX ---------------------------------------------------------------------------------------
+
+
+def make(**fields: Any) -> Stacx:
+    return Stacx(**{"network": network(), "spec": WALK.spec, "learning_rate": 0.01} | fields)
+
+
+def trained(agent: Stacx, updates: int = 5) -> tuple[LearnerState, Trajectory]:
+    """A few updates on, where the derivative of Adam is more than that of a sign; the optimiser of
+    the metaparameters is fresh, so that its mean is a tenth of their next gradient."""
+    state, actor = fresh(agent), enter(agent)
+    for seed in range(updates + 1):
+        acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
+        if seed < updates:
+            actor, (state, _) = acted, learn(agent, state, trajectory)
+    meta_optimiser = fresh(agent).shared["meta_optimiser"]
+    return LearnerState({**state.shared, "meta_optimiser": meta_optimiser}), trajectory
+
+
+def meta_gradient(state: LearnerState) -> Settings:
+    means = optax.tree_utils.tree_get(state.shared["meta_optimiser"], "mu")
+    return jax.tree.map(lambda x: 10 * x, means)
+
+
+@pytest.mark.parametrize("torso", [LINEAR, slow(network())], ids=["linear", "tanh"])
+def test_the_metaparameters_follow_the_outer_loss(torso):
+    """Their gradient is that of IMPALA's loss, and of a divergence, at the new parameters, times
+    how these move with each of them: by finite differences, where what was learnt from is of
+    another policy and the inner gradient is clipped."""
+    agent = make(network=torso, heads=2, clip_rho=0.9, clip_c=0.8, kl_cost=3.0)
+    agent = dataclasses.replace(agent, max_gradient_norm=0.5)
+    state, trajectory = trained(agent)
+    old = trajectory.steps.extras["log_prob"] + 0.4 * jnp.sin(jnp.arange(T * B)).reshape(T, B)
+    extras = {**trajectory.steps.extras, "log_prob": old}
+    steps = dataclasses.replace(trajectory.steps, extras=extras)
+    trajectory = dataclasses.replace(trajectory, steps=steps)
+
+    with jax.enable_x64(True):  # finite differences lose half of all digits
+        state, trajectory = jax.tree.map(doubled, (state, trajectory))
+        after, metrics = learn(agent, state, trajectory)
+        assert metrics["gradient_norm"] > 0.5
+        outer = outer_gradient(agent, state.shared["params"], after.shared["params"], trajectory)
+        meta, unravel = ravel_pytree(state.shared["meta"])
+
+        def along_outer(meta: jax.Array) -> float:
+            changed = LearnerState({**state.shared, "meta": unravel(meta)})
+            params = main_head(learn(agent, changed, trajectory)[0].shared["params"])
+            return float(jnp.vdot(ravel_pytree(params)[0], ravel_pytree(outer)[0]))
+
+        steps = 1e-4 * np.eye(meta.size)
+        expected = [(along_outer(meta + s) - along_outer(meta - s)) / 2e-4 for s in steps]
+        got = ravel_pytree(meta_gradient(after))[0]
+        assert np.abs(got).min() > 1e-8
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-9)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def main_head(params: Any) -> Any:
+    """Of a network with several pairs of heads, what one with a single pair has."""
+    heads = params["shared"].heads
+    return eqx.tree_at(
+        lambda p: p["shared"].heads, params, {name: heads[name] for name in ("policy", "value")}
+    )
+
+
+def outer_gradient(agent: Stacx, before: Any, after: Any, trajectory: Trajectory) -> Any:
+    """The gradient of IMPALA's loss plus a divergence, at the parameters `after`."""
+    names = ("discount", "lambda_", "clip_rho", "clip_c", "entropy_cost", "network", "spec")
+    plain = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
+    fresh_state = jax.tree.map(doubled, fresh(plain)).shared
+    there = LearnerState({**fresh_state, "params": main_head(after)})
+    net = actor_critic.build(agent.network, agent.spec)
+    timestep, valid = trajectory.steps.timestep, trajectory.valid()
+
+    def divergence(params: Any) -> jax.Array:
+        old, new = (
+            jax.nn.log_softmax(net.apply(x, (), timestep.observation, timestep.first)[0]["policy"])
+            for x in (main_head(before), params)
+        )
+        return jnp.sum(jnp.exp(old) * (old - new), where=valid[..., None]) / valid.size
+
+    one = gradient(learn(plain, there, trajectory)[0])
+    two = jax.jit(jax.grad(divergence))(main_head(after))
+    return jax.tree.map(lambda a, b: a + agent.kl_cost * b, one, two)
+
+
+@functools.cache
+def chunk(agent: Stacx, devices: int) -> Any:
+    """One update of 16 environments, and what places a state for it."""
+    mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
+    placed = jax.tree.map(lambda x: x.sharding, abstract_state(agent, WALK, mesh, config))
+    made = make_chunk(agent, WALK, mesh, config)
+
+    def update(state: TrainState) -> tuple[TrainState, Any]:
+        state = jax.device_put(jax.tree.map(jnp.copy, state), placed)
+        return made(state, jnp.zeros(devices, jnp.int32))
+
+    return update
+
+
+@pytest.mark.parametrize("devices", [2, slow(4)])
+def test_shards_tune_as_one_device_tunes(devices):
+    """The gradient runs through the mean of all shards' gradients, and is averaged itself."""
+    agent = make(meta_learning_rate=0.1)
+    mesh, config = make_mesh(find_devices(1)), AnakinConfig(16, T, 1)
+    state = init_state(agent, WALK, mesh, config, jax.random.key(0))
+    for _ in range(5):
+        state, _ = chunk(agent, 1)(state)
+    (one, one_metrics), (many, many_metrics) = (chunk(agent, n)(state) for n in (1, devices))
+    one, many, before = jax.device_get((one.learner, many.learner, state.learner))
+    assert (np.abs(one.shared["meta"].discount - before.shared["meta"].discount) > 1e-3).all()
+    moments = [meta_gradient(x) for x in (many, one)]
+    close(*moments, atol=1e-4 * float(optax.tree.norm(moments[1])), rtol=1e-3)
+    close(many.shared["meta"], one.shared["meta"], atol=1e-4)
+    close(many.shared["params"], one.shared["params"], atol=1e-5)
+    close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
+
+
+def test_with_one_head_it_begins_as_impala():
+    """The metaparameters begin at the objective's own settings: same loss, same gradient."""
+    settings = {"lambda_": 0.9, "entropy_cost": 0.5, "value_cost": 0.7, "max_gradient_norm": 1e9}
+    agent = make(heads=1, meta_learning_rate=0.0, **settings)
+    plain = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
+    state, trajectory = begin(agent)
+    same = LearnerState({n: state.shared[n] for n in ("params", "optimiser")})
+    after, metrics = learn(agent, state, trajectory)
+    expected, expected_metrics = learn(plain, same, trajectory)
+    close(gradient(after), gradient(expected), atol=1e-6)
+    close(after.shared["params"], expected.shared["params"], atol=1e-5)
+    close({name: metrics[name] for name in expected_metrics}, expected_metrics, atol=1e-6)
+    close(after.shared["meta"], state.shared["meta"])
+    close([metrics[f"meta_{n}"] for n in ("discount", "lambda", "value_cost")], [0.99, 0.9, 0.7])
+
+
+def test_metaparameters_move_and_stay_within_their_bounds():
+    agent = make(meta_learning_rate=0.5)
+    _, trajectory = begin(agent)
+    state, first = learn(agent, fresh(agent), trajectory)
+    bounds = {"policy_cost": 2.0, "value_cost": 1.0, "entropy_cost": 0.02}
+    names = [name for name in first if name.startswith("meta_") and "gradient" not in name]
+    assert len(names) == 7 * 3
+    for update in range(20):
+        state, metrics = learn(agent, state, trajectory)
+        for name in names:
+            bound = bounds.get(name.removeprefix("meta_").rstrip("_12"), 1.0)
+            assert 0 <= metrics[name] <= bound
+            # The trajectory was the first main policy's own: of its clips nothing leaked.
+            still = update == 0 and name in ("meta_alpha_rho", "meta_alpha_c")
+            assert (metrics[name] == first[name]) == still, name
+
+
+def test_only_the_main_head_acts():
+    """What the others would do changes nothing, though they learn."""
+    agent = make()
+    state, trajectory = begin(agent)
+    after, _ = learn(agent, state, trajectory)
+    auxiliary = [n for n in state.shared["params"]["shared"].heads if n[-1] in "12"]
+    assert len(auxiliary) == 4
+
+    def weights(params: Any) -> list[jax.Array]:
+        return [params["shared"].heads[name].weight for name in auxiliary]
+
+    old, new = weights(state.shared["params"]), weights(after.shared["params"])
+    assert all((a != b).any() for a, b in zip(old, new, strict=True))
+    silent = eqx.tree_at(weights, after.shared["params"], [1e3 * x for x in new])
+    timestep, keys = enter(agent).timestep, jax.random.split(jax.random.key(0), B)
+    for explore in (False, True):
+        acted = [
+            agent.act(p, (), timestep, keys, explore) for p in (silent, after.shared["params"])
+        ]
+        jax.tree.map(np.testing.assert_array_equal, *acted)
