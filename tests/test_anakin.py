@@ -1,7 +1,10 @@
 """The Anakin driver: one program, any number of devices, nothing non-finite ever applied."""
 
 import dataclasses
+import os
 import re
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +22,13 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
+from podracer.agents.taught import taught
+from podracer.agents.update_rule import Rule
 from podracer.anakin import AnakinConfig, anakin, check, make_chunk
 from podracer.driver import init_state
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
+from podracer.io.rules import write_rule
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
@@ -33,6 +39,16 @@ from podracer.types import ConfigError, Continuous, NonFiniteError
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
 REPLAY = Replay(16 * 40, batch_size=16, updates=2, warmup=16 * 16)
+
+
+def a_rule():
+    """The file of a rule that has learned nothing yet, the same for all processes of the tests."""
+    shape = Rule(units=8, embedding=4, predictions=4)
+    path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
+    write_rule(path, shape, shape.init(jax.random.key(0)), {})
+    return path
+
+
 AGENTS = {
     "q_lambda": QLambda(network=SMALL),
     "a2c": A2C(network=SMALL),
@@ -73,6 +89,7 @@ AGENTS = {
     "alphazero": AlphaZero(network=SMALL, simulations=4),
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalise_observations=True),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
+    "taught": taught(a_rule(), SMALL),
 }
 CONTINUOUS = ("sac", "td3")
 
