@@ -554,7 +554,7 @@ def lpg() -> Experiment:
     return Experiment(
         recipe="lpg",
         environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
-        agent=LPG(learning_rate=1e-3, rule=Rule(units=32)),
+        agent=LPG(learning_rate=1e-3, lifetime_groups=4, rule=Rule(units=32)),
         driver=AnakinConfig(512, 20, 50),
         frames=150_000_000,
         evaluations=0,
