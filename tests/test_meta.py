@@ -119,7 +119,8 @@ def test_clipping_is_that_of_optax_and_has_a_derivative_at_zero():
 
 
 def make(**fields: Any) -> Stacx:
-    return Stacx(**{"network": network(), "spec": WALK.spec, "learning_rate": 0.01} | fields)
+    defaults = {"network": network(), "spec": WALK.spec, "learning_rate": 0.01, "lambda_": 0.95}
+    return Stacx(**defaults | fields)
 
 
 def trained(agent: Stacx, updates: int = 5) -> tuple[LearnerState, Trajectory]:
