@@ -3,8 +3,10 @@
 Every learner has a world of its own and begins blank. Rules are files that `podracer rule` wrote;
 initial ones are as many, of the same shape, before any learning. Beside them A2C, its learning
 rate and its entropy cost the best of a grid in that very world, and no learning at all. The measure
-is the mean reward of a step, over learning and at its end. JSON lines go to `--out`;
-`--draw FILE.png` draws them.
+is the mean reward of a step, over learning and at its end.
+
+`--figure host`: whole runs under Sebulba, Catch served from the host and Atari Pong, of A2C and of
+learners under the rules. JSON lines go to `--out`; `--draw FILE.png` draws those of the figure.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ import numpy as np
 from harness import append
 from matplotlib.figure import Figure
 
-from podracer import envs
+import podracer
+from podracer import envs, recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.taught import taught
 from podracer.benchmark import machine
 from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
 from podracer.io.rules import read_rule, write_rule
+from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.rollout import ActorState, environment_keys, no_episodes, rollout
 from podracer.training import use_compilation_cache
@@ -129,20 +133,63 @@ def compare(world: str, options: argparse.Namespace) -> None:
             append(options.out, line)
 
 
-def draw(source: Path, target: Path) -> None:
-    """Reward over a life: interquartile mean over learners and rules, 95 % bootstrap."""
+def host(options: argparse.Namespace) -> None:
+    """Curves of whole runs under Sebulba; one seed with each rule, as many of A2C."""
+    pong = dataclasses.replace(recipes.pong_ppo(), frames=options.pong_frames, evaluations=1)
+    catch = dataclasses.replace(recipes.catch_a2c().under("sebulba"), frames=1_000_000)
+    for experiment, rate in ((catch, 2e-3), (pong, 5e-4)):
+        network = experiment.agent.network
+        for seed, file in enumerate(options.rules):
+            for name, agent in {
+                "A2C": A2C(learning_rate=rate, network=network),
+                "learned": taught(file, network, learning_rate=rate),
+                "initial": taught(_initial(file, seed), network, learning_rate=rate),
+            }.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    run = Path(folder) / "run"
+                    podracer.train(experiment, agent=agent, seed=seed, devices=1, run_dir=run)
+                    records = [r for r in read_metrics(run / "metrics.jsonl")
+                               if r.get("episode_return") is not None]  # fmt: skip
+                if not records:
+                    raise SystemExit(f"no episode of {experiment.environment} ended: more frames")
+                line = {
+                    "benchmark": "lpg-host",
+                    "world": experiment.environment,
+                    "agent": f"{name} {seed}",
+                    "steps": [r["frames"] for r in records],
+                    "curve": [[r["episode_return"] for r in records]],
+                    "evaluation": records[-1].get("evaluation_return"),
+                    "seconds": records[-1]["seconds"],
+                    **machine(),
+                }
+                print(
+                    f"{experiment.environment:12} {name:8} seed {seed}: return "
+                    f"{records[0]['episode_return']:.2f} to {records[-1]['episode_return']:.2f}, "
+                    f"evaluation {line['evaluation']}, {line['seconds']:.0f} s",
+                    flush=True,
+                )
+                if options.out:
+                    append(options.out, line)
+
+
+def draw(source: Path, target: Path, benchmark: str) -> None:
+    """Curves by world: interquartile mean over learners and rules, 95 % bootstrap."""
     worlds: Any = defaultdict(lambda: defaultdict(list))
     for line in map(json.loads, source.read_text().splitlines()):
-        agent = line["agent"].rstrip(" 0123456789")
-        worlds[line["world"]][agent].append((line["steps"], np.asarray(line["curve"])))
+        if line["benchmark"] == benchmark:
+            agent = line["agent"].rstrip(" 0123456789")
+            worlds[line["world"]][agent].append((line["steps"], np.asarray(line["curve"])))
     columns = 4
     rows = -(-len(worlds) // columns)
     figure = Figure((3.2 * columns, 2.5 * rows), layout="constrained")
     for i, (world, agents) in enumerate(worlds.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
         for color, (agent, found) in zip(COLORS, agents.items(), strict=False):
-            curves = np.concatenate([curve for _, curve in found])
-            steps = found[0][0] * (np.arange(curves.shape[1]) + 1) / curves.shape[1]
+            least = min(curve.shape[1] for _, curve in found)
+            curves = np.concatenate([curve[:, :least] for _, curve in found])
+            steps = np.asarray(found[0][0])[..., :least]
+            if not steps.ndim:  # of a whole life, in equal parts
+                steps = steps * (np.arange(least) + 1) / least
             low, high = bootstrap_interval(curves)
             axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
             axes.plot(steps, interquartile_mean(curves), color=color, label=agent)
@@ -151,12 +198,13 @@ def draw(source: Path, target: Path) -> None:
         axes.ticklabel_format(axis="x", scilimits=(0, 0))
     figure.axes[0].legend(frameon=False, fontsize=8)
     figure.supxlabel("environment steps of one learner", fontsize=10)
-    figure.supylabel("reward of a step", fontsize=10)
+    figure.supylabel("reward of a step" if benchmark == "lpg" else "episode return", fontsize=10)
     figure.savefig(target, dpi=150)
 
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--figure", choices=("transfer", "host"), default="transfer")
     made.add_argument("--rules", type=Path, nargs="*", default=[])
     made.add_argument("--world", nargs="+", default=[f"worlds:{world}" for world in WORLDS])
     made.add_argument("--lives", type=int, default=8)
@@ -164,14 +212,18 @@ def main() -> None:
     made.add_argument("--rollout", type=int, default=20)
     made.add_argument("--updates", type=int, default=1000)
     made.add_argument("--rate", type=float, default=1e-3, help="of taught networks")
+    made.add_argument("--pong-frames", type=int, default=150_000)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path)
     made.add_argument("--draw", type=Path)
     options = made.parse_args()
     if options.draw:
-        draw(options.out, options.draw)
+        draw(options.out, options.draw, "lpg-host" if options.figure == "host" else "lpg")
         return
     use_compilation_cache()
+    if options.figure == "host":
+        host(options)
+        return
     for world in options.world:
         compare(world, options)
 
