@@ -84,9 +84,11 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     network: Any = Table() if tabular else NETWORK
     rate = {} if tabular else {"learning_rate": options.rate}
     made: dict[str, Any] = {}
-    for i, file in enumerate(options.rules):
+    for i, file in enumerate(options.rules, options.first_rule):
         made[f"learned {i}"] = taught(file, network, **rate)
         made[f"initial {i}"] = taught(_initial(file, i), network, **rate)
+    if options.only_rules:
+        return made
     made["no learning"] = A2C(learning_rate=0.0, network=network)
     for rate, entropy in itertools.product(RATES[tabular], ENTROPIES):
         made[f"A2C:{rate:g}, {entropy:g}"] = A2C(
@@ -206,6 +208,8 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--figure", choices=("transfer", "host"), default="transfer")
     made.add_argument("--rules", type=Path, nargs="*", default=[])
+    made.add_argument("--first-rule", type=int, default=0, help="the number of the first of them")
+    made.add_argument("--only-rules", action="store_true")
     made.add_argument("--world", nargs="+", default=[f"worlds:{world}" for world in WORLDS])
     made.add_argument("--lives", type=int, default=8)
     made.add_argument("--envs", type=int, default=64)
