@@ -80,7 +80,7 @@ def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
 def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     """Agents by name; those of one name before a colon are alternatives, the best one counts."""
     env = envs.make(world)
-    tabular = getattr(env.spec.observation, "values", None) is not None
+    tabular = not isinstance(env.spec.observation, dict) and bool(env.spec.observation.values)
     network: Any = Table() if tabular else NETWORK
     rate = {} if tabular else {"learning_rate": options.rate}
     made: dict[str, Any] = {}

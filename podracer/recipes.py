@@ -556,7 +556,7 @@ def lpg() -> Experiment:
         environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
         agent=LPG(learning_rate=1e-3, lifetime_groups=4, rule=Rule(units=32)),
         driver=AnakinConfig(512, 20, 50),
-        frames=150_000_000,
+        frames=60_000_000,
         evaluations=0,
     )
 

@@ -101,14 +101,14 @@ def objective(agent, parts, rule):
     data, advantages = jax.tree.map(
         lambda x: x[0], in_order(jax.tree.map(lambda x: x[:, None], (now, gains)))
     )
-    return agent._objective(learners, aux, data, advantages, whole.astype(jnp.float32))[0]
+    return agent._objective(learners, aux, data, advantages, whole.astype(jnp.float32))
 
 
 def test_the_gradient_is_that_of_two_updates_written_out(key):
     agent, rule, parts, _ = judged(key)
-    grads, shown, _ = jax.jit(agent._rule_grad)(rule, *parts)
+    grads, loss, _ = jax.jit(agent._rule_grad)(rule, *parts)
     value, want = jax.jit(jax.value_and_grad(partial(objective, agent, parts)))(rule)
-    np.testing.assert_allclose(shown["loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(loss, value, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
@@ -157,10 +157,12 @@ def test_a_life_that_ended_within_the_window_teaches_nothing(key):
 def test_rewards_are_told_by_world(key):
     agent, rule, parts, _ = judged(key)
     now, world = parts[2], parts[5]
-    totals, counts = agent._rule_grad(rule, *parts)[2]
-    rewards = np.asarray(now.valid * now.reward).mean((1, 2))
-    assert counts.tolist() == [3, 1]
-    np.testing.assert_allclose(totals, [rewards[world == 0].sum(), rewards[1]], rtol=1e-5)
+    totals, steps = agent._rule_grad(rule, *parts)[2]
+    counted, valid = np.asarray(parts[4]), np.asarray(now.valid, np.float32)
+    for kind in (0, 1):
+        lives = (np.asarray(world) == kind) & counted  # not those that ended on the way
+        want = (valid * np.asarray(now.reward))[lives].sum() / valid[lives].sum()
+        assert float(totals[kind] / steps[kind]) == pytest.approx(want, rel=1e-4)
 
 
 def test_the_backward_memory_is_that_of_a_plain_scan(key):
@@ -190,16 +192,29 @@ def test_the_backward_memory_is_that_of_a_plain_scan(key):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_behind_an_end_is_seen_from_before_it(key):
-    """A rule's targets until the end of an episode do not depend on the next one."""
+@pytest.mark.parametrize("end", ["terminal", "time-out"])
+def test_nothing_behind_an_end_is_seen_from_before_it(key, end):
+    """A rule's targets until the end of an episode do not depend on the next one, nor on the
+    action that a time-out ignores."""
     agent, rule, parts, window = judged(key)
     data = jax.tree.map(lambda x: x[0], window)
-    ended = dataclasses.replace(data, discount=data.discount.at[1].set(0.0))
-    later = dataclasses.replace(ended, reward=ended.reward.at[2:].add(5.0))
+    cut, discount = data.valid.at[:].set(True), data.discount.at[:].set(1.0)
+    if end == "terminal":
+        discount, after = discount.at[1].set(0.0), 2
+    else:
+        cut, after = cut.at[2].set(False), 2
+    one = dataclasses.replace(data, valid=cut, discount=discount)
+    two = dataclasses.replace(
+        one, reward=one.reward.at[after:].add(5.0), action=(one.action.at[after:].add(1)) % 3
+    )
     outputs = agent._learners.forward(parts[0]["params"], data)
-    one, two = (agent.rule.apply(rule, each, outputs, 0.9) for each in (ended, later))
-    assert np.array_equal(one.policy[:2], two.policy[:2])
-    assert not np.allclose(one.policy[2:], two.policy[2:])
+    later = outputs.prediction.at[after + (end == "time-out") :].add(1.0)
+    other = dataclasses.replace(outputs, prediction=later)
+    first = agent.rule.apply(rule, one, outputs, 0.9)
+    second = agent.rule.apply(rule, two, other, 0.9)
+    assert np.array_equal(first.policy[:2], second.policy[:2])
+    assert np.array_equal(first.prediction[:2], second.prediction[:2])
+    assert not np.allclose(first.policy[2:], second.policy[2:])
 
 
 # --- under Anakin --------------------------------------------------------------------------------
@@ -324,6 +339,9 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     spec = make(WORLDS).spec
     with pytest.raises(ConfigError, match="no multiple of 2"):
         check_agent(dataclasses.replace(SMALL, spec=spec), num_envs=3, length=T)
+    short = make("lifetimes:catch,envs=2,steps=23").spec
+    with pytest.raises(ConfigError, match="too short for 2 updates of 4: take steps=24"):
+        check_agent(dataclasses.replace(SMALL, spec=short), length=T)
     with pytest.raises(ConfigError, match="update_steps is 4, but a rollout has 7"):
         check_agent(dataclasses.replace(SMALL, spec=spec), length=7)
     memory = TorsoNetwork(MLP((4,)), memory="gru")

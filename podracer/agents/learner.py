@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents import update_rule
+from podracer.agents.actor_critic import allowed
 from podracer.agents.update_rule import Experience, Outputs, Rule
 from podracer.networks import Network
 from podracer.ops.distributions import Categorical
@@ -63,8 +64,8 @@ class Learners:
 
     def forward(self, params: Params, data: Experience) -> Outputs:
         """What each learner's network says of its own timesteps, `[T+1, B, n]`."""
-        made = _each(self.network, params, data)
-        return Outputs(made["policy"], made["prediction"])
+        made = each(self.network, params, data.observation, data.first)
+        return Outputs(allowed(data.observation, made["policy"]), made["prediction"])
 
     def teach(self, rule: Params, learners: PyTree, data: Experience) -> tuple[PyTree, Metrics]:
         """The learners after an update by the rule, and what regularises the rule, `[L]` each."""
@@ -89,7 +90,7 @@ class Learners:
         lives = jax.tree.leaves(critics["params"])[0].shape[0]
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            values = _each(self.critic, params, data)["value"][..., 0]
+            values = each(self.critic, params, data.observation, data.first)["value"][..., 0]
             fixed = jax.lax.stop_gradient(values)
             advantages = generalised_advantages(
                 fixed[:-1], fixed[1:], data.reward, self.discount * data.discount, data.valid,
@@ -116,11 +117,13 @@ class Learners:
         return _means(advantages * log_prob, lives), entropies(outputs, data, lives)
 
 
-def _each(network: Network, params: Params, data: Experience) -> dict[str, jax.Array]:
-    """The heads of L networks, each over its E environments, `[T+1, B, n]`."""
+def each(
+    network: Network, params: Params, observation: PyTree, first: jax.Array
+) -> dict[str, jax.Array]:
+    """The heads of L networks, each over its own environments among B, `[T, B, n]`."""
     lives = jax.tree.leaves(params)[0].shape[0]
     seen = jax.tree.map(
-        lambda x: x.reshape(x.shape[0], lives, -1, *x.shape[2:]), (data.observation, data.first)
+        lambda x: x.reshape(x.shape[0], lives, -1, *x.shape[2:]), (observation, first)
     )
 
     def one(params: Params, observation: PyTree, first: jax.Array) -> dict[str, jax.Array]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents import actor_critic, update_rule, value_based
-from podracer.agents.learner import Learners, by_life, empty, in_order
+from podracer.agents.learner import Learners, by_life, each, empty, in_order
 from podracer.agents.meta import meta_grad
 from podracer.agents.update_rule import Experience, Rule, experience
 from podracer.mesh import global_mean
@@ -85,7 +85,7 @@ class LPG:
             "rule": rule,
             "optimiser": self._rule_optimiser.init(rule),
             "stored": jnp.int32(0),
-            "shown": self._nothing_shown(),
+            "shown": dict.fromkeys(("loss", "gradient_norm", *self._reward_names), jnp.float32(0)),
         }
         local = {
             "learner": learner,
@@ -108,13 +108,10 @@ class LPG:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        lives = jax.tree.leaves(params)[0].shape[0]
-        seen, first = jax.tree.map(
-            lambda x: x.reshape(lives, 1, -1, *x.shape[1:]),
-            (timestep.observation["seen"], timestep.first),
-        )
-        outputs, _ = jax.vmap(self._learners.network.apply)(params, (), seen, first)
-        policy = Categorical(outputs["policy"].reshape(timestep.first.shape[0], -1))
+        seen = timestep.observation["seen"]
+        observation = jax.tree.map(lambda x: x[None], seen)
+        outputs = each(self._learners.network, params, observation, timestep.first[None])
+        policy = Categorical(actor_critic.allowed(seen, outputs["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
@@ -137,7 +134,7 @@ class LPG:
             shared, (local["start"], local["window"], now, gains, whole, world),
         )  # fmt: skip
         slot = jnp.where(due, 0, shared["stored"])
-        learner, _ = learners.teach(shared["rule"], local["learner"], data)
+        learner, taught = learners.teach(shared["rule"], local["learner"], data)
         learner, critic = learners.reborn(born, (learner, critic), key)
         local = {
             "learner": learner,
@@ -147,7 +144,8 @@ class LPG:
             "life": life,
             "whole": jnp.where(due, ~born, whole),
         }
-        return LearnerState({**shared, "stored": slot + 1}, local), shared["shown"]
+        metrics = shared["shown"] | {name: jnp.mean(x) for name, x in taught.items()}
+        return LearnerState({**shared, "stored": slot + 1}, local), metrics
 
     # --- the rule --------------------------------------------------------------------------------
 
@@ -162,16 +160,16 @@ class LPG:
 
         shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        grads, shown, rewards = global_mean(jax.lax.scan(add, zeros, parts)[0], axis)
+        grads, loss, rewards = global_mean(jax.lax.scan(add, zeros, parts)[0], axis)
         updates, optimiser = self._rule_optimiser.update(grads, shared["optimiser"])
-        before = shared["shown"]
+        shown, before = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}, shared["shown"]
         for name, total, count in zip(self._reward_names, *rewards, strict=True):
             shown[name] = jnp.where(count > 0, total / jnp.maximum(count, 1e-8), before[name])
         return {
             **shared,
             "rule": optax.apply_updates(shared["rule"], updates),
             "optimiser": optimiser,
-            "shown": {**shown, "gradient_norm": optax.tree.norm(grads)},
+            "shown": shown,
         }
 
     def _rule_grad(
@@ -183,22 +181,23 @@ class LPG:
         gains: jax.Array,
         whole: jax.Array,
         world: jax.Array,
-    ) -> tuple[Params, Metrics, tuple[jax.Array, jax.Array]]:
-        """The rule's gradient on some lifetimes, metrics, and rewards and lifetimes by world."""
+    ) -> tuple[Params, jax.Array, list[jax.Array]]:
+        """The rule's gradient on some lifetimes, its loss, and rewards and steps by world."""
         data, advantages = jax.tree.map(
             lambda x: x[0], in_order(jax.tree.map(lambda x: x[:, None], (now, gains)))
         )
 
-        def objective(rule: Params, learner: PyTree, aux: Metrics) -> tuple[jax.Array, Metrics]:
-            return self._objective(learner, aux, data, advantages, whole.astype(jnp.float32))
+        def objective(rule: Params, learner: PyTree, aux: Metrics) -> tuple[jax.Array, jax.Array]:
+            loss = self._objective(learner, aux, data, advantages, whole.astype(jnp.float32))
+            return loss, loss
 
-        grads, (_, shown) = meta_grad(
+        grads, (_, loss) = meta_grad(
             self._learners.teach, objective, rule, start, in_order(window),
             recompute=self.recompute,
         )  # fmt: skip
-        kinds = jax.nn.one_hot(world, len(self._lifetimes.worlds))
-        rewards = jnp.mean(now.valid * now.reward, axis=(1, 2)) @ kinds, jnp.sum(kinds, axis=0)
-        return grads, shown, rewards
+        kinds = whole[:, None] * jax.nn.one_hot(world, len(self._lifetimes.worlds))
+        counted = (now.valid * now.reward, now.valid)
+        return grads, loss, [jnp.mean(x, axis=(1, 2)) @ kinds for x in counted]
 
     def _objective(
         self,
@@ -207,21 +206,20 @@ class LPG:
         data: Experience,
         advantages: jax.Array,
         weights: jax.Array,
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> jax.Array:
         """Policy gradient of the learners `[L]` after K updates, and the regularisers over these;
         `aux` leaves are `[K, L]`."""
         gains, last = self._learners.gain(learner, data, advantages)
         # Entropies are of the learners that the rule made, targets of what it said.
         made = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in last.items()}
-        shown = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **made}.items()}
-        loss = (
+        means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **made}.items()}
+        return (
             -jnp.mean(weights * gains)
-            - self.policy_entropy_cost * shown["policy_entropy"]
-            - self.prediction_entropy_cost * shown["prediction_entropy"]
-            + self.policy_target_cost * shown["policy_target"]
-            + self.prediction_target_cost * shown["prediction_target"]
+            - self.policy_entropy_cost * means["policy_entropy"]
+            - self.prediction_entropy_cost * means["prediction_entropy"]
+            + self.policy_target_cost * means["policy_target"]
+            + self.prediction_target_cost * means["prediction_target"]
         )
-        return loss, {"loss": loss, **shown}
 
     # --- lifetimes -------------------------------------------------------------------------------
 
@@ -248,18 +246,18 @@ class LPG:
             )
         return num_envs // envs
 
-    def _nothing_shown(self) -> dict[str, jax.Array]:
-        names = (
-            "loss", "policy_entropy", "prediction_entropy", "policy_target", "prediction_target",
-            "gradient_norm", *self._reward_names,
-        )  # fmt: skip
-        return {name: jnp.float32(0) for name in names}
-
     @property
     def _lifetimes(self) -> Lifetimes:
         spec = actor_critic.known(self.spec)
         if spec.lifetimes is None:
             raise ConfigError(f"LPG teaches learners in lifetimes: take lifetimes:{spec.name}.")
+        # Two windows: with less a birth falls into every one, and nothing is ever learned.
+        least = 2 * (self.inner_updates + 1) * self.update_steps
+        if spec.lifetimes.steps < least:
+            raise ConfigError(
+                f"lives of {spec.lifetimes.steps} steps are too short for {self.inner_updates} "
+                f"updates of {self.update_steps}: take steps={least} or more."
+            )
         return spec.lifetimes
 
     @property

@@ -97,8 +97,9 @@ class Rule:
         ], axis=-1)  # fmt: skip
         core = params["core"]
         pushed = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
-        # Nothing behind an end is seen from before it.
-        hidden: jax.Array = backward_lstm(pushed, core.weight_hh.T, ended | ~data.valid)
+        # Nothing behind an end is seen from before it: what led to a cut begins with no memory.
+        cut = jnp.concatenate([~data.valid[1:], jnp.zeros_like(data.valid[:1])])
+        hidden: jax.Array = backward_lstm(pushed, core.weight_hh.T, ended | cut)
         return Targets(
             _linear(params["policy"], hidden)[..., 0],
             jax.nn.softmax(_linear(params["prediction"], hidden)),

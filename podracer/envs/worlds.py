@@ -169,7 +169,9 @@ class Worlds:
         kind = (u[0] * len(self.kinds)).astype(jnp.int32)
         numbers, limit, things, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
         low, high = numbers.T
-        size, count, walls, length, good = (low + u[2:7] * (high - low + 1)).astype(jnp.int32)
+        # The product can round up to the number after the highest.
+        drawn = jnp.minimum(low + u[2:7] * (high - low + 1), high)
+        size, count, walls, length, good = drawn.astype(jnp.int32)
         low, high = things[..., 0], things[..., 1]
         u_things = u[7:].reshape(low.shape)
         chances = _log_uniform(u_things[:, 1:], low[:, 1:], high[:, 1:])
