@@ -26,7 +26,7 @@ from podracer.agent import Agent
 from podracer.agents.impala import Impala
 from podracer.agents.lpg import LPG
 from podracer.agents.update_rule import Rule
-from podracer.anakin import AnakinConfig, make_chunk
+from podracer.anakin import AnakinConfig, check, make_chunk
 from podracer.driver import TrainState, init_state
 from podracer.environment import Environment, HostEnvironments, action_struct
 from podracer.envs.served import Served
@@ -195,7 +195,12 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
 
 
 def bench_lpg(
-    lifetimes: Sequence[int], envs_per_lifetime: int, units: int, devices: int, repetitions: int
+    lifetimes: Sequence[int],
+    envs_per_lifetime: int,
+    units: int,
+    groups: int,
+    devices: int,
+    repetitions: int,
 ) -> Iterator[dict[str, Any]]:
     """Meta-training in all tabular worlds at growing numbers of lifetimes, as far as memory allows:
     steps per second, the share of the environments' alone, and the memory of one device."""
@@ -205,11 +210,13 @@ def bench_lpg(
         name = f"lifetimes:worlds:tabular+chains,envs={envs_per_lifetime},steps=30000"
         env = envs.make(name)
         assert not isinstance(env, HostEnvironments)
-        agent = LPG(rule=Rule(units=units), spec=env.spec)
+        agent = LPG(rule=Rule(units=units), lifetime_groups=groups, spec=env.spec)
         config = AnakinConfig(lives * envs_per_lifetime, agent.update_steps, 10)
+        check(agent, env, config, mesh.size)
         steps = config.steps_per_update * config.updates_per_chunk
         alone = dataclasses.replace(config, num_envs=config.num_envs // mesh.size)
-        about = {"benchmark": "lpg", **machine(), "lifetimes": lives, "units": units}
+        about = {"benchmark": "lpg", **machine(), "lifetimes": lives}
+        about |= {"units": units, "lifetime_groups": groups}
         try:
             program, state = training(agent, env, config, mesh)
             lowered = program.lower(state)  # type: ignore[attr-defined]

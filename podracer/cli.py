@@ -127,6 +127,8 @@ class Place:
 
     run_dir: Path | None = None
     """Where the run is kept; by default a new directory under runs/."""
+    rule: Path | None = None
+    """Teach the recipe's network by the update rule in this file, see `podracer rule`."""
     arch: Arch = "anakin"
     """The architecture. Its flags follow it: see `podracer train RECIPE --arch sebulba --help`."""
 

@@ -88,6 +88,8 @@ def _bench_lpg(arguments: Sequence[str]) -> int:
         """Environments that share a lifetime."""
         units: int = 256
         """Of the rule's memory."""
+        lifetime_groups: int = 4
+        """Differentiate so many groups of lifetimes one after another, as `lpg_paper` does."""
         devices: int = 0
         """How many devices; 0 for every one."""
         repetitions: int = 5
@@ -100,7 +102,12 @@ def _bench_lpg(arguments: Sequence[str]) -> int:
     from podracer.benchmark import bench_lpg, show_lpg
 
     for figures in bench_lpg(
-        parsed.lifetimes, parsed.envs_per_lifetime, parsed.units, parsed.devices, parsed.repetitions
+        parsed.lifetimes,
+        parsed.envs_per_lifetime,
+        parsed.units,
+        parsed.lifetime_groups,
+        parsed.devices,
+        parsed.repetitions,
     ):
         print(json.dumps(figures) if parsed.json else show_lpg(figures), flush=True)
     return 0

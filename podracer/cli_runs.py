@@ -6,16 +6,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from podracer.cli import RunPath, parse
 from podracer.tournament import is_tournament
-
-if TYPE_CHECKING:
-    from podracer.agent import Agent
-    from podracer.types import LearnerState, Params
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -35,6 +31,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     parsed = parse(Eval, "eval", arguments)
     import jax
 
+    from podracer.agent import policy_params
     from podracer.evaluate import make_evaluator
     from podracer.training import load_run, use_compilation_cache
 
@@ -42,7 +39,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     agent, env, state = load_run(parsed.run)
     key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
     greedy = make_evaluator(agent, env, _positive("--episodes", parsed.episodes))
-    result = greedy(_policy(agent, state.learner), key)
+    result = greedy(policy_params(agent, state.learner), key)
     figures = {
         "episodes": parsed.episodes,
         "return_mean": float(result.returns.mean()),
@@ -59,20 +56,6 @@ def evaluate(arguments: Sequence[str]) -> int:
         for name, value in figures.items():
             print(f"{name:12} {value:g}" if isinstance(value, float) else f"{name:12} {value}")
     return 0
-
-
-def _policy(agent: Agent, learner: LearnerState) -> Params:
-    """What acts in any environment. `ConfigError` where every environment has parameters of its
-    own, see `agent.acts_alike`."""
-    from podracer.types import ConfigError, LearnerState
-
-    try:
-        return agent.actor_params(LearnerState(learner.shared))
-    except (TypeError, KeyError, IndexError) as error:
-        raise ConfigError(
-            f"{type(agent).__name__} is no policy that could act elsewhere: `podracer rule` writes "
-            "what it learned."
-        ) from error
 
 
 def play(arguments: Sequence[str]) -> int:
@@ -96,6 +79,7 @@ def play(arguments: Sequence[str]) -> int:
     parsed = parse(Play, "play", arguments)
     import jax
 
+    from podracer.agent import policy_params
     from podracer.evaluate import record_frames
     from podracer.io.video import write_video
     from podracer.training import load_run, use_compilation_cache
@@ -106,7 +90,7 @@ def play(arguments: Sequence[str]) -> int:
     frames, returns = record_frames(
         agent,
         env,
-        _policy(agent, state.learner),
+        policy_params(agent, state.learner),
         key,
         episodes=_positive("--episodes", parsed.episodes),
         max_steps=_positive("--max-steps", parsed.max_steps),
@@ -194,6 +178,8 @@ def rule(arguments: Sequence[str]) -> int:
             f"{parsed.run} learned no update rule: its agent is {type(agent).__name__}."
         )
     out = parsed.out or parsed.run / "rule.npz"
+    if not out.parent.is_dir():
+        raise ConfigError(f"there is no directory {out.parent} to write {out.name} into.")
     about = {"environment": env.spec.name, "updates": int(state.update)}
     write_rule(out, agent.rule, state.learner.shared["rule"], about)
     print(f"{out}  use it: podracer train catch --rule {out}")

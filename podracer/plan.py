@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from podracer import anakin, envs, population, sebulba
-from podracer.agent import Agent, acts_alike
+from podracer.agent import Agent, check_policy, policy_params
 from podracer.driver import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments, check_environment
 from podracer.envs.served import Served
@@ -85,7 +85,8 @@ def make_plan(
     if isinstance(config, anakin.AnakinConfig):
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
-        _check_evaluations(experiment, agent)
+        if experiment.evaluations:
+            check_policy(agent, config.num_envs)
         split, mesh = None, make_mesh(devices)
         drive = partial(anakin.anakin, agent, env, mesh, config)
     else:
@@ -107,7 +108,7 @@ def make_plan(
         _checked_size(like, mesh),
         init=lambda: init_state(agent, kept, mesh, config, jax.random.key(experiment.seed)),
         drive=drive,
-        evaluate=lambda state: greedy(agent.actor_params(state.learner), state.key),
+        evaluate=lambda state: greedy(policy_params(agent, state.learner), state.key),
     )
 
 
@@ -124,6 +125,7 @@ def _population_plan(
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(agent, env, config, 1)
+    check_policy(agent, config.num_envs)
     mesh = population.population_mesh(devices, len(pods))
     like = population.abstract_states(agent, pods, env, mesh, config)
     episodes = experiment.evaluation_episodes
@@ -138,13 +140,6 @@ def _population_plan(
         drive=partial(population.population, agent, pods, env, mesh, config),
         evaluate=population.make_evaluator(agent, pods, env, mesh, episodes),
     )
-
-
-def _check_evaluations(experiment: Experiment, agent: Agent) -> None:
-    if experiment.evaluations and not acts_alike(agent, experiment.driver.num_envs):
-        raise ConfigError(
-            f"{type(agent).__name__} is no policy that could be evaluated: take --evaluations 0."
-        )
 
 
 def _on_device(env: Environment | HostEnvironments) -> Environment:

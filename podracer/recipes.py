@@ -637,7 +637,8 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 def taught_by(experiment: Experiment, file: str) -> Experiment:
     """The experiment with its agent's network taught by the rule of a file."""
     old = experiment.agent
-    agent = taught(file, old.network, discount=old.discount, learning_rate=old.learning_rate)
+    rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
+    agent = taught(file, old.network, discount=old.discount, **rate)
     driver = experiment.driver
     if isinstance(driver, AnakinConfig):
         driver = dataclasses.replace(driver, fused=False)

@@ -15,6 +15,7 @@ from test_anakin import collectives_by_computation, run, setup
 import podracer
 from podracer import recipes
 from podracer.agent import check_agent
+from podracer.agents import update_rule
 from podracer.agents.learner import by_life, in_order
 from podracer.agents.lpg import LPG
 from podracer.agents.taught import taught
@@ -26,7 +27,9 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.rules import read_rule, write_rule
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.ops.lstm import backward_lstm
+from podracer.population import Pod
 from podracer.sebulba import SebulbaConfig
+from podracer.tournament.config import Tournament
 from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, Lifetimes
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
@@ -48,7 +51,7 @@ SPEC = EnvironmentSpec(
 WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
 
 
-def judged(key, K=K):
+def judged(key):
     """Learners, and a window and a rollout of them with all that can happen in it."""
     agent = dataclasses.replace(SMALL, spec=SPEC)
     state = agent.init(key, LIVES * ENVS)
@@ -132,6 +135,96 @@ def test_the_gradient_equals_finite_differences(key):
         )
         slope = sum(jnp.sum(g * d) for g, d in zip(jax.tree.leaves(grads), step, strict=True))
         assert float(slope) == pytest.approx(float(ahead - behind) / 4e-3, rel=0.02, abs=2e-4)
+
+
+def rollout_of(key):
+    """A rollout `[T, B, ...]`, and what learners that prefer something say of it."""
+    agent, rule, parts, window = judged(key)
+    data = jax.tree.map(lambda x: x[0], window)
+    return agent, rule, parts, data, agent._learners.forward(parts[0]["params"], data)
+
+
+def log_softmax(x):
+    x = np.asarray(x, np.float64)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_learners_descend_on_the_formula(key):
+    agent, rule, _, data, outputs = rollout_of(key)
+    targets = agent.rule.apply(rule, data, outputs, 0.9)
+    log_pi, log_y = log_softmax(outputs.policy[:-1]), log_softmax(outputs.prediction[:-1])
+    chosen = np.take_along_axis(log_pi, np.asarray(data.action)[..., None], -1)[..., 0]
+    divergence = (np.exp(log_y) * (log_y - np.log(targets.prediction))).sum(-1)
+    want = data.valid * (0.5 * divergence - targets.policy * chosen)
+    got = update_rule.loss(outputs, targets, data, 0.5)
+    assert float(got) == pytest.approx(float(want.mean()), rel=1e-4)
+
+
+def test_learners_do_as_they_are_told(key):
+    """A positive target makes the action more likely, and predictions go towards theirs."""
+    _, _, _, data, outputs = rollout_of(key)
+    data = dataclasses.replace(data, valid=jnp.ones_like(data.valid))
+    towards = jnp.zeros_like(outputs.prediction[:-1]).at[..., 0].set(1.0)
+    targets = update_rule.Targets(jnp.ones_like(data.reward), towards)
+    grads = jax.grad(update_rule.loss)(outputs, targets, data, 0.5)
+    after = jax.tree.map(lambda x, g: x - g, outputs, grads)
+    for told, one, two in (
+        (np.asarray(data.action), outputs.policy, after.policy),
+        (np.zeros_like(data.action), outputs.prediction, after.prediction),
+    ):
+        before, later = (
+            np.take_along_axis(log_softmax(x[:-1]), told[..., None], -1) for x in (one, two)
+        )
+        assert (later > before).all()
+
+
+def test_a_judgement_is_that_of_generalised_advantages(key):
+    agent, _, _, data, _ = rollout_of(key)
+    _, critics = agent._learners.fresh(jax.random.split(key, LIVES))
+    values = jax.random.normal(key, (LIVES, STATES, 1))
+    critics = {**critics, "params": {"value": values}}
+    after, got = agent._learners.judge(critics, data)
+    state, B = np.asarray(data.observation), LIVES * ENVS
+    v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
+    want, ahead = np.zeros((T, B)), np.zeros(B)
+    for t in reversed(range(T)):
+        discount = 0.99 * np.asarray(data.discount[t])
+        delta = data.reward[t] + discount * v[t + 1] - v[t]
+        ahead = np.where(data.valid[t], delta + discount * 0.95 * ahead, 0.0)
+        want[t] = ahead
+    lives = want.reshape(T, LIVES, ENVS)
+    mean, deviation = lives.mean((0, 2), keepdims=True), lives.std((0, 2), keepdims=True)
+    scaled = ((lives - mean) / (deviation + 1e-3)).reshape(T, B) * np.asarray(data.valid)
+    np.testing.assert_allclose(got, scaled, rtol=1e-3, atol=1e-4)
+    # Values that were seen move towards their targets, whose distance is the advantage.
+    moved = np.asarray(after["params"]["value"] - values)[..., 0]
+    total = np.zeros((LIVES, STATES))
+    np.add.at(total, (np.arange(B) // ENVS, state[:-1]), want * np.asarray(data.valid))
+    assert (np.sign(moved[np.abs(total) > 1e-4]) == np.sign(total[np.abs(total) > 1e-4])).all()
+
+
+def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
+    """Each term of its objective with its sign and weight, of numbers made by hand."""
+    agent = dataclasses.replace(SMALL, spec=SPEC)
+
+    class Made:
+        def gain(self, learner, data, advantages):
+            return jnp.asarray([2.0, 5.0]), {
+                "policy_entropy": jnp.asarray([3.0, 9.0]),
+                "prediction_entropy": jnp.asarray([4.0, 9.0]),
+            }
+
+    aux = {
+        "policy_entropy": jnp.asarray([[7.0, 9.0], [1.0, 9.0]]),  # the first is not the rule's
+        "prediction_entropy": jnp.asarray([[7.0, 9.0], [2.0, 9.0]]),
+        "policy_target": jnp.asarray([[1.0, 9.0], [3.0, 9.0]]),
+        "prediction_target": jnp.asarray([[4.0, 9.0], [6.0, 9.0]]),
+    }
+    patched = type("Patched", (LPG,), {"_learners": property(lambda self: Made())})
+    agent = patched(**{f.name: getattr(agent, f.name) for f in dataclasses.fields(LPG)})
+    got = agent._objective((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
+    want = -2.0 - 0.05 * 2.0 - 1e-3 * 3.0 + 5e-3 * 2.0 + 1e-3 * 5.0
+    assert float(got) == pytest.approx(want / 2)
 
 
 @pytest.mark.parametrize("how", [{"recompute": True}, {"lifetime_groups": 2}])
@@ -330,6 +423,19 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
         assert all(map(np.array_equal, kept, jax.tree.leaves(params))), "the rule never changes"
 
 
+@pytest.mark.slow
+def test_a_rule_learns_to_teach(tmp_path):
+    """In chains, where only the first action counts: learners under the rule come to earn what
+    those under the one it began as do not."""
+    experiment = dataclasses.replace(
+        recipes.lpg(), environment="lifetimes:worlds:chain_short,envs=16,steps=1000"
+    )
+    podracer.train(experiment, run_dir=tmp_path / "run", frames=10_000_000)
+    rewards = [r["reward_chain_short"] for r in records(tmp_path / "run")]
+    assert abs(np.mean(rewards[1:4])) < 0.05
+    assert np.mean(rewards[-4:]) > 0.1, "0.2 is all that a step can earn"
+
+
 # --- what cannot be ------------------------------------------------------------------------------
 
 
@@ -348,11 +454,15 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     spec = make("lifetimes:catch,envs=2").spec
     with pytest.raises(ConfigError, match="no memory"):
         check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
-    with pytest.raises(ConfigError, match="take --evaluations 0"):
+    with pytest.raises(ConfigError, match="no policy that could act elsewhere"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "a", evaluations=1)
     driver = SebulbaConfig(LIVES * ENVS, T, 5)
-    with pytest.raises(ConfigError, match="take --arch anakin"):
+    with pytest.raises(ConfigError, match="no policy that could act elsewhere"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "b", driver=driver)
+    with pytest.raises(ConfigError, match="no policy that could act elsewhere"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "c", pods=(Pod(0), Pod(1)))
+    with pytest.raises(ConfigError, match="LPG has no policy"):
+        Tournament((EXPERIMENT,)).check()
     with pytest.raises(ConfigError, match="there is no rule at"):
         taught(tmp_path / "none.npz", Table())
 
@@ -374,3 +484,10 @@ def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
     assert (made.recipe, made.environment) == ("catch_taught", "catch")
     assert made.agent.network == recipes.catch().agent.network
     assert made.agent.rule == rule
+    assert made.agent.learning_rate == recipes.catch().agent.learning_rate
+    tables = recipes.taught_by(recipes.worlds_a2c(), str(path)).agent
+    assert (tables.learning_rate, tables.optimiser) == (40.0, "sgd")
+    assert taught(path, Table(), learning_rate=3.0).learning_rate == 3.0
+    planner = recipes.taught_by(recipes.catch_alphazero(), str(path))
+    with pytest.raises(ConfigError, match="shows its state"):
+        check_agent(dataclasses.replace(planner.agent, spec=make("model:catch").spec))

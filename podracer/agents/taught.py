@@ -102,7 +102,10 @@ class Taught:
         heads = update_rule.heads(
             value_based.discrete(self.spec).num_actions, self.rule.predictions
         )
-        return self.network.build(actor_critic.known(self.spec).observation, heads)
+        spec = actor_critic.known(self.spec)
+        if spec.model is not None:
+            raise ConfigError(f"a rule teaches from what is seen, and {spec.name} shows its state.")
+        return self.network.build(spec.observation, heads)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:
@@ -110,8 +113,9 @@ class Taught:
 
 
 def taught(file: str | Path, network: Table | TorsoNetwork, **settings: Any) -> Taught:
-    """The agent that a rule's file teaches; tables learn by plain descent, networks by Adam."""
+    """The agent that a rule's file teaches; unless `settings` say otherwise, tables learn by plain
+    descent as LPG's learners do, networks by Adam."""
     rule, _ = read_rule(file)
     if isinstance(network, Table):
-        settings |= {"learning_rate": 40.0, "optimiser": "sgd"}
-    return Taught(file=str(file), rule=rule, network=network, **settings)
+        settings = {"learning_rate": 40.0, "optimiser": "sgd"} | settings
+    return Taught(file=str(Path(file).resolve()), rule=rule, network=network, **settings)

@@ -73,6 +73,7 @@ class Lives:
             inner,
             name=f"lifetimes:{inner.name}",
             observation={"seen": inner.observation, "life": number, "world": number},
+            model=None,
             lifetimes=Lifetimes(self.envs, self.steps, worlds),
         )
 

@@ -260,8 +260,12 @@ def _discovered(run: Run) -> str:
         return ""
     from podracer.io.rule_pictures import discovered  # brings JAX in
     from podracer.training import load
+    from podracer.types import PodracerError
 
-    made, state = load(run.path)
+    try:
+        made, state = load(run.path)
+    except PodracerError:  # none was saved yet, or none can be trusted: the rest is worth showing
+        return ""
     return discovered(made.rule, state.shared["rule"], made.discount)  # type: ignore[attr-defined]
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, acts_alike, check_agent
+from podracer.agent import Agent, check_agent, check_policy
 from podracer.driver import STOP, Progress, TrainState, report
 from podracer.environment import HostEnvironments, ask
 from podracer.mesh import SHARDED, on_one_device, shardings
@@ -44,11 +44,7 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Spl
         )
     batch = rows // config.updates_per_batch
     check_agent(agent, num_envs=batch, length=config.rollout_length)
-    if not acts_alike(agent, batch):
-        raise ConfigError(
-            f"{type(agent).__name__} acts with other parameters in other environments, and actors "
-            "have one set of them: take --arch anakin."
-        )
+    check_policy(agent, batch)
 
 
 def sebulba(

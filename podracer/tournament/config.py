@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from podracer.agents.lpg import LPG
 from podracer.experiment import KINDS, Experiment, from_json, to_json
 from podracer.population import with_hyperparameters
 from podracer.ranges import Range
@@ -73,6 +74,8 @@ class Tournament:
             )
         for experiment in self.experiments:
             experiment.check()
+            if isinstance(experiment.agent, LPG):
+                raise ConfigError("pods compete by their policies' returns, and LPG has no policy.")
             if isinstance(self.rule, PopulationBased):
                 values = {bound.name: bound.low for bound in self.rule.bounds}
                 with_hyperparameters(experiment.agent, values)
