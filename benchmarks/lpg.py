@@ -49,7 +49,8 @@ ENTROPIES = (0.01, 0.1)
 
 def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Array) -> jax.Array:
     """Mean reward of a step in each rollout `[updates]` of one learner in one world."""
-    world_key, enter_key, act_key, step_key, init_key, learn_key = jax.random.split(key, 6)
+    world_key, enter_key, act_key, step_key, own_key = jax.random.split(key, 5)
+    init_key, learn_key = jax.random.split(own_key)
     enter = env.reset
     if hasattr(env, "draw"):
         enter = partial(env.enter, world=env.draw(world_key))
