@@ -2,7 +2,7 @@
 
 Parameters lead with the lifetimes L. Experience is that of a rollout, `[T, B, ...]` with B = L x E:
 each E environments, one after another, are those of one life.
-Source: Oh et al. 2020, sections 3 and 4.1 (arXiv 2007.08794).
+Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 """
 
 from __future__ import annotations

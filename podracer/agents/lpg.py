@@ -3,7 +3,7 @@
 Every group of environments has a learner of its own in a world of its own (`types.Lifetimes`). The
 rule updates the learner after each rollout. After K updates, the next rollout says how good they
 were: its policy gradient goes back through all K to the rule, which is what is trained.
-Source: Oh et al. 2020 (arXiv 2007.08794); settings as in Jackson et al. 2023 (arXiv 2310.02782).
+Source: Oh et al. 2020 (arXiv 2007.08794); hyperparameters of Jackson et al. 2023 (2310.02782).
 """
 
 from __future__ import annotations
