@@ -183,7 +183,7 @@ def draw(source: Path, target: Path, benchmark: str) -> None:
         if line["benchmark"] == benchmark:
             agent = line["agent"].rstrip(" 0123456789")
             worlds[line["world"]][agent].append((line["steps"], np.asarray(line["curve"])))
-    columns = 4
+    columns = min(3, len(worlds))
     rows = -(-len(worlds) // columns)
     figure = Figure((3.2 * columns, 2.5 * rows), layout="constrained")
     for i, (world, agents) in enumerate(worlds.items()):
@@ -191,12 +191,12 @@ def draw(source: Path, target: Path, benchmark: str) -> None:
         for color, (agent, found) in zip(COLORS, agents.items(), strict=False):
             least = min(curve.shape[1] for _, curve in found)
             curves = np.concatenate([curve[:, :least] for _, curve in found])
-            steps = np.asarray(found[0][0])[..., :least]
-            if not steps.ndim:  # of a whole life, in equal parts
-                steps = steps * (np.arange(least) + 1) / least
+            steps = found[0][0]
+            if isinstance(steps, int):  # of a whole life, in equal parts
+                steps = [steps * (i + 1) / least for i in range(least)]
             low, high = bootstrap_interval(curves)
-            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-            axes.plot(steps, interquartile_mean(curves), color=color, label=agent)
+            axes.fill_between(steps[:least], low, high, color=color, alpha=0.15, linewidth=0)
+            axes.plot(steps[:least], interquartile_mean(curves), color=color, label=agent)
         axes.set_title(world.removeprefix("worlds:"), fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.ticklabel_format(axis="x", scilimits=(0, 0))
