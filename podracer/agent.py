@@ -129,23 +129,24 @@ def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
             )
 
 
-def policy_params(agent: Agent, state: LearnerState) -> Params:
+def policy_params(agent: Agent, state: LearnerState, advice: str = "") -> Params:
     """What acts in any environment, also in others than those that the agent learns in. Raises
-    `ConfigError` where acting needs more than `shared`: each environment has its own."""
+    `ConfigError`, with advice, where acting needs more than `shared`: each environment has its own.
+    """
     try:
         return agent.actor_params(LearnerState(state.shared))
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         raise ConfigError(
-            f"{type(agent).__name__} is no policy that could act elsewhere: it learns an update "
-            "rule, which `podracer rule` writes."
+            f"{type(agent).__name__} is no policy that could act elsewhere: "
+            f"{advice or '`podracer rule` writes what it learned'}."
         ) from error
 
 
-def check_policy(agent: Agent, num_envs: int) -> None:
+def check_policy(agent: Agent, num_envs: int, advice: str) -> None:
     """`ConfigError` where `policy_params` would raise it, by abstract evaluation."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(lambda key: agent.init(key, num_envs), key)
-    jax.eval_shape(lambda state: policy_params(agent, state), state)
+    jax.eval_shape(lambda state: policy_params(agent, state, advice), state)
 
 
 def _trace(name: str, method: str, function: Any, *args: Any) -> Any:

@@ -284,10 +284,10 @@ def _list(arguments: Sequence[str]) -> int:
 
     what = parse(List, "list", arguments).what
     from podracer import envs, recipes
+    from podracer.experiment import AGENTS
 
-    agents = {type(make().agent) for make in recipes.RECIPES.values()}
     tables = {
-        "agents": [(kind.__name__, (kind.__doc__ or "").split("\n")[0]) for kind in agents],
+        "agents": [(kind.__name__, (kind.__doc__ or "").split("\n")[0]) for kind in AGENTS],
         "environments": [
             (name, about if status == "installed" else f"{about} [{status}]")
             for name, about, status in envs.names()

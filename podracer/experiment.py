@@ -188,12 +188,12 @@ def _check_finite(path: str, config: Any) -> None:
 # --- to a file and back --------------------------------------------------------------------------
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
-_AGENTS = (
+AGENTS = (
     A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Stacx, Taught,
 )  # fmt: skip
 _NETWORKS = (TorsoNetwork, Table, MLP, CNN, ResNet, Rule)
 _PARTS = (Pod, Hyperparameter, Replay, Mean, Atoms, Quantiles, *_NETWORKS)
-_KINDS = (Experiment, *_DRIVERS, *_AGENTS, *_PARTS)
+_KINDS = (Experiment, *_DRIVERS, *AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
 
 

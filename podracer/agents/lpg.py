@@ -41,9 +41,9 @@ from podracer.types import (
 
 @struct
 class LPG:
-    """A learner of update rules, discrete actions; `shared` holds the rule, `local` its learners.
+    """A learner of update rules for discrete actions.
 
-    Leaves of `local` lead with the lifetimes L, groups of environments.
+    `shared` holds the rule, `local` its learners, whose leaves lead with the lifetimes L.
     """
 
     learning_rate: float = 1e-4
