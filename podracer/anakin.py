@@ -36,6 +36,7 @@ from podracer.mesh import (
     REPLICATED,
     SHARDED,
     check_divisible,
+    fitting,
     global_grad,
     shardings,
 )
@@ -196,7 +197,7 @@ def anakin(
     """
     program = make_chunk(agent, env, mesh, config)
     yield from run_chunks(
-        lambda *args: program.lower(*args).compile(),  # type: ignore[attr-defined]
+        lambda *args: fitting(program.lower(*args).compile(), mesh),  # type: ignore[attr-defined]
         state,
         mesh,
         config,

@@ -6,8 +6,10 @@ the name of the mesh axis and do nothing more than their local work when it is N
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -74,6 +76,42 @@ def on_one_device(tree: PyTree) -> PyTree:
 def from_first_process(tree: PyTree) -> PyTree:
     """Arrays as the first process has them, so that all decide alike."""
     return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
+
+
+def free_bytes(device: Device) -> int | None:
+    """Memory that a device has left, None where it does not say."""
+    if device.platform == "cpu":
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+        return None
+    stats = device.memory_stats() or {}
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
+
+
+def readable(size: int) -> str:
+    """Bytes with a unit: `7.1 GiB`."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} B"
+
+
+def fitting(program: Any, mesh: Mesh) -> Any:
+    """A compiled program, if the memory that it needs besides its arguments is free; `ConfigError`
+    with the sizes, before anything runs, where it is not."""
+    analysis = program.memory_analysis()
+    device = mesh.local_devices[0]
+    sharing = len(mesh.local_devices) if device.platform == "cpu" else 1
+    free = free_bytes(device)
+    needed = getattr(analysis, "temp_size_in_bytes", 0)
+    if free is not None and needed * sharing > free:
+        raise ConfigError(
+            f"the program needs {readable(needed)} on each device beside its state, but "
+            f"{readable(free // sharing)} are free: take fewer environments, a shorter rollout or "
+            "more devices (LPG: more --lifetime-groups, or --recompute)."
+        )
+    return program
 
 
 def check_divisible(what: str, count: int, num_devices: int) -> None:

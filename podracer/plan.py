@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -25,7 +24,7 @@ from podracer.envs.served import Served
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiment import Experiment, to_json
 from podracer.io.rundir import read_limited
-from podracer.mesh import Device, find_devices, make_mesh
+from podracer.mesh import Device, find_devices, free_bytes, make_mesh, readable
 from podracer.nested import differences
 from podracer.types import ConfigError, EnvironmentSpec
 
@@ -163,7 +162,7 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
     needed, local = size(state), size(state.learner.local)
     device = mesh.local_devices[0]
     sharing = len(mesh.local_devices) if device.platform == "cpu" else 1
-    free = _free_bytes(device)
+    free = free_bytes(device)
     if free is not None and needed * sharing > free:
         raise ConfigError(
             f"the training state needs {readable(needed)} on each device, of which "
@@ -172,25 +171,6 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
             "environments or more devices."
         )
     return needed
-
-
-def _free_bytes(device: Device) -> int | None:
-    """Memory that a device has left, None where it does not say."""
-    if device.platform == "cpu":
-        with contextlib.suppress(OSError, StopIteration):
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-        return None
-    stats = device.memory_stats() or {}
-    return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
-
-
-def readable(size: int) -> str:
-    """Bytes with a unit: `7.1 GiB`."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size} B"
 
 
 def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:

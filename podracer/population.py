@@ -26,7 +26,7 @@ from podracer.driver import Progress, TrainState
 from podracer.environment import Environment
 from podracer.envs import nearest
 from podracer.evaluate import MAX_STEPS, Evaluation, greedy_episodes
-from podracer.mesh import POD, Device, make_mesh
+from podracer.mesh import POD, Device, fitting, make_mesh
 from podracer.types import ConfigError, Metrics
 
 PODS = PartitionSpec(POD)
@@ -139,7 +139,7 @@ def population(
     agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
 
     def compile(*args: Any) -> Callable[..., tuple[TrainState, Metrics]]:
-        return partial(program.lower(agents, *args).compile(), agents)
+        return partial(fitting(program.lower(agents, *args).compile(), mesh), agents)
 
     yield from anakin.run_chunks(
         compile,

@@ -22,7 +22,7 @@ from podracer.io.console import Console
 from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from podracer.mesh import make_mesh, wait_for_all_processes
+from podracer.mesh import make_mesh, readable, wait_for_all_processes
 from podracer.plan import (
     Plan,
     build,
@@ -31,7 +31,6 @@ from podracer.plan import (
     configuration,
     kept_environment,
     make_plan,
-    readable,
 )
 from podracer.types import ConfigError, LearnerState, PodracerError
 

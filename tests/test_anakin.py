@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer import mesh as mesh_module
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import td3
@@ -265,6 +266,15 @@ def test_no_reduction_can_overtake_another(name):
 
 def test_one_device_needs_no_collective():
     assert "all-reduce" not in compiled_text(devices=1)
+
+
+def test_a_program_that_would_not_fit_does_not_run(monkeypatch):
+    """What it needs beside its state is known once it is compiled."""
+    *parts, state = setup(AGENTS["a2c"])
+    monkeypatch.setattr(mesh_module, "free_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
+        run(*parts, state, 5)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_the_state_is_donated():
