@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from functools import partial
 
 import jax
@@ -51,9 +52,10 @@ SPEC = EnvironmentSpec(
 WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
 
 
-def judged(key):
+@functools.cache
+def judged():
     """Learners, and a window and a rollout of them with all that can happen in it."""
-    agent = dataclasses.replace(SMALL, spec=SPEC)
+    agent, key = dataclasses.replace(SMALL, spec=SPEC), jax.random.key(0)
     state = agent.init(key, LIVES * ENVS)
 
     def some(key, *lead):
@@ -84,10 +86,16 @@ def judged(key):
     return agent, state.shared["rule"], (start, kept, now, gains, whole, world), window
 
 
-def test_a_window_comes_back_in_order(key):
-    _, _, (_, kept, *_), window = judged(key)
+def test_a_window_comes_back_in_order():
+    _, _, (_, kept, *_), window = judged()
     for a, b in zip(jax.tree.leaves(in_order(kept)), jax.tree.leaves(window), strict=True):
         assert np.array_equal(a, b)
+
+
+@functools.cache
+def rule_grad():
+    """Compiled once for all tests."""
+    return jax.jit(judged()[0]._rule_grad)
 
 
 def objective(agent, parts, rule):
@@ -107,9 +115,9 @@ def objective(agent, parts, rule):
     return agent._objective(learners, aux, data, advantages, whole.astype(jnp.float32))
 
 
-def test_the_gradient_is_that_of_two_updates_written_out(key):
-    agent, rule, parts, _ = judged(key)
-    grads, loss, _ = jax.jit(agent._rule_grad)(rule, *parts)
+def test_the_gradient_is_that_of_two_updates_written_out():
+    agent, rule, parts, _ = judged()
+    grads, loss, _ = rule_grad()(rule, *parts)
     value, want = jax.jit(jax.value_and_grad(partial(objective, agent, parts)))(rule)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True):
@@ -118,8 +126,8 @@ def test_the_gradient_is_that_of_two_updates_written_out(key):
 
 def test_the_gradient_equals_finite_differences(key):
     """In random directions, every leaf of the rule moved at once."""
-    agent, rule, parts, _ = judged(key)
-    grads = jax.jit(agent._rule_grad)(rule, *parts)[0]
+    agent, rule, parts, _ = judged()
+    grads = rule_grad()(rule, *parts)[0]
     value = jax.jit(partial(objective, agent, parts))
     leaves, structure = jax.tree.flatten(rule)
     for seed in range(4):
@@ -137,9 +145,10 @@ def test_the_gradient_equals_finite_differences(key):
         assert float(slope) == pytest.approx(float(ahead - behind) / 4e-3, rel=0.02, abs=2e-4)
 
 
-def rollout_of(key):
+@functools.cache
+def rollout_of():
     """A rollout `[T, B, ...]`, and what learners that prefer something say of it."""
-    agent, rule, parts, window = judged(key)
+    agent, rule, parts, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
     return agent, rule, parts, data, agent._learners.forward(parts[0]["params"], data)
 
@@ -149,8 +158,8 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def test_learners_descend_on_the_formula(key):
-    agent, rule, _, data, outputs = rollout_of(key)
+def test_learners_descend_on_the_formula():
+    agent, rule, _, data, outputs = rollout_of()
     targets = agent.rule.apply(rule, data, outputs, 0.9)
     log_pi, log_y = log_softmax(outputs.policy[:-1]), log_softmax(outputs.prediction[:-1])
     chosen = np.take_along_axis(log_pi, np.asarray(data.action)[..., None], -1)[..., 0]
@@ -160,9 +169,9 @@ def test_learners_descend_on_the_formula(key):
     assert float(got) == pytest.approx(float(want.mean()), rel=1e-4)
 
 
-def test_learners_do_as_they_are_told(key):
+def test_learners_do_as_they_are_told():
     """A positive target makes the action more likely, and predictions go towards theirs."""
-    _, _, _, data, outputs = rollout_of(key)
+    _, _, _, data, outputs = rollout_of()
     data = dataclasses.replace(data, valid=jnp.ones_like(data.valid))
     towards = jnp.zeros_like(outputs.prediction[:-1]).at[..., 0].set(1.0)
     targets = update_rule.Targets(jnp.ones_like(data.reward), towards)
@@ -179,7 +188,7 @@ def test_learners_do_as_they_are_told(key):
 
 
 def test_a_judgement_is_that_of_generalised_advantages(key):
-    agent, _, _, data, _ = rollout_of(key)
+    agent, _, _, data, _ = rollout_of()
     _, critics = agent._learners.fresh(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
     critics = {**critics, "params": {"value": values}}
@@ -229,7 +238,7 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
 
 @pytest.mark.parametrize("how", [{"recompute": True}, {"lifetime_groups": 2}])
 def test_memory_is_traded_without_changing_the_gradient(key, how):
-    agent, _, parts, _ = judged(key)
+    agent, _, parts, _ = judged()
     parts = (*parts[:4], jnp.ones(LIVES, bool), parts[5])
     other = dataclasses.replace(agent, **how)
     shared = agent.init(key, LIVES * ENVS).shared
@@ -241,16 +250,16 @@ def test_memory_is_traded_without_changing_the_gradient(key, how):
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5)
 
 
-def test_a_life_that_ended_within_the_window_teaches_nothing(key):
-    agent, rule, parts, _ = judged(key)
+def test_a_life_that_ended_within_the_window_teaches_nothing():
+    _, rule, parts, _ = judged()
     none = (*parts[:4], jnp.zeros(LIVES, bool), parts[5])
-    assert all(not np.any(g) for g in jax.tree.leaves(agent._rule_grad(rule, *none)[0]))
+    assert all(not np.any(g) for g in jax.tree.leaves(rule_grad()(rule, *none)[0]))
 
 
-def test_rewards_are_told_by_world(key):
-    agent, rule, parts, _ = judged(key)
+def test_rewards_are_told_by_world():
+    _, rule, parts, _ = judged()
     now, world = parts[2], parts[5]
-    totals, steps = agent._rule_grad(rule, *parts)[2]
+    totals, steps = rule_grad()(rule, *parts)[2]
     counted, valid = np.asarray(parts[4]), np.asarray(now.valid, np.float32)
     for kind in (0, 1):
         lives = (np.asarray(world) == kind) & counted  # not those that ended on the way
@@ -286,10 +295,10 @@ def test_the_backward_memory_is_that_of_a_plain_scan(key):
 
 
 @pytest.mark.parametrize("end", ["terminal", "time-out"])
-def test_nothing_behind_an_end_is_seen_from_before_it(key, end):
+def test_nothing_behind_an_end_is_seen_from_before_it(end):
     """A rule's targets until the end of an episode do not depend on the next one, nor on the
     action that a time-out ignores."""
-    agent, rule, parts, window = judged(key)
+    agent, rule, parts, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
     cut, discount = data.valid.at[:].set(True), data.discount.at[:].set(1.0)
     if end == "terminal":
@@ -363,6 +372,7 @@ def test_the_number_of_devices_changes_nothing(devices):
     assert np.array_equal(one.learner.local["life"], many.learner.local["life"])
 
 
+@pytest.mark.slow
 def test_no_reduction_of_its_program_can_overtake_another():
     agent, env, mesh, config, state = lpg(devices=2)
     request = jnp.zeros(2, jnp.int32)
