@@ -200,7 +200,8 @@ def learning(change: Any) -> Any:
         (broken(init=lambda *args: {}), r"Broken\.init must return a LearnerState, not dict"),
         (
             broken(init=lambda self, key, n: LearnerState((), jnp.zeros(n + 1))),
-            r"Broken\.init: local must lead with num_envs \(2\), but its shape is \(3,\)",
+            r"Broken\.init: local must lead with num_envs \(2\) or a number that divides it, "
+            r"but its shape is \(3,\)",
         ),
         (acting(lambda a, x, c: (1.0 * a, x, c)), r"Broken\.act must return actions int32\[2\]"),
         (acting(lambda a, x, c: (a[:1], x, c)), r"Broken\.act must return actions int32\[2\]"),

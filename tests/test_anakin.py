@@ -96,7 +96,7 @@ CONTINUOUS = ("sac", "td3")
 
 
 # One of each kind; the others are slow tests, where all that differs is their arithmetic.
-KINDS = ("a2c", "ppo", "rainbow", "sac")
+KINDS = ("a2c", "ppo")
 EVERY_AGENT = [
     pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in AGENTS
 ]
@@ -152,12 +152,7 @@ def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
 
 @pytest.mark.parametrize(
     "name",
-    ["ppo", "rainbow"]
-    + [
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in AGENTS
-        if name not in ("ppo", "rainbow")
-    ],
+    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
 )
 def test_going_on_from_a_state_equals_never_having_stopped(name):
     whole, _ = run(*setup(AGENTS[name], world(name)), 20)

@@ -106,6 +106,7 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     assert "shows no pictures" in error
 
 
+@pytest.mark.slow
 def test_bench_sebulba_measures_every_part():
     code, out, error = call(
         "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads", 1,

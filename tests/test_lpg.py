@@ -236,7 +236,9 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     assert float(got) == pytest.approx(want / 2)
 
 
-@pytest.mark.parametrize("how", [{"recompute": True}, {"lifetime_groups": 2}])
+@pytest.mark.parametrize(
+    "how", [{"lifetime_groups": 2}, pytest.param({"recompute": True}, marks=pytest.mark.slow)]
+)
 def test_memory_is_traded_without_changing_the_gradient(key, how):
     agent, _, parts, _ = judged()
     parts = (*parts[:4], jnp.ones(LIVES, bool), parts[5])
@@ -362,7 +364,8 @@ def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
     assert moved == [False, False, True, False, True, False]
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4])
 def test_the_number_of_devices_changes_nothing(devices):
     one, _ = run(*lpg(), 10)
     many, _ = run(*lpg(devices=devices), 10)
