@@ -219,7 +219,7 @@ def chunk(agent: Stacx, devices: int) -> Any:
     return update
 
 
-@pytest.mark.parametrize("devices", [2, slow(4)])
+@pytest.mark.parametrize("devices", [slow(2), slow(4)])
 def test_shards_tune_as_one_device_tunes(devices):
     """The gradient runs through the mean of all shards' gradients, and is averaged itself."""
     agent = make(meta_learning_rate=0.1)
