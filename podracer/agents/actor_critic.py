@@ -95,6 +95,21 @@ def act(
     return to_bounds(space, sample), extras, carry
 
 
+def act_with_log_prob(
+    network: Network,
+    space: Discrete | Continuous,
+    params: Params,
+    carry: Carry,
+    timestep: TimeStep,
+    keys: jax.Array,
+    explore: bool,
+) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
+    """The same for agents that learn off-policy: extras are the sample and its log-probability."""
+    action, extras, carry = act(network, space, params, carry, timestep, keys, explore)
+    log_prob = policy(space, extras["policy"]).log_prob(extras["sample"])
+    return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
+
+
 def final_value(network: Network, params: Params, trajectory: Trajectory) -> jax.Array:
     """The value of the final timestep, `[B]`."""
     final = trajectory.final

@@ -12,7 +12,6 @@ import optax
 from podracer.agents import actor_critic
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork
-from podracer.ops.distributions import policy as make_policy
 from podracer.ops.returns import vtrace
 from podracer.types import (
     Carry,
@@ -57,12 +56,9 @@ class Impala:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        action, extras, carry = actor_critic.act(
+        return actor_critic.act_with_log_prob(
             self._network, self._space, params, carry, timestep, keys, explore
         )
-        behaviour = make_policy(self._space, extras["policy"])
-        log_prob = behaviour.log_prob(extras["sample"])
-        return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

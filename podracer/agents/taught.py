@@ -56,12 +56,8 @@ class Taught:
         rule, numbers = read_rule(self.file)
         if rule != self.rule:
             raise ConfigError(f"{self.file} holds {rule}, but the agent was made for {self.rule}.")
-        params = self._network.init(key)
-        return LearnerState({
-            "params": params,
-            "optimiser": self._optimiser.init(params),
-            "rule": jax.tree.map(jnp.asarray, numbers),
-        })  # fmt: skip
+        shared = actor_critic.init(self._network, self._optimiser, key)
+        return LearnerState({**shared, "rule": jax.tree.map(jnp.asarray, numbers)})
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -86,11 +82,10 @@ class Taught:
             shared["params"], data, self.discount, self.prediction_cost,
         )  # fmt: skip
         grads = global_mean(grads, axis)
-        updates, optimiser = self._optimiser.update(grads, shared["optimiser"])
-        params = optax.apply_updates(shared["params"], updates)
+        state, metrics = actor_critic.apply_gradients(self._optimiser, state, grads)
         policy, valid = Categorical(outputs.policy[:-1]), data.valid
-        return LearnerState({**shared, "params": params, "optimiser": optimiser}), {
-            "gradient_norm": optax.tree.norm(grads),
+        return state, {
+            **metrics,
             "entropy": jnp.mean(valid * policy.entropy()),
             "prediction_entropy": jnp.mean(valid * Categorical(outputs.prediction[:-1]).entropy()),
             "policy_target": jnp.mean(valid * targets.policy),
