@@ -8,7 +8,7 @@ import pytest
 from child import call
 from PIL import Image
 
-from podracer.cli import COMMANDS, USAGE
+from podracer.cli import COMMANDS, USAGE, main
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +125,13 @@ def test_tune_names_the_fastest():
     assert "Fastest: podracer train cartpole_ppo --arch sebulba --num-envs" in out
 
 
+def check_mistake(code, said, message, directory):
+    assert code == 78, said
+    assert message in said
+    assert "Traceback" not in said
+    assert not (directory / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -133,22 +140,14 @@ def test_tune_names_the_fastest():
         (("train", "catch", "--frmaes", "10"), "--frames"),
         (("train", "catch", "--frames", "ten"), "ten"),
         (("train", "catch", "--frames", "-5"), "frames must be at least 1"),
-        (("train", "catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
         (("train", "catch", "--environment", "gymnax:Brakout"), "Brakout"),
         (("train", "catch", "--run-dir", "runs/../../.x"), "run name"),
         (("train", "catch", "--process-id", "0"), "together"),
         (("train", "catch_a2c", "--learning-rate", "nan"), "learning_rate"),
         (("train", "catch", "--environment", "gymnasium:CartPole-v1"), "take --arch sebulba"),
         (("train", "cartpole_sebulba", "--environment", "gymnasium:CartPoel-v1"), "CartPole-v1"),
-        (("train", "cartpole_sebulba", "--actors", "2"), "more than the one device"),
-        (
-            ("train", "cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"),
-            "fit",
-        ),
-        (("train", "cartpole_sebulba", "--num-envs", "31", "--threads", "2"), "take 30 or 32"),
         (("train", "cartpole_sebulba", "--lag", "-1"), "lag must be at least 0"),
         (("train", "catch", "--arch", "sebulba", "--fused"), "fused"),
-        (("train", "cartpole_dqn", "--capacity", "20000000000"), "GiB are free: take a smaller"),
         (("train", "memory_r2d2", "--rollout-length", "8"), "rollout_length must be 16 too"),
         (("train", "catch_alphazero", "--environment", "catch"), "--environment model:catch"),
         (("train", "atari_impala", "--game", "pnog"), "pong"),
@@ -160,13 +159,27 @@ def test_tune_names_the_fastest():
         (("list", "everything"), "everything"),
     ],
 )
-def test_mistakes_are_one_sentence_and_code_78(arguments, message, tmp_path, monkeypatch):
+def test_mistakes_are_one_sentence_and_code_78(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, out, error = call(*arguments)
-    assert code == 78, (out, error)
-    assert message in out + error
-    assert "Traceback" not in error
-    assert not (tmp_path / "runs").exists()
+    with pytest.raises(SystemExit) as leaving:
+        main(list(arguments))
+    check_mistake(leaving.value.code, "".join(capsys.readouterr()), message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
+        (("cartpole_sebulba", "--actors", "2"), "more than the one device"),
+        (("cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"), "fit"),
+        (("cartpole_sebulba", "--num-envs", "31", "--threads", "2"), "take 30 or 32"),
+        (("cartpole_dqn", "--capacity", "20000000000"), "GiB are free: take a smaller"),
+    ],
+)
+def test_mistakes_about_devices(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, error = call("train", *arguments)
+    check_mistake(code, out + error, message, tmp_path)
 
 
 def test_a_run_without_a_checkpoint_is_code_65(tmp_path, run):

@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.parametrize(
     ("name", "frames", "least"),
     [
-        ("own_agent", 204_800, 60.0),  # an untrained policy balances for 10 to 30 steps
+        ("own_agent", 307_200, 60.0),  # an untrained policy balances for 10 to 30 steps
         ("own_environment", 81_920, 0.9),  # one that walks at random earns less than 0.3
         ("own_network", 81_920, 150.0),
     ],

@@ -13,38 +13,27 @@ RUN = (
     "--hidden", 16, "--evaluations", 5, "--save-seconds", 0,
 )  # fmt: skip
 CHUNK = 16 * 8 * 20
-QUICK = (*RUN, "--frames", CHUNK * 60)
+QUICK = (*RUN, "--frames", CHUNK * 30)
 LONG = (*RUN, "--frames", CHUNK * 500)
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75}
 
 
-_twins = {}
-
-
-def twin(arguments, directory):
-    """Fingerprint and records of the same run when nothing happens to it."""
-    if arguments not in _twins:
-        code, _, error = call(*arguments, "--run-dir", directory / "twin")
-        assert code == 0, error
-        _twins[arguments] = fingerprint(directory / "twin"), records(directory / "twin")
-    return _twins[arguments]
-
-
-def interrupt_until_done(arguments, run, number, times, expected):
-    """Send a signal at random moments, resuming after each; at last run to the end.
+def interrupt_until_done(arguments, run, signals):
+    """Send these signals at random moments, resuming after each; at last run to the end.
 
     Returns how many signals fell into a save that was not sealed yet."""
-    dice = random.Random(times)
+    dice = random.Random(len(signals))
     mid_save = 0
     process = start(*arguments, "--run-dir", run)
-    for _ in range(times):
+    for number in signals:
         path = run / "metrics.jsonl"
         lines = path.read_bytes().count(b"\n") if path.exists() else 0
         wait_for_lines(process, run, lines + 1)
         time.sleep(dice.uniform(0, 0.3))
         process.send_signal(number)
         code, _, error = finish(process)
-        assert code == expected, error
+        assert code == CODES[number], error
         steps = (run / "checkpoints").glob("[0-9]*")
         mid_save += any(not (step / "manifest.json").exists() for step in steps)
         process = start("resume", run)
@@ -54,25 +43,23 @@ def interrupt_until_done(arguments, run, number, times, expected):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "times"), [(QUICK, 1), pytest.param(LONG, 20, marks=SLOW)], ids=["1", "20"]
+    ("arguments", "signals"),
+    [
+        (QUICK, (signal.SIGKILL, signal.SIGTERM)),
+        pytest.param(LONG, 20 * (signal.SIGKILL,), marks=SLOW),
+        pytest.param(LONG, 10 * (signal.SIGTERM,), marks=SLOW),
+    ],
+    ids=["both", "SIGKILL", "SIGTERM"],
 )
-def test_sigkill_and_resume_equal_an_uninterrupted_run(arguments, times, tmp_path, capsys):
-    run = tmp_path / "run"
-    mid_save = interrupt_until_done(arguments, run, signal.SIGKILL, times, -signal.SIGKILL)
-    assert (fingerprint(run), records(run)) == twin(arguments, tmp_path)
+def test_interrupted_and_resumed_equals_an_uninterrupted_run(arguments, signals, tmp_path, capsys):
+    """Killed, it goes on from what was saved; told to stop, it saves and exits with 75."""
+    run, twin = tmp_path / "run", tmp_path / "twin"
+    mid_save = interrupt_until_done(arguments, run, signals)
+    code, _, error = call(*arguments, "--run-dir", twin)
+    assert code == 0, error
+    assert (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
     with capsys.disabled():
-        print(f"\nSIGKILL: {times} of {times} bit-exact, {mid_save} of them during a save")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "times"), [(QUICK, 1), pytest.param(LONG, 10, marks=SLOW)], ids=["1", "10"]
-)
-def test_sigterm_saves_exits_75_and_loses_nothing(arguments, times, tmp_path, capsys):
-    run = tmp_path / "run"
-    interrupt_until_done(arguments, run, signal.SIGTERM, times, 75)
-    assert (fingerprint(run), records(run)) == twin(arguments, tmp_path)
-    with capsys.disabled():
-        print(f"\nSIGTERM: {times} of {times} saved and bit-exact")
+        print(f"\n{len(signals)} signals, all bit-exact, {mid_save} of them during a save")
 
 
 def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
@@ -141,4 +128,4 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
     code, _, error = call("resume", run)
     assert code == 0, error
     updates = [record["updates"] for record in records(run)]
-    assert updates == list(range(20, 1201, 20))
+    assert updates == list(range(20, 601, 20))

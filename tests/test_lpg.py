@@ -332,17 +332,20 @@ def lpg(devices=1):
     return setup(SMALL, WORLDS, devices=devices, **dataclasses.asdict(DRIVER))
 
 
-def states(parts, state, updates):
-    """The state after each update, as plain arrays."""
-    for progress in anakin(*parts, state, num_updates=updates, boundary=lambda updates: True):
-        yield jax.device_get(progress.state.learner)
+@functools.cache
+def learners():
+    """The learners' state at the beginning and after each of 25 updates, as plain arrays."""
+    *parts, state = lpg()
+    begin = jax.tree.map(np.array, state.learner)
+    progress = anakin(*parts, state, num_updates=25, boundary=lambda updates: True)
+    return [begin, *(jax.device_get(p.state.learner) for p in progress)]
 
 
 def test_lives_end_alone_and_learners_begin_anew():
     """After every update a learner whose life has just begun is blank, and others are not."""
-    *parts, state = lpg()
-    lives, blank, moved = np.array(state.learner.local["life"]), 0, np.zeros(0)
-    for learner in states(parts, state, 25):
+    begin, *updates = learners()
+    lives, blank, moved = begin.local["life"], 0, np.zeros(0)
+    for learner in updates:
         born = learner.local["life"] != lives
         lives = learner.local["life"]
         moved = learner.local["learner"]["params"]["policy"].any(axis=(1, 2))
@@ -355,9 +358,9 @@ def test_lives_end_alone_and_learners_begin_anew():
 
 
 def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
-    *parts, state = lpg()
-    moved, before = [], jax.device_get(state.learner.shared["rule"])
-    for learner in states(parts, state, 6):
+    begin, *updates = learners()
+    moved, before = [], begin.shared["rule"]
+    for learner in updates[:6]:
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(learner.shared["rule"]), strict=True)
         moved.append(any(not np.array_equal(a, b) for a, b in pairs))
         before = learner.shared["rule"]
@@ -423,17 +426,15 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared["rule"]), strict=True):
         assert np.array_equal(a, b)
 
-    small = TorsoNetwork(MLP((8,)))
-    agent = taught(whole / "rule.npz", small)
-    for driver in (AnakinConfig(8, 4, 5), SebulbaConfig(8, 4, 5, threads=1)):
-        other = Experiment("test", "catch", agent, driver, frames=320, evaluations=1, devices=1)
-        run_dir = tmp_path / type(driver).__name__
-        result = podracer.train(other, run_dir=run_dir, evaluation_episodes=4)
-        assert result.exit_code == 0
-        assert result.metrics["gradient_norm"] > 0
-        _, after = podracer.load(run_dir)
-        kept, _ = jax.tree.flatten(after.shared["rule"])
-        assert all(map(np.array_equal, kept, jax.tree.leaves(params))), "the rule never changes"
+    agent = taught(whole / "rule.npz", TorsoNetwork(MLP((8,))))
+    driver = SebulbaConfig(8, 4, 5, threads=1)
+    other = Experiment("test", "catch", agent, driver, frames=320, evaluations=1, devices=1)
+    result = podracer.train(other, run_dir=tmp_path / "taught", evaluation_episodes=4)
+    assert result.exit_code == 0
+    assert result.metrics["gradient_norm"] > 0
+    _, after = podracer.load(tmp_path / "taught")
+    kept = jax.tree.leaves(after.shared["rule"])
+    assert all(map(np.array_equal, kept, jax.tree.leaves(params))), "the rule never changes"
 
 
 @pytest.mark.slow

@@ -279,7 +279,8 @@ def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
     monkeypatch.setattr(MuZero, "_step", step)
     params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
     keys = jax.random.split(jax.random.key(0), B)
-    action, extras, _ = agent.act(params, (), timestep, keys, False)
+    act = jax.jit(agent.act, static_argnums=4)
+    action, extras, _ = act(params, (), timestep, keys, False)
     assert (np.asarray(action) == 2).all()
     assert (np.asarray(extras["policy"]).argmax(-1) == 2).all()
     np.testing.assert_allclose(extras["policy"].sum(-1), 1.0, rtol=1e-5)

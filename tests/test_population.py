@@ -98,6 +98,7 @@ def test_hyperparameters_reach_the_update():
     assert not np.allclose(leaves[1], leaves[2])
 
 
+@pytest.mark.slow
 def test_devices_share_the_pods_and_change_nothing():
     pods = [pod(i) for i in range(4)]
     one, _ = train(A2C(network=SMALL), pods, devices=1, updates=5)

@@ -159,7 +159,6 @@ FAST = (
     ("ppo", "timeout"),
     ("q_lambda", "timeout"),
     ("impala", "policy"),
-    ("stacx", "policy"),
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
     ("a2c", "continuous"),

@@ -81,10 +81,11 @@ def _nothing_left():
     [
         pytest.param(name, learners, marks=() if learners in fast else pytest.mark.slow)
         for name in AGENTS
-        for fast in [{"a2c": (1, 4), "ppo": (1, 4), "rainbow": (1,)}.get(name, ())]
+        for fast in [{"a2c": (1,), "ppo": (4,), "dqn": (1,)}.get(name, ())]
         for learners in (1, 2, 4)
     ],
 )
+@pytest.mark.usefixtures("optimised")
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""
     env = make(world(name))

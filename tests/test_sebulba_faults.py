@@ -651,8 +651,8 @@ def random_fault(number, made):
 
 @pytest.mark.parametrize(
     ("times", "first"),
-    [(30, 0), pytest.param(600, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
-    ids=["30", "600"],
+    [(10, 0), pytest.param(600, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    ids=["10", "600"],
 )
 def test_random_faults_end_clean(times, first, once, capsys):
     seconds = []

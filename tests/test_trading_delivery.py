@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return first, second, third
 
 
+@functools.cache
 def score(run: Path) -> float:
     return backtest(run).validation.figures["policy"].cumulative_return
 
