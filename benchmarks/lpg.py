@@ -6,7 +6,8 @@ rate and its entropy cost the best of a grid in that very world, and no learning
 is the mean reward of a step, over learning and at its end.
 
 `--figure host`: whole runs under Sebulba, Catch served from the host and Atari Pong, of A2C and of
-learners under the rules. JSON lines go to `--out`; `--draw FILE.png` draws those of the figure.
+learners under the rules. `--figure minatar`: the same under Anakin, in games of MinAtar.
+JSON lines go to `--out`; `--draw FILE.png` draws those of the figure.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ import podracer
 from podracer import envs, recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.taught import taught
+from podracer.anakin import AnakinConfig
 from podracer.benchmark import machine
+from podracer.experiment import Experiment
 from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
 from podracer.io.rules import read_rule, write_rule
 from podracer.io.sinks import read_metrics
@@ -136,14 +139,29 @@ def compare(world: str, options: argparse.Namespace) -> None:
             append(options.out, line)
 
 
-def host(options: argparse.Namespace) -> None:
-    """Curves of whole runs under Sebulba; one seed with each rule, as many of A2C; Pong, which is
-    slow, with the first rule only."""
+def experiments(options: argparse.Namespace) -> list[tuple[Experiment, float]]:
+    """What whole runs are of, with the learning rate of its networks."""
+    if options.figure == "minatar":
+        driver = AnakinConfig(64, 20, 100)
+        game = dataclasses.replace(
+            recipes.breakout_ppo(), driver=driver, frames=options.minatar_frames, evaluations=1
+        )
+        return [
+            (dataclasses.replace(game, environment=f"gymnax:{name}-MinAtar"), 5e-4)
+            for name in ("Breakout", "SpaceInvaders")
+        ]
     pong = dataclasses.replace(recipes.pong_ppo(), frames=options.pong_frames, evaluations=1)
     catch = dataclasses.replace(recipes.catch_a2c().under("sebulba"), frames=1_000_000)
-    for experiment, rate in ((catch, 2e-3), (pong, 5e-4)):
+    return [(catch, 2e-3), (pong, 5e-4)]
+
+
+def whole_runs(options: argparse.Namespace) -> None:
+    """Curves of runs as `podracer train` makes them; one seed with each rule, as many of A2C; Pong,
+    which is slow, with the first rule only."""
+    for experiment, rate in experiments(options):
         network = experiment.agent.network
-        for seed, file in enumerate(options.rules[: 1 if experiment is pong else None]):
+        slow = experiment.recipe == "pong_ppo"
+        for seed, file in enumerate(options.rules[: 1 if slow else None]):
             for name, agent in {
                 "A2C": A2C(learning_rate=rate, network=network),
                 "learned": taught(file, network, learning_rate=rate),
@@ -157,7 +175,7 @@ def host(options: argparse.Namespace) -> None:
                 if not records:
                     raise SystemExit(f"no episode of {experiment.environment} ended: more frames")
                 line = {
-                    "benchmark": "lpg-host",
+                    "benchmark": f"lpg-{options.figure}",
                     "world": experiment.environment,
                     "agent": f"{name} {seed}",
                     "steps": [r["frames"] for r in records],
@@ -208,7 +226,7 @@ def draw(source: Path, target: Path, benchmark: str) -> None:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--figure", choices=("transfer", "host"), default="transfer")
+    made.add_argument("--figure", choices=("transfer", "host", "minatar"), default="transfer")
     made.add_argument("--rules", type=Path, nargs="*", default=[])
     made.add_argument("--first-rule", type=int, default=0, help="the number of the first of them")
     made.add_argument("--only-rules", action="store_true")
@@ -219,16 +237,18 @@ def main() -> None:
     made.add_argument("--updates", type=int, default=1000)
     made.add_argument("--rate", type=float, default=1e-3, help="of taught networks")
     made.add_argument("--pong-frames", type=int, default=150_000)
+    made.add_argument("--minatar-frames", type=int, default=2_560_000)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path)
     made.add_argument("--draw", type=Path)
     options = made.parse_args()
     if options.draw:
-        draw(options.out, options.draw, "lpg-host" if options.figure == "host" else "lpg")
+        benchmark = "lpg" if options.figure == "transfer" else f"lpg-{options.figure}"
+        draw(options.out, options.draw, benchmark)
         return
     use_compilation_cache()
-    if options.figure == "host":
-        host(options)
+    if options.figure != "transfer":
+        whole_runs(options)
         return
     for world in options.world:
         compare(world, options)

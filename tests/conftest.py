@@ -2,7 +2,7 @@
 
 Nearly all the time of a cold run goes into compiling programs that then run for milliseconds.
 They are compiled with few optimisations, here and in the processes that tests start, which is
-2.5 times faster; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as users do.
+over twice as fast; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as users do.
 """
 
 import gc

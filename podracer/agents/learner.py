@@ -8,6 +8,7 @@ Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,8 +48,10 @@ class Learners:
                 {"params": values, "optimiser": self.critic_optimiser.init(values)},
             )
 
-        # One after another: orthogonal weights of many at once can wait for ever, see population.
-        return jax.lax.map(one, keys)
+        # On a CPU orthogonal weights of many at once can wait for ever, see population.
+        return jax.lax.platform_dependent(
+            keys, cpu=partial(jax.lax.map, one), default=jax.vmap(one)
+        )
 
     def reborn(self, born: jax.Array, old: PyTree, key: jax.Array) -> PyTree:
         """`old` with fresh ones where a new life began, bool `[L]`; what that costs is paid only
