@@ -48,6 +48,7 @@ WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))
 RATES = {True: (0.01, 0.03, 0.1, 0.3, 1.0), False: (3e-4, 1e-3, 3e-3)}  # with tables, without
 ENTROPIES = (0.01, 0.1)
+COLOR = dict(zip(("no learning", "A2C", "learned", "initial"), COLORS, strict=False))
 
 
 def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Array) -> jax.Array:
@@ -159,9 +160,11 @@ def whole_runs(options: argparse.Namespace) -> None:
     """Curves of runs as `podracer train` makes them; one seed with each rule, as many of A2C; Pong,
     which is slow, with the first rule only."""
     for experiment, rate in experiments(options):
+        if options.only and experiment.environment != options.only:
+            continue
         network = experiment.agent.network
         slow = experiment.recipe == "pong_ppo"
-        for seed, file in enumerate(options.rules[: 1 if slow else None]):
+        for seed, file in enumerate(options.rules[: 1 if slow else None], options.first_rule):
             for name, agent in {
                 "A2C": A2C(learning_rate=rate, network=network),
                 "learned": taught(file, network, learning_rate=rate),
@@ -206,7 +209,9 @@ def draw(source: Path, target: Path, benchmark: str) -> None:
     figure = Figure((3.2 * columns, 2.5 * rows), layout="constrained")
     for i, (world, agents) in enumerate(worlds.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
-        for color, (agent, found) in zip(COLORS, agents.items(), strict=False):
+        for agent, color in COLOR.items():
+            if not (found := agents[agent]):
+                continue
             least = min(curve.shape[1] for _, curve in found)
             curves = np.concatenate([curve[:, :least] for _, curve in found])
             steps = found[0][0]
@@ -236,6 +241,7 @@ def main() -> None:
     made.add_argument("--rollout", type=int, default=20)
     made.add_argument("--updates", type=int, default=1000)
     made.add_argument("--rate", type=float, default=1e-3, help="of taught networks")
+    made.add_argument("--only", help="the environment of whole runs, by default all")
     made.add_argument("--pong-frames", type=int, default=150_000)
     made.add_argument("--minatar-frames", type=int, default=2_560_000)
     made.add_argument("--seed", type=int, default=0)
