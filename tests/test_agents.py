@@ -274,7 +274,7 @@ def test_the_importance_ratio_is_one_on_policy(memory):
     close(learn(agent, state, trajectory)[1]["importance_ratio"], 1.0)
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", [slow(name) if name == "stacx" else name for name in AGENTS])
 def test_what_happens_at_a_time_out_teaches_nothing(name):
     """The action there is ignored and what follows is a reset: neither may matter."""
     agent = learner(name)

@@ -84,7 +84,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     )  # fmt: skip
     while not (run / "config.json").exists():
         time.sleep(0.05)
-    time.sleep(6)
+    time.sleep(4)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
@@ -110,7 +110,7 @@ def test_a_chunk_that_never_ends_is_noticed(tmp_path):
     run = tmp_path / "run"
     code, _, error = call(
         "train", "catch_a2c", "--run-dir", run, "--updates-per-chunk", 400_000,
-        "--frames", 10**10, "--evaluations", 0, "--stall-seconds", 8,
+        "--frames", 10**10, "--evaluations", 0, "--stall-seconds", 4,
     )  # fmt: skip
     assert code == 76
     assert "no progress" in error

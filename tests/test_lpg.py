@@ -236,9 +236,8 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     assert float(got) == pytest.approx(want / 2)
 
 
-@pytest.mark.parametrize(
-    "how", [{"lifetime_groups": 2}, pytest.param({"recompute": True}, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"lifetime_groups": 2}, {"recompute": True}])
 def test_memory_is_traded_without_changing_the_gradient(key, how):
     agent, _, parts, _ = judged()
     parts = (*parts[:4], jnp.ones(LIVES, bool), parts[5])

@@ -270,6 +270,7 @@ def test_metaparameters_move_and_stay_within_their_bounds():
             assert (metrics[name] == first[name]) == still, name
 
 
+@pytest.mark.slow
 def test_only_the_main_head_acts():
     """What the others would do changes nothing, though they learn."""
     agent = make()

@@ -158,7 +158,6 @@ FAST = (
     ("impala", "timeout"),
     ("ppo", "timeout"),
     ("q_lambda", "timeout"),
-    ("impala", "policy"),
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
     ("a2c", "continuous"),

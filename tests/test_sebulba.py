@@ -81,7 +81,7 @@ def _nothing_left():
     [
         pytest.param(name, learners, marks=() if learners in fast else pytest.mark.slow)
         for name in AGENTS
-        for fast in [{"a2c": (1,), "ppo": (4,), "dqn": (1,)}.get(name, ())]
+        for fast in [{"ppo": (4,), "dqn": (1,)}.get(name, ())]
         for learners in (1, 2, 4)
     ],
 )

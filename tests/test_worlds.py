@@ -438,6 +438,7 @@ def test_a_life_may_end_with_a_terminal() -> None:
     assert (balls[::2] != balls[1::2]).any()  # a group shares no start
 
 
+@pytest.mark.slow
 def test_the_same_lives_in_any_kind_of_batch() -> None:
     """Over two shards, and as one of two populations."""
     env, steps = make("lifetimes:worlds:small,envs=4,steps=9"), 30
