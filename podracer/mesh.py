@@ -78,12 +78,15 @@ def from_first_process(tree: PyTree) -> PyTree:
     return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
 
-def free_bytes(device: Device) -> int | None:
-    """Memory that a device has left, None where it does not say."""
+def free_bytes(mesh: Mesh) -> int | None:
+    """Memory that each device of a mesh has left, None where it does not say. The CPU devices of a
+    host share its memory."""
+    device = mesh.local_devices[0]
     if device.platform == "cpu":
         with contextlib.suppress(OSError, StopIteration):
             lines = Path("/proc/meminfo").read_text().splitlines()
-            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+            kib = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
+            return kib * 1024 // len(mesh.local_devices)
         return None
     stats = device.memory_stats() or {}
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
@@ -100,15 +103,12 @@ def readable(size: int) -> str:
 def fitting(program: Any, mesh: Mesh) -> Any:
     """A compiled program, if the memory that it needs besides its arguments is free; `ConfigError`
     with the sizes, before anything runs, where it is not."""
-    analysis = program.memory_analysis()
-    device = mesh.local_devices[0]
-    sharing = len(mesh.local_devices) if device.platform == "cpu" else 1
-    free = free_bytes(device)
-    needed = getattr(analysis, "temp_size_in_bytes", 0)
-    if free is not None and needed * sharing > free:
+    free = free_bytes(mesh)
+    needed = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
+    if free is not None and needed > free:
         raise ConfigError(
             f"the program needs {readable(needed)} on each device beside its state, but "
-            f"{readable(free // sharing)} are free: take fewer environments, a shorter rollout or "
+            f"{readable(free)} are free: take fewer environments, a shorter rollout or "
             "more devices (LPG: more --lifetime-groups, or --recompute)."
         )
     return program

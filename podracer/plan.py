@@ -160,14 +160,12 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
         )
 
     needed, local = size(state), size(state.learner.local)
-    device = mesh.local_devices[0]
-    sharing = len(mesh.local_devices) if device.platform == "cpu" else 1
-    free = free_bytes(device)
-    if free is not None and needed * sharing > free:
+    free = free_bytes(mesh)
+    if free is not None and needed > free:
         raise ConfigError(
             f"the training state needs {readable(needed)} on each device, of which "
             f"{readable(local)} belong to environments (a replay, for most agents), but "
-            f"{readable(free // sharing)} are free: take a smaller --capacity, fewer "
+            f"{readable(free)} are free: take a smaller --capacity, fewer "
             "environments or more devices."
         )
     return needed

@@ -18,7 +18,7 @@ CACHE = Path(tempfile.gettempdir()) / f"podracer-test-cache-{os.getuid()}"
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 QUICK = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0"
-if QUICK and jax.__version_info__ < (0, 11):  # later ones do not know the flag, nor need it
+if QUICK and jax.__version_info__ < (0, 11):  # later ones do not know the flag
     given = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{given} --xla_cpu_use_fusion_emitters=false".strip()
 

@@ -130,7 +130,7 @@ def test_two_runs_are_equal_to_the_bit(name):
     assert fingerprint(first) == fingerprint(second)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
     state, _ = run(*setup(AGENTS["a2c"], devices=devices), 50)
     for leaf in jax.tree.leaves(state.learner.shared):
@@ -139,7 +139,7 @@ def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
         assert all(np.array_equal(copies[0], copy) for copy in copies[1:])
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
     """One update moves every environment and the episode statistics exactly alike."""
     one, _ = run(*setup(AGENTS["a2c"], updates_per_chunk=1), 1)
@@ -263,7 +263,7 @@ def test_one_device_needs_no_collective():
 def test_a_program_that_would_not_fit_does_not_run(monkeypatch):
     """What it needs beside its state is known once it is compiled."""
     *parts, state = setup(AGENTS["a2c"])
-    monkeypatch.setattr(mesh_module, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(mesh_module, "free_bytes", lambda mesh: 1000)
     with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
         run(*parts, state, 5)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -372,7 +372,15 @@ def collect(agent, env, devices, num_updates=100):
 
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
-    ("where", "value"), [("reward", np.nan), ("reward", np.inf), ("observation", -np.inf)]
+    ("where", "value"),
+    [
+        ("reward", np.nan),
+        ("reward", np.inf),
+        ("observation", -np.inf),
+        pytest.param("reward", -np.inf, marks=pytest.mark.slow),
+        pytest.param("observation", np.nan, marks=pytest.mark.slow),
+        pytest.param("observation", np.inf, marks=pytest.mark.slow),
+    ],
 )
 def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
     message, seen = collect(AGENTS["a2c"], Poisoned(make("catch"), where, value), devices)

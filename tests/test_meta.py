@@ -140,7 +140,8 @@ def meta_gradient(state: LearnerState) -> Settings:
     return jax.tree.map(lambda x: 10 * x, means)
 
 
-@pytest.mark.parametrize("torso", [slow(LINEAR), slow(network())], ids=["linear", "tanh"])
+@pytest.mark.slow
+@pytest.mark.parametrize("torso", [LINEAR, network()], ids=["linear", "tanh"])
 def test_the_metaparameters_follow_the_outer_loss(torso):
     """Their gradient is that of IMPALA's loss, and of a divergence, at the new parameters, times
     how these move with each of them: by finite differences, where what was learnt from is of

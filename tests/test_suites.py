@@ -185,6 +185,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
     from podracer.agents.dqn import DQN
     from podracer.agents.muzero import MuZero
     from podracer.agents.q_lambda import QLambda
+    from podracer.agents.r2d2 import R2D2
     from podracer.replay import Replay
     from podracer.types import TimeStep
 
@@ -195,6 +196,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
         A2C(spec=spec),
         QLambda(spec=spec),
         DQN(spec=spec, replay=replay, epsilon=0.7, epsilon_frames=0),
+        R2D2(spec=spec, replay=replay, epsilon=0.9, ladder=0.0),
         MuZero(spec=spec, replay=replay, simulations=6),
     )
     mask = jax.random.bernoulli(jax.random.key(5), 0.4, (64, 5)).at[:, 2].set(True)
