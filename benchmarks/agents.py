@@ -27,13 +27,14 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
-from podracer.anakin import AnakinConfig
-from podracer.envs.served import Served
+from podracer.bench import sebulba as bench
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.envs.host.device import Served
 from podracer.mesh import find_devices
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.rollout import init_actor
-from podracer.sebulba import SebulbaConfig, bench
 from podracer.types import Continuous
 
 NETWORK = TorsoNetwork(MLP((64, 64)))

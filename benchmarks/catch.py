@@ -18,7 +18,7 @@ from harness import Contender, anakin, compare, here, make, parse, parser
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agents.q_lambda import QLambda
-from podracer.anakin import AnakinConfig
+from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.catch import Catch
 from podracer.mesh import find_devices, make_mesh
 
@@ -205,7 +205,7 @@ def main() -> None:
 
 def chunked(updates: int, devices: int, calls: int) -> Contender:
     """As many updates a repetition, in dispatches of more or fewer of them."""
-    from podracer.benchmark import training
+    from podracer.bench.anakin import training
 
     agent, env = make("catch", QLambda())
     config = AnakinConfig(BATCH * devices, LENGTH, updates, fused=True)

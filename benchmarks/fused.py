@@ -20,8 +20,8 @@ from harness import anakin, append, compare, make, parse, parser
 
 from podracer.agents.a2c import A2C
 from podracer.agents.q_lambda import QLambda
-from podracer.anakin import AnakinConfig
-from podracer.benchmark import training
+from podracer.bench.anakin import training
+from podracer.drivers.anakin import AnakinConfig
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 
 from podracer import envs, networks
-from podracer.anakin import AnakinConfig
-from podracer.benchmark import Lap, Program, machine, prepare, training
+from podracer.bench.anakin import Lap, Program, machine, prepare, training
+from podracer.drivers.anakin import AnakinConfig
 from podracer.mesh import find_devices, make_mesh
 from podracer.types import PyTree
 

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 import podracer
-from podracer import recipes
-from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.experiments import recipes
+from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
 
 RECIPES = (
     "catch_impala",

@@ -31,18 +31,19 @@ from harness import append
 from matplotlib.figure import Figure
 
 import podracer
-from podracer import envs, recipes
+from podracer import envs
 from podracer.agents.a2c import A2C
-from podracer.agents.taught import taught
-from podracer.anakin import AnakinConfig
-from podracer.benchmark import machine
-from podracer.experiment import Experiment
-from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
-from podracer.io.rules import read_rule, write_rule
+from podracer.agents.lpg.rule_file import read_rule, write_rule
+from podracer.agents.lpg.student import taught
+from podracer.bench.anakin import machine
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.training import use_compilation_cache
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
 from podracer.rollout import ActorState, environment_keys, no_episodes, rollout
-from podracer.training import use_compilation_cache
 
 WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))

@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from harness import append, compare, here, parse, parser
 
-from podracer import recipes
-from podracer.anakin import AnakinConfig
-from podracer.anakin import make_chunk as make_single
-from podracer.benchmark import Lap
+from podracer.bench.anakin import Lap
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.anakin import make_chunk as make_single
+from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack
 from podracer.envs import make
+from podracer.experiments import recipes
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
-from podracer.population import Pod, init_states, make_chunk, population_mesh, stack
 
 # Recipe, hidden units, environments of a pod, rollout, updates in a chunk
 CASES = (
@@ -73,7 +73,7 @@ def contenders(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) 
 def whole(count: int, pods: int, out: Path | None) -> None:
     """Seconds of `count` processes of one pod, and of one sweep over `pods`."""
     flags = ("cartpole_ppo", "--frames", "40960", "--evaluations", "1")
-    target = "from podracer.cli import main; main()"
+    target = "from podracer.cli.main import main; main()"
 
     def run(name: str, *arguments: str) -> None:
         command = [sys.executable, "-c", target, *arguments, "--run-dir", f"{folder}/{name}"]

@@ -34,17 +34,17 @@ from harness import (
     plain_convolutions,
 )
 
-from podracer import recipes
 from podracer.agents import ppo
 from podracer.agents.ppo import PPO
-from podracer.anakin import AnakinConfig
-from podracer.anakin import anakin as train
-from podracer.driver import init_state
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.anakin import anakin as train
+from podracer.drivers.common import init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import make_evaluator
+from podracer.experiments import recipes
+from podracer.experiments.plan import build
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.plan import build
 from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
 
 HERE = Path(__file__).parent

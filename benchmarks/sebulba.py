@@ -18,9 +18,10 @@ from harness import append, parse, parser
 
 from podracer import envs
 from podracer.agents.impala import Impala
+from podracer.bench import sebulba as bench
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.mesh import find_devices
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.sebulba import SebulbaConfig, bench
 from podracer.types import ConfigError
 
 SHALLOW = CNN((16, 32), (8, 4), (4, 2), (256,))  # IMPALA's

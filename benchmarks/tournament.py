@@ -20,11 +20,11 @@ import numpy as np
 from harness import append
 from matplotlib.figure import Figure
 
-from podracer import recipes
-from podracer.io.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.drivers.population import Hyperparameter, Pod
+from podracer.experiments import recipes
+from podracer.experiments.ranges import Range
 from podracer.io.signals import StopSignals
-from podracer.population import Hyperparameter, Pod
-from podracer.ranges import Range
+from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine

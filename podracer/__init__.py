@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from podracer.agent import Agent as Agent
     from podracer.agent import check_agent as check_agent
-    from podracer.anakin import AnakinConfig as AnakinConfig
+    from podracer.drivers.anakin import AnakinConfig as AnakinConfig
     from podracer.environment import Environment as Environment
     from podracer.environment import auto_reset as auto_reset
     from podracer.environment import check_environment as check_environment
     from podracer.environment import restart as restart
     from podracer.environment import transition as transition
-    from podracer.experiment import Experiment as Experiment
-    from podracer.training import Result as Result
-    from podracer.training import load as load
-    from podracer.training import train as train
+    from podracer.experiments.experiment import Experiment as Experiment
+    from podracer.experiments.training import Result as Result
+    from podracer.experiments.training import load as load
+    from podracer.experiments.training import train as train
     from podracer.types import Array as Array
     from podracer.types import ConfigError as ConfigError
     from podracer.types import Continuous as Continuous
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "agent": ("Agent", "check_agent"),
-    "anakin": ("AnakinConfig",),
+    "drivers.anakin": ("AnakinConfig",),
     "environment": (
         "Environment",
         "auto_reset",
@@ -44,8 +44,8 @@ _HOMES = {
         "restart",
         "transition",
     ),
-    "experiment": ("Experiment",),
-    "training": ("Result", "load", "train"),
+    "experiments.experiment": ("Experiment",),
+    "experiments.training": ("Result", "load", "train"),
     "types": (
         "Array",
         "ConfigError",

@@ -14,7 +14,12 @@ TIMINGS = ("seconds", "frames_per_second", "actor_idle", "learner_idle", "queue_
 
 
 def command(*arguments):
-    return [sys.executable, "-c", "from podracer.cli import main; main()", *map(str, arguments)]
+    return [
+        sys.executable,
+        "-c",
+        "from podracer.cli.main import main; main()",
+        *map(str, arguments),
+    ]
 
 
 def environment(**extra):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.layers import Linear, NoisyLinear
+from podracer.networks.layers import Linear, NoisyLinear
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.returns import n_step_returns, n_step_targets

@@ -15,14 +15,14 @@ import optax
 import pytest
 
 from podracer.agent import check_agent
-from podracer.agents import actor_critic
 from podracer.agents.a2c import A2C
+from podracer.agents.common import actor_critic
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
-from podracer.anakin import AnakinConfig, make_chunk
-from podracer.driver import TrainState, abstract_state, init_state
+from podracer.drivers.anakin import AnakinConfig, make_chunk
+from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork

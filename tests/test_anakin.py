@@ -17,19 +17,19 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
+from podracer.agents.lpg.rule import Rule
+from podracer.agents.lpg.rule_file import write_rule
+from podracer.agents.lpg.student import taught
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
-from podracer.agents.taught import taught
-from podracer.agents.update_rule import Rule
-from podracer.anakin import AnakinConfig, anakin, check, make_chunk
-from podracer.driver import init_state
+from podracer.drivers.anakin import AnakinConfig, anakin, check, make_chunk
+from podracer.drivers.common import init_state
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
-from podracer.io.rules import write_rule
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms

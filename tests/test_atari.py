@@ -18,8 +18,8 @@ import ale_py
 from ale_py import roms
 
 from podracer.environment import HostEnvironments
-from podracer.envs import atari
-from podracer.envs.atari import Atari, Games, impala, row_seeds, sticky
+from podracer.envs.host import atari
+from podracer.envs.host.atari import Atari, Games, impala, row_seeds, sticky
 from podracer.types import ConfigError, EnvironmentFault
 
 NATIVE = (210, 160)  # the emulator's own screen: nothing is resized

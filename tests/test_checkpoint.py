@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podracer.io import checkpoint, rundir
+from podracer.io import checkpoint
+from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import (
     Checkpointer,
     StorageError,

@@ -8,7 +8,7 @@ import pytest
 from child import call
 from PIL import Image
 
-from podracer.cli import COMMANDS, USAGE, main
+from podracer.cli.main import COMMANDS, USAGE, main
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from podracer import cli, cli_pods, recipes
+from podracer.cli import main as cli
+from podracer.cli import pods as cli_pods
+from podracer.experiments import recipes
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 yaml = pytest.importorskip("yaml")
@@ -225,6 +227,6 @@ def test_every_command_is_one_that_podracer_has(
     monkeypatch.setattr(cli, "_run", begin)
     monkeypatch.setattr(cli_pods, "run_tournament", begin)
     catch = recipes.find("catch")
-    monkeypatch.setattr("podracer.experiment.read_experiment", lambda directory: catch)
+    monkeypatch.setattr("podracer.experiments.experiment.read_experiment", lambda directory: catch)
     assert cli.COMMANDS[name](arguments) == 0
     assert begun

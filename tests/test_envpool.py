@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from podracer.environment import HostEnvironments
-from podracer.envs.atari import row_seeds
-from podracer.envs.envpool import EnvPool, envpool
+from podracer.envs.host.atari import row_seeds
+from podracer.envs.host.envpool import EnvPool, envpool
 from podracer.types import Array, ConfigError, Continuous, Discrete, EnvironmentFault
 
 library = pytest.importorskip("envpool")

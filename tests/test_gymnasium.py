@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from podracer import gym_worker
+from podracer.envs.host import gymnasium_worker as gym_worker
 
 GENEROUS = 60.0  # seconds; nothing here should come near it
 
 
-def library(name="envs.gymnasium"):
+def library(name="envs.host.gymnasium"):
     return importlib.import_module(f"podracer.{name}")
 
 
@@ -642,7 +642,7 @@ SCRIPT = """
             return np.ones(2, np.float32), 0.0, False, False, {}
 
     def main():
-        from podracer.envs.gymnasium import Gymnasium
+        from podracer.envs.host.gymnasium import Gymnasium
         batch = Gymnasium(Here).make(2, 2)
         batch.reset(0, np.arange(2), 0)
         print(*batch.pids, flush=True)

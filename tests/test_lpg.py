@@ -14,22 +14,22 @@ from child import records
 from test_anakin import collectives_by_computation, run, setup
 
 import podracer
-from podracer import recipes
 from podracer.agent import check_agent
-from podracer.agents import update_rule
-from podracer.agents.learner import by_life, in_order
-from podracer.agents.lpg import LPG
-from podracer.agents.taught import taught
-from podracer.agents.update_rule import Experience, Rule
-from podracer.anakin import AnakinConfig, anakin, make_chunk
+from podracer.agents.lpg import rule as update_rule
+from podracer.agents.lpg.agent import LPG
+from podracer.agents.lpg.rule import Experience, Rule
+from podracer.agents.lpg.rule_file import read_rule, write_rule
+from podracer.agents.lpg.student import taught
+from podracer.agents.lpg.students import by_life, in_order
+from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
+from podracer.drivers.population import Pod
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.envs import make
-from podracer.experiment import Experiment
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.rules import read_rule, write_rule
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.ops.lstm import backward_lstm
-from podracer.population import Pod
-from podracer.sebulba import SebulbaConfig
 from podracer.tournament.config import Tournament
 from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, Lifetimes
 
@@ -410,7 +410,7 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     assert stored_fingerprint(cut / "checkpoints") == stored_fingerprint(whole / "checkpoints")
     assert records(cut) == records(whole)
 
-    from podracer import cli
+    from podracer.cli import main as cli
 
     with pytest.raises(SystemExit) as leaving:
         cli.main(["rule", str(whole)])

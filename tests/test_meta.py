@@ -28,12 +28,12 @@ from test_agents import (
     slow,
 )
 
-from podracer.agents import actor_critic
+from podracer.agents.common import actor_critic
+from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.impala import Impala
-from podracer.agents.meta import clip_by_norm, meta_grad
 from podracer.agents.stacx import Settings, Stacx
-from podracer.anakin import AnakinConfig, make_chunk
-from podracer.driver import TrainState, abstract_state, init_state
+from podracer.drivers.anakin import AnakinConfig, make_chunk
+from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import LearnerState, Trajectory

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.layers import relu
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork
+from podracer.networks.layers import relu
 from podracer.ops.dense import dense
 from podracer.types import Array, ConfigError
 
@@ -325,6 +325,6 @@ def test_a_torso_sees_an_index_as_one_hot(key):
 
 
 def test_a_table_can_be_saved():
-    from podracer.experiment import from_json, to_json
+    from podracer.experiments.experiment import from_json, to_json
 
     assert from_json(to_json(Table())) == Table()

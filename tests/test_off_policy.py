@@ -11,7 +11,7 @@ import pytest
 from test_agents import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
 from podracer.agent import check_agent
-from podracer.agents import off_policy, value_based
+from podracer.agents.common import off_policy, value_based
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero

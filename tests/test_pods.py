@@ -19,16 +19,16 @@ import pytest
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
-from podracer.anakin import AnakinConfig
-from podracer.experiment import Experiment, from_json
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Hyperparameter, Pod
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.experiments.experiment import Experiment, from_json
+from podracer.experiments.plan import make_plan
 from podracer.io import checkpoint
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
-from podracer.plan import make_plan
-from podracer.population import Hyperparameter, Pod
 from podracer.replay import Replay
-from podracer.sebulba import SebulbaConfig
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from podracer.cli import main; main()", *arguments]
+    return [sys.executable, "-c", "from podracer.cli.main import main; main()", *arguments]
 
 
 def children(directory: Path) -> list[int]:

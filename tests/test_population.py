@@ -10,18 +10,11 @@ from child import records
 from test_anakin import AGENTS, world
 
 import podracer
-from podracer import sweep
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
-from podracer.anakin import AnakinConfig, anakin
-from podracer.driver import init_state
-from podracer.envs import make
-from podracer.experiment import Experiment, from_json, to_json
-from podracer.io.checkpoint import stored_fingerprint
-from podracer.io.report import write_report
-from podracer.mesh import make_mesh
-from podracer.networks import MLP, TorsoNetwork
-from podracer.population import (
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
+from podracer.drivers.population import (
     Hyperparameter,
     Pod,
     hyperparameters,
@@ -31,6 +24,13 @@ from podracer.population import (
     stack,
     with_hyperparameters,
 )
+from podracer.envs import make
+from podracer.experiments import sweep
+from podracer.experiments.experiment import Experiment, from_json, to_json
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.mesh import make_mesh
+from podracer.networks import MLP, TorsoNetwork
+from podracer.reports.run import write_report
 from podracer.types import ConfigError, NonFiniteError
 
 CONFIG = AnakinConfig(16, 8, 5)
@@ -189,7 +189,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
         podracer.load(run, pod=3)
 
     best = sweep.write_best(run)
-    winner = podracer.recipes.find(str(best))
+    winner = podracer.experiments.recipes.find(str(best))
     assert winner.pods == ()
     assert winner.agent.learning_rate == found[0].hyperparameters[0].value
     page = write_report([run], tmp_path / "report.html").read_text()

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.agents import actor_critic, continuous
 from podracer.agents.a2c import A2C
+from podracer.agents.common import actor_critic, continuous
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
@@ -25,8 +25,8 @@ from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
-from podracer.anakin import AnakinConfig, anakin
-from podracer.driver import init_state
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
 from podracer.envs import make
 from podracer.envs.probes import GAMMA, PROBES
 from podracer.mesh import find_devices, make_mesh

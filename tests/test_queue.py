@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.sebulba import queue as queue_module
-from podracer.sebulba import supervisor as supervisor_module
-from podracer.sebulba.queue import ClosableQueue, Closed
-from podracer.sebulba.supervisor import Stages, Supervisor
+from podracer.drivers.sebulba import queue as queue_module
+from podracer.drivers.sebulba import supervisor as supervisor_module
+from podracer.drivers.sebulba.queue import ClosableQueue, Closed
+from podracer.drivers.sebulba.supervisor import Stages, Supervisor
 
 PATIENCE = 60  # seconds, after which a wait counts as a hang
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from podracer import recipes
+from podracer.experiments import recipes
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import EngineLost, RayEngine
@@ -104,7 +104,13 @@ def tournament(**changes: Any) -> Tournament:
 def resumed(directory: Path, **environment: str) -> Iterator[Run]:
     """`podracer resume`, whose session ends with the test."""
     driver = subprocess.Popen(
-        [sys.executable, "-c", "from podracer.cli import main; main()", "resume", str(directory)],
+        [
+            sys.executable,
+            "-c",
+            "from podracer.cli.main import main; main()",
+            "resume",
+            str(directory),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -16,11 +16,11 @@ import pytest
 import scipy.stats
 from PIL import Image, ImageSequence
 
-from podracer.io.curves import Run, bootstrap_interval, interquartile_mean, running_mean
-from podracer.io.report import write_report
 from podracer.io.sinks import read_metrics
-from podracer.io.timeline import _stretches
-from podracer.io.video import write_video
+from podracer.reports.curves import Run, bootstrap_interval, interquartile_mean, running_mean
+from podracer.reports.run import write_report
+from podracer.reports.timeline import _stretches
+from podracer.reports.video import write_video
 from podracer.types import ConfigError, PodracerError
 
 HOSTILE = "<script>alert(1)</script> & {x} $y$"

@@ -15,22 +15,8 @@ import numpy as np
 import pytest
 
 from podracer.ops.returns import generalised_advantages, lambda_returns
-from podracer.rollout import (
-    ActorState,
-    Purpose,
-    environment_keys,
-    init_actor,
-    purpose_key,
-    rollout,
-)
-from podracer.types import (
-    Array,
-    Discrete,
-    EnvironmentSpec,
-    TimeStep,
-    Trajectory,
-    struct,
-)
+from podracer.rollout import ActorState, Purpose, environment_keys, init_actor, purpose_key, rollout
+from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, Trajectory, struct
 
 DISCOUNT = 0.9
 # (transitions, how it ends); environment b starts at episode b and goes round.

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podracer.io import rundir
-from podracer.io.rundir import RunLock, run_directory, write_crash, write_json
+from podracer.io import run_directory as rundir
+from podracer.io.run_directory import RunLock, run_directory, write_crash, write_json
 from podracer.types import CheckpointError, ConfigError
 
 # --- names ----------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_links_and_files_are_not_run_directories(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from podracer.io.rundir import RunLock
+from podracer.io.run_directory import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -12,21 +12,21 @@ from hosts import SPEC, CounterBatch, Counters, slow
 from test_anakin import AGENTS, EVERY_AGENT, collectives_by_computation, world
 
 from podracer.agents.impala import Impala
-from podracer.anakin import AnakinConfig, anakin
-from podracer.driver import init_state
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
+from podracer.drivers.sebulba import SebulbaConfig, check, sebulba, split_devices
+from podracer.drivers.sebulba.config import environment_indices
+from podracer.drivers.sebulba.driver import Team
+from podracer.drivers.sebulba.learner import abstract_on_mesh, make_update
+from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.drivers.sebulba.trajectory import Opening, blank, empty_slot, finish
 from podracer.envs import make
-from podracer.envs.served import Served
+from podracer.envs.host.device import Served
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import no_episodes
-from podracer.sebulba import SebulbaConfig, check, sebulba, split_devices
-from podracer.sebulba.config import environment_indices
-from podracer.sebulba.driver import Team
-from podracer.sebulba.learner import abstract_on_mesh, make_update
-from podracer.sebulba.slot import Opening, blank, empty_slot, finish
-from podracer.sebulba.supervisor import Supervisor
 from podracer.types import (
     Array,
     ConfigError,

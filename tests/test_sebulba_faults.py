@@ -21,21 +21,22 @@ import pytest
 from hosts import CounterBatch, Counters
 from test_sebulba import own_threads, setup
 
-from podracer import envs, plan
+from podracer import envs
 from podracer.agents.impala import Impala
-from podracer.driver import STOP
-from podracer.experiment import Experiment
+from podracer.drivers.common import STOP
+from podracer.drivers.sebulba import SebulbaConfig, sebulba
+from podracer.drivers.sebulba import actor as actor_module
+from podracer.drivers.sebulba import driver as driver_module
+from podracer.drivers.sebulba import supervisor as supervisor_module
+from podracer.drivers.sebulba.queue import ClosableQueue, Closed
+from podracer.drivers.sebulba.supervisor import Stages, Supervisor
+from podracer.drivers.sebulba.trajectory import Programs
+from podracer.experiments import plan
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.training import train
 from podracer.io import checkpoint
 from podracer.io.sinks import JsonlSink, TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
-from podracer.sebulba import SebulbaConfig, sebulba
-from podracer.sebulba import actor as actor_module
-from podracer.sebulba import driver as driver_module
-from podracer.sebulba import supervisor as supervisor_module
-from podracer.sebulba.queue import ClosableQueue, Closed
-from podracer.sebulba.slot import Programs
-from podracer.sebulba.supervisor import Stages, Supervisor
-from podracer.training import train
 from podracer.types import EnvironmentFault
 
 pytestmark = pytest.mark.timeout(120)  # what hangs fails

@@ -123,7 +123,7 @@ import dataclasses, hashlib, json, os, pathlib, sys, threading, time
 import numpy as np
 import podracer.envs
 from hosts import Counters
-from podracer import cli
+from podracer.cli import main as cli
 
 kind, *arguments = sys.argv[1:]
 indices = {}
@@ -149,7 +149,7 @@ def trouble(batch, timestep):
 podracer.envs.make = lambda name: Counters(trouble, at)
 
 if kind == "learner":
-    from podracer.sebulba import driver
+    from podracer.drivers.sebulba import driver
     on_mesh, calls = driver.on_mesh, []
     def failing(*args):
         calls.append(0)
@@ -160,7 +160,7 @@ if kind == "learner":
 
 if kind == "hosts":
     import jax
-    from podracer import training
+    from podracer.experiments import training
     train = training.train
     def told(*args, **options):
         result = train(*args, **options)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.ranges import Range
+from podracer.experiments.ranges import Range
 from podracer.tournament.events import (
     Absent,
     Entry,

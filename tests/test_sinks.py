@@ -16,7 +16,8 @@ import threading
 import numpy as np
 import pytest
 
-from podracer.io.console import (
+from podracer.io.sinks import JsonlSink, Sinks, TensorBoardSink, group, read_metrics
+from podracer.reports.console import (
     Console,
     clock,
     compact,
@@ -26,7 +27,6 @@ from podracer.io.console import (
     sparkline,
     summarise,
 )
-from podracer.io.sinks import JsonlSink, Sinks, TensorBoardSink, group, read_metrics
 from podracer.types import PodracerError
 
 
@@ -382,5 +382,5 @@ def test_numbers_for_people(function, value, text):
 
 
 def test_outputs_do_not_wait_for_jax():
-    code = "import sys, podracer.io.report; assert 'jax' not in sys.modules"
+    code = "import sys, podracer.reports.run; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

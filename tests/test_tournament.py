@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podracer import recipes
-from podracer.io.rundir import write_json
+from podracer.experiments import recipes
+from podracer.experiments.ranges import Range
+from podracer.io.run_directory import write_json
 from podracer.io.signals import StopSignals
-from podracer.ranges import Range
 from podracer.tournament import orchestrator, selection
 from podracer.tournament.config import Tournament, read_tournament
 from podracer.tournament.events import Submitted, history, lineage, replay

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from podracer import cli
-from podracer.io.course import Attempt, Course, read_course, varied
-from podracer.io.tournament_report import write_tournament_report
+from podracer.cli import main as cli
+from podracer.reports.tournament import write_tournament_report
+from podracer.reports.tournament_log import Attempt, Course, read_course, varied
 from podracer.tournament import leaderboard
 from podracer.tournament.events import Failed, Header, Stopped, Submitted
 from podracer.tournament.leaderboard import Leaderboard

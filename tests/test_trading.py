@@ -19,22 +19,22 @@ from hypothesis import strategies as st
 
 import podracer
 from podracer.agents.ppo import PPO
-from podracer.anakin import AnakinConfig
+from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import AutoReset, auto_reset, check_environment
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
-from podracer.experiment import Experiment
+from podracer.envs.trading.environment import Trading, backtest_environment, trade
+from podracer.envs.trading.indicators import features, turbulence
+from podracer.envs.trading.market import Market, Period, split
+from podracer.envs.trading.synthetic import best_wealth, synthetic, wave
+from podracer.experiments.experiment import Experiment
 from podracer.trading.baselines import (
     buy_and_hold,
     equal_weight,
     minimum_variance,
     minimum_variance_weights,
 )
-from podracer.trading.environment import Trading, backtest_environment, trade
-from podracer.trading.indicators import features, turbulence
-from podracer.trading.market import Market, Period, split
 from podracer.trading.metrics import performance
-from podracer.trading.synthetic import best_wealth, synthetic, wave
 from podracer.types import ConfigError
 
 STEPS = 120

@@ -15,20 +15,20 @@ import pytest
 
 import podracer
 from podracer.agents.ppo import PPO
-from podracer.anakin import AnakinConfig
-from podracer.cli import main
+from podracer.cli.main import main
+from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
 from podracer.envs import make
-from podracer.experiment import Experiment
+from podracer.envs.trading.environment import Trading, backtest_environment
+from podracer.envs.trading.market import Market, Period, split
+from podracer.envs.trading.synthetic import synthetic
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.plan import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.plan import check_same_environment
 from podracer.trading.backtest import POLICY, backtest, examine, roll
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
-from podracer.trading.environment import Trading, backtest_environment
-from podracer.trading.market import Market, Period, split
 from podracer.trading.metrics import performance
-from podracer.trading.synthetic import synthetic
 from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(

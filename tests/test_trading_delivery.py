@@ -16,15 +16,15 @@ import pytest
 
 import podracer
 from podracer.agents.ppo import PPO
-from podracer.anakin import AnakinConfig
-from podracer.cli import main
-from podracer.experiment import Experiment
+from podracer.cli.main import main
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.training import load_run
 from podracer.io.checkpoint import fingerprint
-from podracer.io.rundir import verify_seal
+from podracer.io.run_directory import verify_seal
 from podracer.trading import delivery
 from podracer.trading.backtest import backtest
 from podracer.trading.delivery import current, promote, rollback
-from podracer.training import load_run
 from podracer.types import CheckpointError, ConfigError
 
 MARKET = "trading:synthetic,tickers=3,bars=200"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.trading.bars import load
-from podracer.trading.indicators import (
+from podracer.envs.trading.bars import load
+from podracer.envs.trading.indicators import (
     FEATURES,
     deviation,
     directional_index,
@@ -23,8 +23,8 @@ from podracer.trading.indicators import (
     relative_strength,
     turbulence,
 )
-from podracer.trading.market import JUMP, Market, adjusted, check_jumps, split
-from podracer.trading.synthetic import best_wealth, synthetic, wave
+from podracer.envs.trading.market import JUMP, Market, adjusted, check_jumps, split
+from podracer.envs.trading.synthetic import best_wealth, synthetic, wave
 from podracer.types import ConfigError
 
 SMALL = synthetic(tickers=3, bars=12)

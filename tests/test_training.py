@@ -10,14 +10,14 @@ from child import records
 from test_anakin import AGENTS, world
 
 import podracer
-from podracer import recipes
 from podracer.agents.a2c import A2C
 from podracer.agents.ppo import PPO
-from podracer.anakin import AnakinConfig
-from podracer.experiment import Experiment, from_json, read_experiment, to_json
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment, from_json, read_experiment, to_json
+from podracer.experiments.training import DeviceError, load_run
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.training import DeviceError, load_run
 from podracer.types import ConfigError
 
 SMALL = TorsoNetwork(MLP((16,)))
@@ -130,7 +130,7 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
     def broken(*_, **__):
         raise jax.errors.JaxRuntimeError(text)
 
-    monkeypatch.setattr("podracer.anakin.anakin", broken)
+    monkeypatch.setattr("podracer.drivers.anakin.anakin", broken)
     with pytest.raises(DeviceError) as raised:
         podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
     assert raised.value.exit_code == 71

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer.agents import actor_critic, planning, value_based
+from podracer.agents.common import actor_critic, planning, value_based
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer.agents import actor_critic, off_policy, planning, value_based
+from podracer.agents.common import actor_critic, off_policy, planning, value_based
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Head, Network, TorsoNetwork, outputs
 from podracer.ops.returns import n_step_targets

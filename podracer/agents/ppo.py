@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents import actor_critic
+from podracer.agents.common import actor_critic
 from podracer.mesh import global_grad_in_blocks
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import policy

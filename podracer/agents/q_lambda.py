@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents import actor_critic
+from podracer.agents.common import actor_critic
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Head, Network, TorsoNetwork
 from podracer.ops.returns import lambda_returns

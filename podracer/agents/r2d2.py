@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents import actor_critic, off_policy, value_based
+from podracer.agents.common import actor_critic, off_policy, value_based
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.returns import n_step_targets

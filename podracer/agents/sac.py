@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents import continuous, off_policy
+from podracer.agents.common import continuous, off_policy
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork, outputs
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds

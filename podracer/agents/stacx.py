@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents import actor_critic
-from podracer.agents.meta import clip_by_norm, meta_grad
+from podracer.agents.common import actor_critic
+from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import Policy

@@ -14,16 +14,9 @@ from typing import Any
 import jax
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs import nearest
 from podracer.envs.arrays import box, cast, described, load, strong
-from podracer.types import (
-    ConfigError,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-)
+from podracer.io.names import nearest
+from podracer.types import ConfigError, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def gymnax(name: str, **params: Any) -> AutoReset:

@@ -11,16 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs import nearest
 from podracer.envs.arrays import described, load, strong
-from podracer.types import (
-    ACTION_MASK,
-    ConfigError,
-    Discrete,
-    EnvironmentSpec,
-    PyTree,
-    TimeStep,
-)
+from podracer.io.names import nearest
+from podracer.types import ACTION_MASK, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 # From a key, an observation [...] and a mask [A] of legal moves to an action.
 Opponent = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

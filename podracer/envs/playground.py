@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs import nearest
 from podracer.envs.arrays import box, described, load, strong
 from podracer.envs.brax import ClockedState
+from podracer.io.names import nearest
 from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep
 
 

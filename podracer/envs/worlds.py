@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart
-from podracer.envs import nearest
+from podracer.io.names import nearest
 from podracer.ops.random import random_words, unit
 from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep, struct
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs import nearest
 from podracer.envs.arrays import load, strong
+from podracer.io.names import nearest
 from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 

@@ -27,7 +27,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils  # no stable home yet
 
-from podracer.io.rundir import MANIFEST, encode_json, read_limited, seal, verify_seal, write_bytes
+from podracer.io.run_directory import (
+    MANIFEST,
+    encode_json,
+    read_limited,
+    seal,
+    verify_seal,
+    write_bytes,
+)
 from podracer.types import CheckpointError, PodracerError, PyTree
 
 Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or None]

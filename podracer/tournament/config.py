@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from podracer.agents.lpg import LPG
-from podracer.experiment import KINDS, Experiment, from_json, to_json
-from podracer.population import with_hyperparameters
-from podracer.ranges import Range
+from podracer.agents.lpg.agent import LPG
+from podracer.drivers.population import with_hyperparameters
+from podracer.experiments.experiment import KINDS, Experiment, from_json, to_json
+from podracer.experiments.ranges import Range
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.selection import RULES, PopulationBased, Rule

@@ -28,8 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from podracer.io.rundir import RunLock, fsync_directory
-from podracer.nested import differences
+from podracer.io.differences import differences
+from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.tournament import LOG
 from podracer.tournament.events import (
     EVENTS,

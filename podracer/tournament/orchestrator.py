@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from podracer.experiment import Experiment, from_json, to_json
-from podracer.io.rundir import read_limited
+from podracer.drivers.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
+from podracer.experiments.experiment import Experiment, from_json, to_json
+from podracer.io.run_directory import read_limited
 from podracer.io.signals import PREEMPTED, StopSignals
-from podracer.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament, seeded
 from podracer.tournament.engine import Engine, LocalEngine, RayEngine

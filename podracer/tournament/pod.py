@@ -30,14 +30,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import population
-from podracer.cli import act_at_once
-from podracer.driver import TrainState
-from podracer.experiment import KINDS, Experiment, from_json, to_json
+from podracer.drivers import population
+from podracer.drivers.common import TrainState
+from podracer.experiments.experiment import KINDS, Experiment, from_json, to_json
+from podracer.experiments.hosts import act_at_once
+from podracer.experiments.plan import Plan, make_plan
+from podracer.experiments.training import Totals, train, use_compilation_cache
 from podracer.io import checkpoint
-from podracer.io.rundir import MANIFEST, read_limited, write_json
-from podracer.plan import Plan, make_plan
-from podracer.training import Totals, train, use_compilation_cache
+from podracer.io.run_directory import MANIFEST, read_limited, write_json
 from podracer.types import CheckpointError, ConfigError, PyTree
 
 TASK, REPORT = "task.json", "report.json"

@@ -18,7 +18,7 @@ from typing import Annotated, get_args
 import numpy as np
 import tyro
 
-from podracer.ranges import Range
+from podracer.experiments.ranges import Range
 from podracer.tournament.events import Entry, State, ranking
 from podracer.types import ConfigError
 

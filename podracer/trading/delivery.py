@@ -20,12 +20,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from podracer.io.rundir import MANIFEST, RunLock, read_limited, seal, verify_seal, write_bytes
-from podracer.nested import differences
-from podracer.plan import check_same_environment
+from podracer.envs.trading.environment import Trading, backtest_environment
+from podracer.experiments.plan import check_same_environment
+from podracer.experiments.training import load_run
+from podracer.io.differences import differences
+from podracer.io.run_directory import (
+    MANIFEST,
+    RunLock,
+    read_limited,
+    seal,
+    verify_seal,
+    write_bytes,
+)
 from podracer.trading.backtest import dates, roll
-from podracer.trading.environment import Trading, backtest_environment
-from podracer.training import load_run
 from podracer.types import CheckpointError, ConfigError
 
 RECORD, CURRENT, CHECKPOINTS = "record.jsonl", "current", "checkpoints"

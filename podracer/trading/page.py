@@ -14,8 +14,8 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from podracer.io.curves import COLORS, dress, legend, picture
-from podracer.io.report import page, section, table, tiles
+from podracer.reports.curves import COLORS, dress, legend, picture
+from podracer.reports.run import page, section, table, tiles
 from podracer.trading.backtest import POLICY, Backtest, Outcome, dates
 
 COLUMNS = {

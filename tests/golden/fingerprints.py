@@ -89,7 +89,7 @@ def runs(directory: Path) -> dict[str, Callable[[], str]]:
 
 def short(recipe: str, updates: int) -> Any:
     """The recipe cut to a few updates in two chunks, on one device, evaluated once."""
-    from podracer import recipes
+    from podracer.experiments import recipes
 
     experiment = recipes.find(recipe)
     agent, driver = experiment.agent, experiment.driver
@@ -130,7 +130,7 @@ def trained(experiment: Any, devices: int = 1, **options: Any) -> str:
 def under_a_learned_rule(directory: Path) -> str:
     """A network updated by the rule that a short run of LPG learned."""
     import podracer
-    from podracer import recipes
+    from podracer.experiments import recipes
 
     run, rule = directory / "lpg", directory / "rule.npz"
     podracer.train(dataclasses.replace(short("lpg", 2), devices=1), run_dir=run)
@@ -163,7 +163,7 @@ def tournament(directory: Path) -> str:
 
 def command(arguments: Sequence[str]) -> None:
     """A command of the command line, in a process of its own."""
-    code = "import sys; from podracer.cli import main; main(sys.argv[1:])"
+    code = "import sys; from podracer.cli.main import main; main(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )

@@ -1,0 +1,1 @@
+"""Throughput of both architectures, and the search for the fastest settings."""

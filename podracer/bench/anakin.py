@@ -1,0 +1,297 @@
+"""How fast Anakin is, and where its time goes: environment alone, with acting, with learning.
+
+`podracer bench anakin` and the scripts in `benchmarks/` are made of these parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from podracer import envs
+from podracer.agent import Agent
+from podracer.agents.impala import Impala
+from podracer.agents.lpg.agent import LPG
+from podracer.agents.lpg.rule import Rule
+from podracer.bench import sebulba as bench
+from podracer.drivers.anakin import AnakinConfig, check, make_chunk
+from podracer.drivers.common import TrainState, init_state
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import Environment, HostEnvironments, action_struct
+from podracer.envs.host.device import Served
+from podracer.experiments import recipes
+from podracer.experiments.plan import build
+from podracer.experiments.training import use_compilation_cache
+from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
+from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
+from podracer.types import PyTree
+
+Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
+
+
+def machine() -> dict[str, Any]:
+    """What a figure must be read with."""
+    device = jax.devices()[0]
+    return {
+        "machine": f"{os.cpu_count()} x {_processor()}",
+        "device": f"{jax.device_count()} x {device.device_kind}",
+        "platform": device.platform,
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+        "podracer": importlib.metadata.version("podracer"),
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(x.split(":")[1].strip() for x in file if x.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that runs, `-dirty` if it was changed; None outside of one."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Lap:
+    """One warm repetition. The processor's seconds, of all threads, hardly feel a busy machine."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Callable[[], Lap]]:
+    """Compile seconds, and what runs a warm repetition of `calls` calls, each on the last's state.
+
+    `state` is consumed. The first call of all is left out of every repetition.
+    """
+    began = time.perf_counter()
+    compiled = program.lower(state).compile()  # type: ignore[attr-defined]
+    compile_seconds = time.perf_counter() - began
+    state = jax.block_until_ready(compiled(state))
+
+    def lap() -> Lap:
+        nonlocal state
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(calls):
+            # More than two programs in flight can starve virtual CPU devices of threads.
+            state = jax.block_until_ready(compiled(state))
+        return Lap(time.perf_counter() - began, time.process_time() - used)
+
+    return compile_seconds, lap
+
+
+def training(
+    agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh
+) -> tuple[Program, TrainState]:
+    """One chunk of the whole program, and its first state."""
+    chunk = make_chunk(agent, env, mesh, config)
+    state = init_state(agent, env, mesh, config, jax.random.key(0))
+    request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: TrainState) -> TrainState:
+        return chunk(state, request)[0]
+
+    return step, state
+
+
+def acting(
+    agent: Agent, env: Environment, config: AnakinConfig, *, act: bool
+) -> tuple[Program, PyTree]:
+    """The same for the environment with acting, or (`act=False`) alone, on one device."""
+    state = init_state(agent, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
+    params = agent.actor_params(state.learner)
+    want = action_struct(env.spec)
+    shape = (config.num_envs, *want.shape)
+
+    class Still:
+        """Acts without looking: a constant, so that only the environment costs anything."""
+
+        def act(self, params, carry, timestep, keys, explore):
+            return jnp.zeros(shape, want.dtype), (), carry
+
+    actor: Any = agent if act else Still()
+    indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
+    times = jnp.arange(config.rollout_length, dtype=jnp.uint32)
+
+    def body(carry: tuple[Any, jax.Array], _: None) -> tuple[tuple[Any, jax.Array], PyTree]:
+        state, start = carry
+        keys = [
+            environment_keys(purpose_key(jax.random.key(1), purpose), indices, start + times)
+            for purpose in (Purpose.ACT, Purpose.STEP)
+        ]
+        state, trajectory = rollout(actor, env, params, state, *keys)
+        # Everything that acting leaves is used, or the compiler would not compute it.
+        used = jax.tree.map(jnp.sum, (trajectory.after().reward, trajectory.steps.extras))
+        return (state, start + jnp.uint32(config.rollout_length)), used
+
+    @jax.jit
+    def step(carry: tuple[Any, jax.Array, PyTree]) -> tuple[Any, jax.Array, PyTree]:
+        (state, time), used = jax.lax.scan(body, carry[:2], length=config.updates_per_chunk)
+        return state, time, used
+
+    start = (state.actor, jnp.uint32(0))
+    used = jax.eval_shape(partial(jax.lax.scan, body, length=config.updates_per_chunk), start)[1]
+    return step, (*start, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), used))
+
+
+def measure(program: Program, state: PyTree, steps: int, repetitions: int) -> dict[str, float]:
+    """Steps per second (median over warm repetitions) of a program that does `steps` of them."""
+    compile_seconds, lap = prepare(program, state)
+    seconds = [lap().seconds for _ in range(repetitions)]
+    return {
+        "steps_per_second": steps / statistics.median(seconds),
+        "best": steps / min(seconds),
+        "worst": steps / max(seconds),
+        "compile_seconds": compile_seconds,
+        "repetitions": repetitions,
+    }
+
+
+def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[str, Any]:
+    """The Catch experiment of the published notebook, and the share of each of its parts."""
+    use_compilation_cache()
+    mesh = make_mesh(find_devices(devices))
+    experiment = recipes.catch()
+    agent, env = build(experiment)
+    assert isinstance(experiment.driver, AnakinConfig)
+    assert not isinstance(env, HostEnvironments)
+    config = dataclasses.replace(experiment.driver, num_envs=envs_per_device * mesh.size)
+    one = dataclasses.replace(config, num_envs=envs_per_device)
+    share = one.steps_per_update * one.updates_per_chunk
+    return {
+        "benchmark": "anakin",
+        **machine(),
+        "devices": mesh.size,
+        **dataclasses.asdict(config),
+        "environment": measure(*acting(agent, env, one, act=False), share, repetitions),
+        "environment_and_acting": measure(*acting(agent, env, one, act=True), share, repetitions),
+        "training": measure(*training(agent, env, config, mesh), share * mesh.size, repetitions),
+    }
+
+
+def bench_lpg(
+    lifetimes: Sequence[int],
+    envs_per_lifetime: int,
+    units: int,
+    groups: int,
+    devices: int,
+    repetitions: int,
+) -> Iterator[dict[str, Any]]:
+    """Meta-training in all tabular worlds at growing numbers of lifetimes, as far as memory allows:
+    steps per second, the share of the environments' alone, and the memory of one device."""
+    use_compilation_cache()
+    mesh = make_mesh(find_devices(devices))
+    for lives in lifetimes:
+        name = f"lifetimes:worlds:tabular+chains,envs={envs_per_lifetime},steps=30000"
+        env = envs.make(name)
+        assert not isinstance(env, HostEnvironments)
+        agent = LPG(rule=Rule(units=units), lifetime_groups=groups, spec=env.spec)
+        config = AnakinConfig(lives * envs_per_lifetime, agent.update_steps, 10)
+        check(agent, env, config, mesh.size)
+        steps = config.steps_per_update * config.updates_per_chunk
+        alone = dataclasses.replace(config, num_envs=config.num_envs // mesh.size)
+        about = {"benchmark": "lpg", **machine(), "lifetimes": lives}
+        about |= {"units": units, "lifetime_groups": groups}
+        try:
+            program, state = training(agent, env, config, mesh)
+            lowered = program.lower(state)  # type: ignore[attr-defined]
+            trained = measure(program, state, steps, repetitions)
+            memory = lowered.compile().memory_analysis()
+            yield {
+                **about,
+                "devices": mesh.size,
+                **dataclasses.asdict(config),
+                "state_bytes": memory.argument_size_in_bytes,
+                "temporary_bytes": memory.temp_size_in_bytes,
+                "environment": measure(
+                    *acting(agent, env, alone, act=False), steps // mesh.size, repetitions
+                ),
+                "training": trained,
+            }
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            yield {**about, "error": "out of memory"}
+            return
+
+
+def show_lpg(figures: dict[str, Any]) -> str:
+    """One size as a line."""
+    if "error" in figures:
+        return f"{figures['lifetimes']:>9,} lifetimes: {figures['error']}"
+    training, alone = (figures[part]["steps_per_second"] for part in ("training", "environment"))
+    share = training / alone / figures["devices"]
+    bytes_ = figures["state_bytes"] + figures["temporary_bytes"]
+    return (
+        f"{figures['lifetimes']:>9,} lifetimes {figures['num_envs']:>9,} environments "
+        f"{training:>12,.0f} steps/s  {share:6.1%} of the environments alone  "
+        f"{bytes_ / 2**30:7.2f} GiB  compiled in {figures['training']['compile_seconds']:.0f} s"
+    )
+
+
+def bench_sebulba(
+    environment: str,
+    config: SebulbaConfig,
+    *,
+    hidden: tuple[int, ...],
+    devices: int,
+    seconds: float,
+    repetitions: int,
+) -> dict[str, Any]:
+    """Host environments alone, with acting, and with IMPALA's learning, beside a plain loop."""
+    use_compilation_cache()
+    env = envs.make(environment)
+    env = env if isinstance(env, HostEnvironments) else Served(env)
+    pictures = len(getattr(env.spec.observation, "shape", ())) == 3
+    torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
+    agent = Impala(network=TorsoNetwork(torso))
+    what = bench.setting(agent, env, config, find_devices(devices))
+    figures = bench.compare(what, seconds, repetitions)
+    about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
+    return {**about, **machine(), **figures}
+
+
+def show(figures: dict[str, Any]) -> str:
+    """The figures as a short table."""
+    lines = [
+        f"Catch, greedy Q(λ): {figures['num_envs']} environments, T {figures['rollout_length']}, "
+        f"{figures['updates_per_chunk']} updates a dispatch",
+        f"{figures['machine']}, {figures['devices']} x {figures['platform']}, JAX {figures['jax']}",
+        f"{'':32}{'steps/s':>12}{'compile s':>12}",
+    ]
+    for part, what in (
+        ("environment", "environment alone, one device"),
+        ("environment_and_acting", "environment and acting, one device"),
+        ("training", "training, all devices"),
+    ):
+        row = figures[part]
+        speed, compiling = row["steps_per_second"], row["compile_seconds"]
+        lines.append(f"{what:34}{speed:>10,.0f}{compiling:>12.2f}")
+    return "\n".join(lines)

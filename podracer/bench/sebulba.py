@@ -1,0 +1,213 @@
+"""How fast Sebulba is, and who holds it up: simulator alone, with acting, with learning.
+
+`podracer bench sebulba`, `podracer tune` and `benchmarks/sebulba.py` are made of these parts. All
+measure steps of single environments per second, over a window after warming up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent
+from podracer.drivers.common import TrainState, init_state
+from podracer.drivers.sebulba.config import SebulbaConfig, Split, environment_indices, split_devices
+from podracer.drivers.sebulba.driver import Team, check, native_threads, sebulba
+from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.environment import HostEnvironments
+from podracer.types import Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is measured."""
+
+    agent: Agent
+    env: HostEnvironments
+    config: SebulbaConfig
+    split: Split
+
+    def state(self) -> TrainState:
+        """A first state; acting is not part of it."""
+        return init_state(self.agent, None, self.split.mesh, self.config, jax.random.key(0))
+
+
+def setting(agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setting:
+    """The agent made for the environment, devices split, everything checked."""
+    agent = dataclasses.replace(agent, spec=env.spec)
+    split = split_devices(devices, config)
+    check(agent, env, config, split)
+    return Setting(agent, env, config, split)
+
+
+def simulator(what: Setting, seconds: float) -> float:
+    """The environments alone: as many threads and batches, random actions drawn before."""
+    split, config = what.split, what.config
+    actions = _random_actions(what.env.spec, split.num_envs)
+    steps, stop = [0] * split.threads, threading.Event()
+    ready = threading.Barrier(split.threads + 1)
+    with contextlib.ExitStack() as stack:
+        batches = []
+        for _ in range(split.threads):
+            made = what.env.make(split.num_envs, native_threads(config, split))
+            batches.append(stack.enter_context(contextlib.closing(made)))
+
+        def run(number: int) -> None:
+            batch = batches[number]
+            batch.reset(0, environment_indices(split, number, 0, 1), 0)
+            ready.wait(300)
+            while not stop.is_set():
+                batch.step(actions[steps[number] % len(actions)])
+                steps[number] += 1
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(split.threads)]
+        for thread in threads:
+            thread.start()
+        ready.wait(300)
+        began = time.perf_counter()
+        stop.wait(seconds)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        return sum(steps) * split.num_envs / (time.perf_counter() - began)
+
+
+def acting(what: Setting, seconds: float) -> float:
+    """The actors of a run whose learner throws every trajectory away."""
+    config = dataclasses.replace(what.config, lag=None)
+    with contextlib.ExitStack() as made, Supervisor(config.step_seconds) as supervisor:
+        team = Team(what.agent, what.env, what.split, config, what.state(), 0, supervisor, made)
+        team.start()
+        made.pop_all()  # from now on each thread closes its own
+
+        def windows() -> Iterator[int]:
+            while True:
+                team.collect(lambda: False)
+                yield config.steps_per_update
+
+        return _rate(windows(), seconds)
+
+
+def training(what: Setting, seconds: float) -> tuple[float, dict[str, Any]]:
+    """A whole run, and the metrics of its last report."""
+    config = dataclasses.replace(what.config, updates_per_chunk=2)
+    progress = sebulba(
+        what.agent, what.env, what.split, config, what.state(), seed=0, num_updates=2**31
+    )
+    metrics: dict[str, Any] = {}
+    with contextlib.closing(progress):
+
+        def windows() -> Iterator[int]:
+            for report in progress:
+                metrics.update(report.metrics)
+                yield 2 * config.steps_per_update
+
+        return _rate(windows(), seconds), metrics
+
+
+def plain_loop(what: Setting, seconds: float, *, learn: bool) -> float:
+    """What one writes by hand: one thread, one batch of all environments, act, step, learn."""
+    agent, config = what.agent, what.config
+    act = jax.jit(lambda params, timestep, keys: agent.act(params, (), timestep, keys, True)[:2])
+    update = jax.jit(
+        lambda state, trajectory, key: agent.learn(state, trajectory, key, None), donate_argnums=0
+    )
+    key = jax.random.key(0)
+    state = agent.init(key, config.num_envs)
+    keys = jax.random.split(key, config.num_envs)
+    cores = config.env_threads or os.cpu_count() or 1
+    with contextlib.closing(what.env.make(config.num_envs, cores)) as batch:
+        timestep = batch.reset(0, np.arange(config.num_envs, dtype=np.uint32), 0)
+
+        def windows() -> Iterator[int]:
+            nonlocal state, timestep, keys
+            while True:
+                steps = []
+                for _ in range(config.rollout_length):
+                    keys = jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys)
+                    shown: TimeStep = jax.device_put(jax.tree.map(np.copy, timestep))
+                    action, extras = act(agent.actor_params(state), shown, keys)
+                    steps.append((shown, action, extras))
+                    timestep = batch.step(np.asarray(action))
+                if learn:
+                    columns = jax.tree.map(lambda *x: jnp.stack(x), *(Step(*s) for s in steps))
+                    final = jax.device_put(jax.tree.map(np.copy, timestep))
+                    state, _ = update(state, Trajectory(columns, final, (), ()), key)
+                yield config.steps_per_update
+
+        return _rate(windows(), seconds)
+
+
+def _rate(windows: Iterator[int], seconds: float) -> float:
+    """Steps per second of what counts its steps window by window, the first few left out."""
+    for _ in range(3):
+        next(windows)
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        steps += next(windows)
+    return steps / (time.perf_counter() - began)
+
+
+def _random_actions(spec: EnvironmentSpec, num_envs: int) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    if isinstance(spec.action, Discrete):
+        shape = (64, num_envs)
+        return list(random.integers(spec.action.num_actions, size=shape).astype(np.int32))
+    low, high = np.asarray(spec.action.low), np.asarray(spec.action.high)
+    return list(random.uniform(low, high, (64, num_envs, spec.action.size)).astype(np.float32))
+
+
+def compare(what: Setting, seconds: float, repetitions: int) -> dict[str, Any]:
+    """All parts in turn, `repetitions` times: medians, and shares taken turn by turn."""
+    parts: dict[str, Callable[[], float]] = {
+        "simulator": lambda: simulator(what, seconds),
+        "acting": lambda: acting(what, seconds),
+        "training": lambda: training(what, seconds)[0],
+        "plain_loop_acting": lambda: plain_loop(what, seconds, learn=False),
+        "plain_loop_training": lambda: plain_loop(what, seconds, learn=True),
+    }
+    turns = [{name: part() for name, part in parts.items()} for _ in range(repetitions)]
+
+    def median(of: Callable[[dict[str, float]], float]) -> float:
+        return statistics.median(of(turn) for turn in turns)
+
+    return {
+        **dataclasses.asdict(what.config),
+        **what.split.describe(),
+        "steps_per_second": {name: median(lambda turn, n=name: turn[n]) for name in parts},
+        "share_of_simulator": {
+            name: median(lambda turn, n=name: turn[n] / turn["simulator"])
+            for name in ("acting", "training")
+        },
+        "over_plain_loop": {
+            name: median(lambda turn, n=name: turn[n] / turn[f"plain_loop_{n}"])
+            for name in ("acting", "training")
+        },
+        "repetitions": [turns[i] for i in range(repetitions)],
+    }
+
+
+def show(environment: str, figures: dict[str, Any]) -> str:
+    """The figures as a short table."""
+    speeds = figures["steps_per_second"]
+    lines = [
+        f"{environment}: {figures['num_envs']} environments in {figures['actor_threads']} threads, "
+        f"T {figures['rollout_length']}, lag {figures['lag']}",
+        f"{figures['machine']}, {figures['device']}, JAX {figures['jax']}",
+        f"{'':34}{'steps/s':>10}{'of simulator':>14}{'of plain loop':>15}",
+        f"{'simulator alone':34}{speeds['simulator']:>10,.0f}",
+    ]
+    for name, what in (("acting", "with inference"), ("training", "with learning")):
+        share, over = figures["share_of_simulator"][name], figures["over_plain_loop"][name]
+        lines.append(f"{what:34}{speeds[name]:>10,.0f}{share:>13.0%}{over:>14.2f}x")
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""What this machine has, and whether the parts that a run needs work on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import envs
+from podracer.experiments.training import use_compilation_cache
+from podracer.io.checkpoint import Checkpointer
+from podracer.mesh import DATA, SHARDED, make_mesh
+
+PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "mctx", "tyro",
+            "tensorboardX")  # fmt: skip
+
+
+def examine() -> int:
+    """Print what was found; 0 if everything that `podracer train` needs works, else 70."""
+    print(f"python {platform.python_version()}, {platform.platform()}")
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
+    devices = jax.devices()
+    print(f"{len(devices)} device(s) on {jax.process_count()} process(es):")
+    for device in devices[:16]:
+        print(f"  {device.id}: {device.platform} {device.device_kind}")
+    print(f"compiled programs are kept in {use_compilation_cache()}")
+    checks: dict[str, Callable[[], None]] = {
+        "compile and run": _compute,
+        "average over all devices": _average,
+        "save and restore": _checkpoint,
+    }
+    works = all([_attempt(name, check) for name, check in checks.items()])
+    print("environments:")
+    for name, _, status in envs.names():
+        print(f"  {name:24} {status}")
+    return 0 if works else 70
+
+
+def _attempt(name: str, check: Callable[[], None]) -> bool:
+    began = time.perf_counter()
+    try:
+        check()
+    except Exception as error:
+        print(f"  {name}: FAILED, {type(error).__name__}: {error}")
+        return False
+    print(f"  {name}: works ({time.perf_counter() - began:.2f} s)")
+    return True
+
+
+def _compute() -> None:
+    x = jax.jit(lambda x: x @ x)(jnp.eye(256))
+    if not bool((x == jnp.eye(256)).all()):
+        raise ArithmeticError("a product of identities is not the identity")
+
+
+def _average() -> None:
+    mesh = make_mesh()
+    mean = jax.shard_map(
+        lambda x: jax.lax.pmean(x, DATA), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED
+    )
+    x = jax.jit(mean)(jnp.arange(mesh.size, dtype=jnp.float32))
+    if not np.allclose(jax.device_get(x), (mesh.size - 1) / 2):
+        raise ArithmeticError("devices disagree about a mean")
+
+
+def _checkpoint() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        state = {"x": jnp.arange(8), "key": jax.random.key(0)}
+        with Checkpointer(Path(directory)) as checkpointer:
+            checkpointer.save(1, state, {})
+            checkpointer.wait()
+            restored = checkpointer.restore(state)
+        if not bool((restored.state["x"] == state["x"]).all()):
+            raise OSError("what was restored is not what was saved")

@@ -1,0 +1,1 @@
+"""The architectures: what runs an agent in environments on a mesh of devices."""

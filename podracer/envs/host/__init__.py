@@ -1,0 +1,1 @@
+"""Environments of the host, stepped by native threads or worker processes."""

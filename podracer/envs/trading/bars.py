@@ -1,0 +1,137 @@
+"""Bars from the user's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podracer.envs.arrays import load as load_package
+from podracer.envs.trading.market import PRICES, Market, adjusted, check_jumps, show
+from podracer.types import ConfigError
+
+NUMBERS = (*PRICES, "volume")
+COLUMNS = ("date", "ticker", *NUMBERS)
+READERS = {".csv": "pyarrow.csv", ".parquet": "pyarrow.parquet"}
+
+
+def load(path: str | Path, *, adjust: bool = False) -> Market:
+    """The market in a `.csv` or `.parquet` file, a row for each bar of each ticker.
+
+    Its columns: date (ISO 8601, local time of the exchange, such as `2019-05-24` or `2019-05-24
+    09:30`), ticker, open, high, low, close, volume; others are left out. The rows of each ticker
+    are in the order of time, and each has the same times. `adjust` chains away jumps that look like
+    splits, see `adjusted`. Raises `ConfigError` naming the first row or cell that is not so, and
+    where pyarrow is not installed.
+    """
+    path = Path(path)
+    if path.suffix not in READERS:
+        raise ConfigError(f"{path} is neither a .csv nor a .parquet file.")
+    arrow, reader = (
+        load_package(module, f"trading:{path}", "trading")
+        for module in ("pyarrow", READERS[path.suffix])
+    )
+    table = _read(path, arrow, reader)
+    wrong = [name for name in COLUMNS if table.column_names.count(name) != 1]
+    if wrong:
+        raise ConfigError(
+            f"{path} must have each of the columns {', '.join(COLUMNS)} once, but has "
+            f"{table.column_names.count(wrong[0])} of {wrong[0]}."
+        )
+    if not table.num_rows:
+        raise ConfigError(f"{path} has no rows.")
+    times, row_of = np.unique(_times(path, arrow, table["date"]), return_inverse=True)
+    tickers, column_of = _tickers(path, arrow, table["ticker"])
+    cells = row_of * len(tickers) + column_of
+    _check_rows(path, times, tickers, row_of, column_of, cells)
+
+    def grid(name: str) -> np.ndarray:
+        values = np.empty(len(cells))
+        values[cells] = _cast(path, arrow, table[name], "float64", "numbers").to_numpy()
+        return values.reshape(len(times), len(tickers))
+
+    market = Market(tuple(tickers), times, **{name: grid(name) for name in NUMBERS})
+    if adjust:
+        return adjusted(market)
+    check_jumps(market)
+    return market
+
+
+def _read(path: Path, arrow: Any, reader: Any) -> Any:
+    """A table of pyarrow."""
+    try:
+        if path.suffix == ".parquet":
+            return reader.read_table(path)
+        kinds = {**dict.fromkeys(NUMBERS, arrow.float64()), "date": arrow.string()}
+        options = reader.ConvertOptions(column_types={**kinds, "ticker": arrow.string()})
+        return reader.read_csv(path, convert_options=options)
+    except (OSError, arrow.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _times(path: Path, arrow: Any, column: Any) -> np.ndarray:
+    """datetime64[us] `[rows]`."""
+    kind, types = column.type, arrow.types
+    text = types.is_string(kind) or types.is_large_string(kind)
+    if getattr(kind, "tz", None) or not (types.is_temporal(kind) or text):
+        raise ConfigError(
+            f"{path}: dates are of the type {kind}, but must be times without a zone, or text "
+            "such as 2019-05-24 09:30."
+        )
+    rule = "times such as 2019-05-24 or 2019-05-24 09:30"
+    return _complete(path, "date", _cast(path, arrow, column, "timestamp[us]", rule)).to_numpy()
+
+
+def _tickers(path: Path, arrow: Any, column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Names `[D]` in their order, and which of them each row has `[rows]`."""
+    text = _complete(path, "ticker", _cast(path, arrow, column, "string", "tickers"))
+    codes = text.combine_chunks().dictionary_encode()
+    names, place = np.unique(codes.dictionary.to_pylist(), return_inverse=True)
+    return names, place[codes.indices.to_numpy()]
+
+
+def _cast(path: Path, arrow: Any, column: Any, kind: str, rule: str) -> Any:
+    try:
+        return column.cast(kind)
+    except arrow.ArrowException as error:
+        raise ConfigError(f"{path}: a column that must hold {rule} does not: {error}.") from error
+
+
+def _complete(path: Path, name: str, column: Any) -> Any:
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise ConfigError(f"{path}: row {row + 1} has no {name}.")
+    return column
+
+
+def _check_rows(
+    path: Path,
+    times: np.ndarray,
+    tickers: np.ndarray,
+    row_of: np.ndarray,
+    column_of: np.ndarray,
+    cells: np.ndarray,
+) -> None:
+    """Every ticker has every time once, in the order of time."""
+
+    def bar(cell: Any) -> str:
+        return f"{tickers[cell % len(tickers)]} at {show(times[cell // len(tickers)])}"
+
+    seen, first = np.unique(cells, return_index=True)
+    if len(seen) < len(cells):
+        again = np.setdiff1d(np.arange(len(cells)), first)[0]
+        raise ConfigError(f"{path}: row {again + 1} repeats the bar of {bar(cells[again])}.")
+    by_ticker = np.argsort(column_of, kind="stable")
+    back = (np.diff(row_of[by_ticker]) < 0) & (np.diff(column_of[by_ticker]) == 0)
+    for row in np.sort(by_ticker[1:][back])[:1]:
+        raise ConfigError(
+            f"{path}: row {row + 1}, the bar of {bar(cells[row])}, comes after a later one of the "
+            "same ticker: sort the rows by date."
+        )
+    if len(seen) < len(times) * len(tickers):
+        missing = np.setdiff1d(np.arange(len(times) * len(tickers)), seen)[0]
+        raise ConfigError(
+            f"{path}: there is no bar of {bar(missing)}, which other tickers have: leave "
+            "the ticker or the time out, or fill the gap."
+        )

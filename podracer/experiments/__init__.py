@@ -1,0 +1,1 @@
+"""Experiments: configurations, recipes, and the run that trains one."""

@@ -1,0 +1,218 @@
+"""What an experiment becomes on this machine: agent, environment, devices and driver, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from podracer import envs
+from podracer.agent import Agent, check_policy, policy_params
+from podracer.drivers import anakin, population, sebulba
+from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
+from podracer.environment import Environment, HostEnvironments, check_environment
+from podracer.envs.host.device import Served
+from podracer.evaluate import Evaluation, make_evaluator
+from podracer.experiments.experiment import Experiment, to_json
+from podracer.io.differences import differences
+from podracer.io.run_directory import read_limited
+from podracer.mesh import Device, find_devices, free_bytes, make_mesh, readable
+from podracer.types import ConfigError, EnvironmentSpec
+
+
+def build(
+    experiment: Experiment, environment: Environment | HostEnvironments | None = None
+) -> tuple[Agent, Environment | HostEnvironments]:
+    """The agent, made for its environment, and the environment."""
+    env = environment if environment is not None else envs.make(experiment.environment)
+    agent = dataclasses.replace(experiment.agent, spec=getattr(env, "spec", None))
+    return agent, env
+
+
+def checked_spec(environment: Any) -> EnvironmentSpec:
+    """The checked specification of an environment of either kind."""
+    if isinstance(environment, HostEnvironments):
+        return environment.spec
+    return check_environment(environment)
+
+
+def kept_environment(
+    experiment: Experiment, env: Environment | HostEnvironments
+) -> Environment | None:
+    """The environment whose state is part of the run's: none where it cannot be saved exactly."""
+    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.lag == 0
+    return env if exact and not isinstance(env, HostEnvironments) else None
+
+
+def hosted(env: Environment | HostEnvironments) -> HostEnvironments:
+    """Environments for actors on the host; those of the device are served there."""
+    return env if isinstance(env, HostEnvironments) else Served(env)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What runs where, checked."""
+
+    agent: Agent
+    env: Environment | HostEnvironments
+    mesh: Mesh  # the learners
+    split: sebulba.Split | None  # under Sebulba
+    like: TrainState  # shape, dtype and sharding of every leaf
+    state_bytes: int  # of the training state, on each device of the mesh
+    init: Callable[[], TrainState]
+    drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
+    evaluate: Callable[[TrainState], Evaluation]
+
+
+def make_plan(
+    experiment: Experiment, environment: Environment | HostEnvironments | None = None
+) -> Plan:
+    """Choose devices and check everything, before any compile. Raises `ConfigError`."""
+    agent, env = build(experiment, environment)
+    devices, config = find_devices(experiment.devices), experiment.chunk
+    if experiment.pods:
+        return _population_plan(experiment, agent, env, devices)
+    if isinstance(config, anakin.AnakinConfig):
+        env = _on_device(env)
+        anakin.check(agent, env, config, len(devices))
+        if experiment.evaluations:
+            check_policy(agent, config.num_envs, "take --evaluations 0")
+        split, mesh = None, make_mesh(devices)
+        drive = partial(anakin.anakin, agent, env, mesh, config)
+    else:
+        checked_spec(env)
+        host = hosted(env)
+        split = sebulba.split_devices(devices, config)
+        sebulba.check(agent, host, config, split)
+        mesh = split.mesh
+        drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
+    kept = kept_environment(experiment, env)
+    like = abstract_state(agent, kept, mesh, config)
+    greedy = make_evaluator(agent, env, experiment.evaluation_episodes)
+    return Plan(
+        agent,
+        env,
+        mesh,
+        split,
+        like,
+        _checked_size(like, mesh),
+        init=lambda: init_state(agent, kept, mesh, config, jax.random.key(experiment.seed)),
+        drive=drive,
+        evaluate=lambda state: greedy(policy_params(agent, state.learner), state.key),
+    )
+
+
+def _population_plan(
+    experiment: Experiment,
+    agent: Agent,
+    env: Environment | HostEnvironments,
+    devices: Sequence[Device],
+) -> Plan:
+    pods, config = experiment.pods, experiment.chunk
+    if not isinstance(config, anakin.AnakinConfig):
+        raise ConfigError("a population is one program on the device: take --arch anakin.")
+    env = _on_device(env)
+    for pod in pods:
+        experiment.of_pod(pod).check()
+    anakin.check(agent, env, config, 1)
+    check_policy(agent, config.num_envs, "train it alone, not in a population")
+    mesh = population.population_mesh(devices, len(pods))
+    like = population.abstract_states(agent, pods, env, mesh, config)
+    episodes = experiment.evaluation_episodes
+    return Plan(
+        agent,
+        env,
+        mesh,
+        None,
+        like,
+        _checked_size(like, mesh),
+        init=lambda: population.init_states(agent, pods, env, mesh, config),
+        drive=partial(population.population, agent, pods, env, mesh, config),
+        evaluate=population.make_evaluator(agent, pods, env, mesh, episodes),
+    )
+
+
+def _on_device(env: Environment | HostEnvironments) -> Environment:
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
+            "device: take --arch sebulba."
+        )
+    return env
+
+
+def _checked_size(state: TrainState, mesh: Mesh) -> int:
+    """Bytes of a training state on each device. Raises `ConfigError` where they do not fit."""
+
+    def size(part: Any) -> int:
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(part)
+        )
+
+    needed, local = size(state), size(state.learner.local)
+    free = free_bytes(mesh)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"the training state needs {readable(needed)} on each device, of which "
+            f"{readable(local)} belong to environments (a replay, for most agents), but "
+            f"{readable(free)} are free: take a smaller --capacity, fewer "
+            "environments or more devices."
+        )
+    return needed
+
+
+def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+    """What `config.json` holds: everything needed to run this again and to compare it."""
+    packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
+    device, env = plan.mesh.devices.flat[0], plan.env
+    return {
+        "recipe": experiment.recipe,
+        "experiment": to_json(experiment),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "devices": plan.mesh.size,
+            "processes": jax.process_count(),
+            **({} if plan.split is None else plan.split.describe()),
+        },
+        "environment": _settings(env),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def check_same_environment(directory: Path, env: Any) -> None:
+    """Raise `ConfigError` if `env` is not what the run in `directory` began in, as one made of a
+    file that was changed since."""
+    saved = json.loads(read_limited(directory / "config.json"))["environment"]
+    if changed := differences(saved, _settings(env)):
+        raise ConfigError(
+            f"{directory} began in another environment, and {', '.join(changed)} changed since: "
+            "bring back the file or the version that it was made from, or begin a new run."
+        )
+
+
+def _settings(env: Any) -> dict[str, Any]:
+    """An environment's own settings, where it is a dataclass: an Atari protocol, complete. What is
+    no JSON, such as a function that makes one, is only named."""
+    if not dataclasses.is_dataclass(env):
+        return {"kind": type(env).__name__}
+
+    def named(value: Any) -> str:
+        return getattr(value, "__qualname__", type(value).__name__)
+
+    return json.loads(json.dumps(to_json(env), default=named))

@@ -1,0 +1,120 @@
+"""Sweeps: the pods of a grid or of random draws, and what came out, from `pods.jsonl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from podracer.drivers.population import Hyperparameter, Pod
+from podracer.experiments.experiment import read_experiment, to_json
+from podracer.experiments.ranges import Range, read_range
+from podracer.io.run_directory import write_json
+from podracer.io.sinks import read_metrics
+from podracer.types import ConfigError
+
+
+def make_pods(
+    vary: Sequence[str], seeds: Sequence[int], draws: int = 0, draw_seed: int = 0
+) -> tuple[Pod, ...]:
+    """Every configuration with every seed.
+
+    `vary` holds `name=a,b,c` or, to draw from, `name=low:high` (evenly on a logarithmic scale where
+    both are positive). Without ranges the configurations are the grid of all values, with them
+    `draws` random ones. Raises `ConfigError` for what cannot be read.
+    """
+    spaces = dict(map(_space, vary))
+    if len(spaces) < len(vary):
+        raise ConfigError("--vary names a hyperparameter twice: give each one its values once.")
+    ranges = [name for name, space in spaces.items() if isinstance(space, Range)]
+    if ranges and draws < 1:
+        raise ConfigError(f"{ranges[0]} has a range to draw from: say how often with --draws N.")
+    if draws and not ranges:
+        raise ConfigError("--draws needs a range to draw from, such as learning_rate=1e-5:1e-2.")
+    if ranges:
+        rng = np.random.default_rng(draw_seed)
+        rows = [[_draw(space, rng) for space in spaces.values()] for _ in range(draws)]
+    else:
+        rows = [list(row) for row in itertools.product(*spaces.values())]  # type: ignore[arg-type]
+    return tuple(
+        Pod(seed, tuple(map(Hyperparameter, spaces, row))) for row in rows for seed in seeds
+    )
+
+
+def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
+    name, _, values = text.partition("=")
+    if ":" in values:
+        return name, read_range(text)
+    try:
+        return name, tuple(float(value) for value in values.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
+        ) from None
+
+
+def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:
+    return space.draw(rng) if isinstance(space, Range) else float(rng.choice(space))
+
+
+# --- what came out -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One configuration of a sweep, and what it came to over its seeds."""
+
+    hyperparameters: tuple[Hyperparameter, ...]
+    pods: tuple[int, ...]  # their numbers
+    returns: np.ndarray  # [seeds], of the last evaluation; NaN where a pod met a fault
+
+    @property
+    def score(self) -> float:
+        """Mean over the seeds; a pod that failed counts as the worst."""
+        return float(self.returns.mean()) if np.isfinite(self.returns).all() else -math.inf
+
+
+def configurations(directory: Path) -> list[Configuration]:
+    """Those of a population's run, best first. Raises `ConfigError` if it has none."""
+    experiment = read_experiment(directory)
+    returns = _last_evaluation(directory)
+    groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
+    for number, pod in enumerate(experiment.pods):
+        groups.setdefault(pod.hyperparameters, []).append(number)
+    found = [Configuration(values, tuple(at), returns[at]) for values, at in groups.items()]
+    return sorted(found, key=lambda each: -each.score)
+
+
+def best_pod(directory: Path) -> int:
+    """The number of the pod that was best in the last evaluation."""
+    returns = _last_evaluation(directory)
+    return int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
+
+
+def write_best(directory: Path) -> Path:
+    """The best configuration as a file that `podracer train` takes for a recipe."""
+    experiment = read_experiment(directory)
+    winner = configurations(directory)[0]
+    best = experiment.of_pod(experiment.pods[winner.pods[0]])
+    best = dataclasses.replace(best, recipe=f"{experiment.recipe}_best")
+    path = directory / "best.json"
+    write_json(path, {"experiment": to_json(best)})
+    return path
+
+
+def _last_evaluation(directory: Path) -> np.ndarray:
+    """The last evaluation's return of each pod, f64 `[P]`; NaN where it met a fault."""
+    path = directory / "pods.jsonl"
+    if not path.exists():
+        raise ConfigError(f"{directory} holds no population: there is no pods.jsonl in it.")
+    for record in reversed(read_metrics(path)):
+        if "evaluation_return" in record:
+            # JSON has null for what is not finite.
+            returns = np.asarray(record["evaluation_return"], float)
+            failed = [episodes is None for episodes in record["episodes"]]
+            return np.where(failed, np.nan, returns)
+    raise ConfigError(f"{directory} was never evaluated: train it with --evaluations 1 or more.")

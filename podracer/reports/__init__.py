@@ -1,0 +1,1 @@
+"""What a person looks at: pages, figures, the terminal and videos."""

@@ -1,0 +1,207 @@
+"""Learning curves as pictures: runs over each other, seeds as a mean with its interval.
+
+Drawn twice for each figure, for a light and a dark page.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import io
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from podracer.io.differences import leaves
+
+COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
+_THEMES = {"light": ("#1f2328", "#6b7280", "#d8dce2"), "dark": ("#e6e8eb", "#9aa3ad", "#3a4049")}
+_SMOOTH = 50  # a curve is the running mean over one part in this many of its records
+_POINTS = 1000  # drawn for one curve at most
+_GRID = 200  # points at which the seeds of a group are compared
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run directory says of its run; whatever is missing there is empty here."""
+
+    name: str
+    config: dict[str, Any]
+    records: list[dict[str, Any]]
+    crash: dict[str, Any]
+    path: Path = Path()
+
+    def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
+        """The finite values of a metric and where they stand, both f64 `[records]`."""
+        pairs = np.array([(r.get(over), r.get(key)) for r in self.records], float).reshape(-1, 2)
+        x, y = pairs[np.isfinite(pairs).all(axis=1)].T
+        return x, y
+
+    def last(self, key: str) -> Any:
+        values = [r[key] for r in self.records if r.get(key) is not None]
+        return values[-1] if values else None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The experiment's settings by dotted name, as JSON."""
+        return as_text(self.config.get("experiment", {}))
+
+    @property
+    def recipe(self) -> str:
+        return str(self.config.get("recipe", "-"))
+
+
+def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Leaves of nested JSON by dotted name, as JSON but for strings."""
+    return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
+
+
+Groups = dict[str, list[Run]]  # label to its runs
+
+
+class Panel(NamedTuple):
+    """What to draw in one pair of axes: a metric over frames or seconds, perhaps with dots."""
+
+    title: str
+    key: str
+    over: str
+    points: str = ""
+
+
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """Centred mean over about 2 % of the values `[n]`, over fewer of them near the ends."""
+    half = len(values) // _SMOOTH // 2
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    start, end = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    return (total[end] - total[start]) / (end - start)
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Mean `[...]` over the middle half of `[seeds, ...]`; of fewer than four seeds, the mean."""
+    cut = len(values) // 4
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)
+
+
+def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval of the interquartile mean of `[seeds, ...]`, seeds drawn anew 1000 times.
+
+    The percentile bootstrap, with the same draws at every call.
+    """
+    generator = np.random.default_rng(0)
+    draws = generator.integers(len(values), size=(1000, len(values)))
+    means = np.stack([interquartile_mean(values[draw]) for draw in draws])
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return low, high
+
+
+def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
+    """A list of (label, color), after a title if it needs one."""
+    swatch = '<li><i style="background:{}"></i>{}</li>'
+    items = [swatch.format(color, html.escape(label)) for label, color in entries]
+    head = [f"<li><b>{html.escape(title)}</b></li>"] if title else []
+    return f'<ul class="legend">{"".join(head + items)}</ul>'
+
+
+def figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float) -> str:
+    """Panels as one picture for a light page and one for a dark page."""
+    rows = -(-len(panels) // columns)
+
+    def draw(figure: Figure) -> None:
+        for index, panel in enumerate(panels):
+            _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
+
+    return picture(", ".join(panel.title for panel in panels), rows * height, draw)
+
+
+def picture(alt: str, height: float, draw: Callable[[Figure], None]) -> str:
+    """What `draw` puts on a figure, `height` inches high, for a light page and for a dark page."""
+    pictures = {}
+    for theme, style in _THEMES.items():
+        with matplotlib.rc_context(_style(*style)):
+            figure = Figure(figsize=(10.8, height), layout="constrained")
+            draw(figure)
+            buffer = io.BytesIO()
+            FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+        pictures[theme] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    alt = html.escape(alt)
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{pictures["dark"]}">'
+        f'<img alt="{alt}" src="{pictures["light"]}"></picture>'
+    )
+
+
+def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
+    return {
+        "text.color": strong, "axes.labelcolor": soft, "xtick.color": soft, "ytick.color": soft,
+        "axes.edgecolor": faint, "grid.color": faint, "grid.linewidth": 0.6, "font.size": 8,
+        "axes.titlesize": 9, "axes.titlelocation": "left", "axes.titlepad": 9,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+        "axes.facecolor": "none", "figure.facecolor": "none", "text.parse_math": False,
+        "xtick.major.size": 0, "ytick.major.size": 0, "figure.dpi": 160,
+        "figure.constrained_layout.w_pad": 0.15,
+    }  # fmt: skip
+
+
+def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
+    """One curve for each group, with a band if it has several seeds."""
+    for color, members in zip(itertools.cycle(COLORS), groups.values(), strict=False):
+        series = [run.series(panel.key, panel.over) for run in members]
+        series = [(x, y) for x, y in series if len(x)]
+        for x, y in series:
+            _line(axes, x, y, color, lone=len(series) == 1)
+        if len(series) > 1:
+            _band(axes, [(x, running_mean(y)) for x, y in series], color)
+        for run in members if panel.points else ():
+            edge = matplotlib.rcParams["text.color"]
+            x, y = run.series(panel.points, panel.over)
+            axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
+    axes.margins(x=0.02, y=0.08)
+    dress(axes, panel.title, panel.over)
+
+
+def dress(axes: Axes, title: str, over: str) -> None:
+    """Give axes their title, a grid, and few round ticks."""
+    axes.set(title=title, xlabel=over)
+    axes.grid(axis="y")
+    for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
+        axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -> None:
+    some = slice(None, None, max(1, len(x) // _POINTS))
+    if lone and len(x) >= 2 * _SMOOTH:
+        axes.plot(x[some], y[some], color=color, alpha=0.25, lw=0.7)
+    alpha, width = (1.0, 1.6) if lone else (0.35, 0.7)
+    marker = "." if len(x) == 1 else ""
+    axes.plot(x[some], running_mean(y)[some], color=color, alpha=alpha, lw=width, marker=marker)
+
+
+def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -> None:
+    start, end = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
+    if end > start:
+        at = np.linspace(start, end, _GRID)
+        values = np.stack([np.interp(at, x, y) for x, y in series])
+        low, high = bootstrap_interval(values)
+        axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
+        axes.plot(at, interquartile_mean(values), color=color, lw=1.8)
+
+
+def _tick(value: float, _: int | None) -> str:
+    """A round number, so without the zeros that `compact` keeps in line."""
+    if abs(value) < 1000:
+        return f"{value:.4g}"
+    power = min(int(math.log10(abs(value)) + 1e-9) // 3, 4)
+    return f"{value / 1000**power:.4g}" + " kMBT"[power]

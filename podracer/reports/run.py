@@ -1,0 +1,381 @@
+"""One self-contained HTML page about one run, or comparing several: no script, no address.
+
+Runs whose configurations differ in nothing but the seed form a group: it is drawn as the
+interquartile mean over its seeds with a bootstrap interval (Agarwal et al. 2021, "Deep
+reinforcement learning at the edge of the statistical precipice").
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from podracer.io.sinks import group, read_metrics
+from podracer.reports.console import clock, compact, number
+from podracer.reports.curves import (
+    COLORS,
+    Groups,
+    Panel,
+    Run,
+    as_text,
+    bootstrap_interval,
+    figure,
+    interquartile_mean,
+    legend,
+    running_mean,
+)
+from podracer.reports.timeline import waiting, waiting_facts
+
+_STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
+
+_CURVES = (
+    ("Learning", 2, 3.4, (
+        Panel("Episode return over frames (dots: evaluation)",
+              "episode_return", "frames", "evaluation_return"),
+        Panel("Episode return over time (dots: evaluation)",
+              "episode_return", "seconds", "evaluation_return"),
+    )),
+    ("Pace", 2, 2.6, (
+        Panel("Episode length over frames", "episode_length", "frames"),
+        Panel("Frames per second over time", "frames_per_second", "seconds"),
+    )),
+)  # fmt: skip
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write the report on run directories to the file `out`, and return that.
+
+    Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
+    """
+    paths = [Path(path).resolve() for path in runs]
+    unique = len({path.name for path in paths}) == len(paths)
+    loaded = [
+        run for p in paths for run in _load(p, p.name if unique else f"{p.parent.name}/{p.name}")
+    ]
+    out = Path(out)
+    out.write_text(_page(loaded), encoding="utf-8", errors="replace")
+    return out
+
+
+def _load(path: Path, name: str) -> list[Run]:
+    """The run of a directory; of a population one for each of its pods."""
+    metrics = path / "metrics.jsonl"
+    if not metrics.exists() and not (path / "config.json").exists():
+        _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
+    records = read_metrics(metrics) if metrics.exists() else []
+    run = Run(name, _object(path / "config.json"), records, _object(path / "crash.json"), path)
+    pods = run.config.get("experiment", {}).get("pods")
+    return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
+
+
+def _pods(path: Path, run: Run, pods: Sequence[dict[str, Any]]) -> list[Run]:
+    """Each pod of a population as a run with its seed and hyperparameters."""
+    whole = {record["updates"]: record for record in run.records}
+    shared = ("updates", "seconds", "frames_per_second", "time_step", "time_compile")
+    series = read_metrics(path / "pods.jsonl")
+    experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
+    found = []
+    for index, pod in enumerate(pods):
+        values = {each["name"]: each["value"] for each in pod["hyperparameters"]}
+        agent = {**experiment["agent"], **values}
+        config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
+        frames, records = 0, []
+        for record in series:
+            own = {k: v[index] for k, v in record.items() if k != "updates"}
+            frames += own["frames"]
+            both = {k: v for k, v in whole[record["updates"]].items() if k in shared}
+            records.append({**both, **own, "frames": frames})
+        found.append(Run(f"{run.name} pod {index}", config, records, run.crash))
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError:
+        content = None
+    return content if isinstance(content, dict) else _refuse(f"{path} is not a JSON object.")
+
+
+def _refuse(message: str) -> NoReturn:
+    from podracer.types import ConfigError  # brings JAX in
+
+    raise ConfigError(message)
+
+
+def _groups(runs: Sequence[Run]) -> Groups:
+    """Runs that differ in nothing but the seed, under what sets them apart from the others."""
+    found: Groups = {}
+    for run in runs:
+        alone = "" if "seed" in run.settings else run.name
+        rest = {k: v for k, v in run.settings.items() if k != "seed"}
+        found.setdefault(json.dumps([run.recipe, rest, alone]), []).append(run)
+    return {_label(members, runs): members for members in found.values()}
+
+
+def _label(members: Sequence[Run], runs: Sequence[Run]) -> str:
+    first = members[0]
+    if len(members) == 1:
+        return first.name
+    peers = [run.settings for run in runs if run.recipe == first.recipe]
+    apart = [
+        f"{key.rpartition('.')[2]} {value}"
+        for key, value in first.settings.items()
+        if key != "seed" and any(peer.get(key) != value for peer in peers)
+    ]
+    return ", ".join([first.recipe, *apart, f"{len(members)} seeds"])
+
+
+def _page(runs: Sequence[Run]) -> str:
+    groups = _groups(runs)
+    title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    body = [
+        *(_crash(run) for run in runs if run.crash),
+        _summary(runs),
+        *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
+        *_learning(groups),
+        *(section(f"What {run.name} discovered", _discovered(run)) for run in runs),
+        section("Who waits for whom", waiting(runs)),
+        section("Where the time went", _stages(runs)),
+        section("Configuration", configuration(runs)),
+    ]
+    return page(title, body)
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole page of parts in HTML; the title is plain text."""
+    title = html.escape(title)
+    head = f"<small>podracer</small><h1>{title}</h1>"
+    return _TEMPLATE.format(title=title, style=_STYLE, body="\n".join([head, *body]))
+
+
+def section(title: str, content: str) -> str:
+    """A part of the page under its title in HTML, nothing if it has no content."""
+    return f"<section><h2>{title}</h2>{content}</section>" if content else ""
+
+
+def tiles(facts: Mapping[str, str]) -> str:
+    """Names and values, all plain text, side by side; the first four are large."""
+    cells = [f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items()]
+    cells += ["<div></div>"] * (-len(cells) % 4)
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of plain text below the names of their columns."""
+    body = "".join(_row(first, rest) for first, *rest in rows)
+    top = _row(head[0], head[1:], tag="th")
+    return f'<div class="wide"><table><thead>{top}</thead>{body}</table></div>'
+
+
+def _row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td") -> str:
+    cells = "".join(f"<{tag}{attributes}>{html.escape(value)}</{tag}>" for value in values)
+    return f"<tr><th>{html.escape(head)}</th>{cells}</tr>"
+
+
+def _summary(runs: Sequence[Run]) -> str:
+    facts = [_facts(run) for run in runs]
+    if len(runs) == 1:
+        return tiles(facts[0])
+    names = dict.fromkeys(name for row in sorted(facts, key=len, reverse=True) for name in row)
+    rows = (
+        [run.name, *(row.get(name, "-") for name in names)]
+        for run, row in zip(runs, facts, strict=True)
+    )
+    return table(["Run", *names], rows)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """The row of a run in the summary."""
+    keys = ("evaluation_return", "episode_return", "frames_per_second", "time_compile")
+    evaluations, returns, pace, compiled = (run.series(key, "updates")[1] for key in keys)
+    device, versions = run.config.get("device", "-"), run.config.get("versions")
+    if isinstance(device, dict):
+        device = f"{device.get('count', 1)} x {device.get('kind', device.get('platform', '?'))}"
+    versions = versions if isinstance(versions, dict) else {}
+    shown = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
+    return {
+        "Final evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
+        "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
+        "Final return": number(float(running_mean(returns)[-1]) if len(returns) else None),
+        "Frames": compact(run.last("frames")),
+        "Updates": f"{run.last('updates') or 0:,}",
+        "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
+        "Wall time": clock(run.last("seconds")),
+        "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
+        **waiting_facts(run),
+        "Recipe": run.recipe,
+        "Seed": run.settings.get("seed", "-"),
+        "Device": str(device),
+        "Versions": ", ".join(shown) or "-",
+    }
+
+
+def _verdict(label: str, members: Sequence[Run]) -> str:
+    """The final score of a group over its seeds."""
+    for key, name in (("evaluation_return", "evaluation"), ("episode_return", "episode return")):
+        finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
+        if len(finals) > 1:
+            low, high = (number(float(bound)) for bound in bootstrap_interval(finals))
+            return (
+                f"<p><b>{html.escape(label)}</b>: final {name} "
+                f"{number(float(interquartile_mean(finals)))}, 95 % interval {low} to {high} "
+                f"<small>(interquartile mean over {len(finals)} seeds, bootstrap)</small></p>"
+            )
+    return ""
+
+
+def _learning(groups: Groups) -> Iterator[str]:
+    """The sections with curves, of whatever was logged."""
+    records = [record for runs in groups.values() for run in runs for record in run.records]
+    logged = {key for record in records for key, value in record.items() if value is not None}
+    keys = sorted(logged, key=lambda key: ("loss" not in key, key))
+    metrics, worlds = [], []
+    for key in keys:
+        if key.startswith("reward_"):
+            worlds.append(Panel(f"Reward of a step in {key[7:]}", key, "updates"))
+        elif group(key) == "learn":
+            metrics.append(Panel(key.replace("_", " ").capitalize(), key, "frames"))
+    names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
+    for title, columns, height, panels in (
+        *_CURVES,
+        ("Learners under the rule, by world", 3, 1.9, worlds),
+        ("Losses and other metrics", 3, 1.9, metrics),
+    ):
+        if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
+            drawn = figure(groups, shown, columns, height)
+            yield section(title, (names if len(groups) > 1 else "") + drawn)
+
+
+def _discovered(run: Run) -> str:
+    """Of a run that learned an update rule, what its newest checkpoint's rule asks for."""
+    agent = run.config.get("experiment", {}).get("agent", {})
+    if agent.get("kind") != "LPG" or not (run.path / "checkpoints").is_dir():
+        return ""
+    from podracer.agents.lpg.figures import discovered  # brings JAX in
+    from podracer.experiments.training import load
+    from podracer.types import PodracerError
+
+    try:
+        made, state = load(run.path)
+    except PodracerError:  # none was saved yet, or none can be trusted: the rest is worth showing
+        return ""
+    return discovered(made.rule, state.shared["rule"], made.discount)  # type: ignore[attr-defined]
+
+
+def _stages(runs: Sequence[Run]) -> str:
+    """Each run's wall time as a bar, its parts the stages."""
+    spent = [_spent(run) for run in runs]
+    longest = max((sum(stages.values()) for stages in spent), default=0.0)
+    if not longest:
+        return ""
+    names = dict.fromkeys(name for stages in spent for name in stages if name != "other")
+    colors = dict(zip(names, itertools.cycle(COLORS), strict=False)) | {"other": "#8a919a"}
+    part = '<i style="width:{:.3f}%;background:{}"></i>'
+    rows = []
+    for run, stages in zip(runs, spent, strict=True):
+        total = sum(stages.values())
+        bar = "".join(part.format(100 * v / longest, colors[name]) for name, v in stages.items())
+        shares = ", ".join(f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())
+        rows.append(
+            f'<tr><th>{html.escape(run.name)}</th><td class="bar"><div>{bar}</div>'
+            f"<small>{html.escape(shares)}</small></td><td>{clock(total)}</td></tr>"
+        )
+    return f"{legend(colors.items())}<table>{''.join(rows)}</table>"
+
+
+def _spent(run: Run) -> dict[str, float]:
+    logged = dict.fromkeys((*_STAGES, *(key for record in run.records for key in record)))
+    times = {key: run.series(key, "updates")[1] for key in logged if group(key) == "time"}
+    spent = {
+        key.removeprefix("time_").replace("_", " "): float(values.sum())
+        for key, values in times.items()
+        if values.any()
+    }
+    return {**spent, "other": max(0.0, (run.last("seconds") or 0.0) - sum(spent.values()))}
+
+
+def configuration(runs: Sequence[Run]) -> str:
+    """All settings; those in which the runs differ come first and are marked."""
+    tables = []
+    for run in runs:
+        about = {part: run.config[part] for part in ("versions", "device") if part in run.config}
+        tables.append(run.settings | as_text(about))
+    differing, shared = [], []
+    for key in dict.fromkeys(key for each in tables for key in each):
+        values = [each.get(key, "-") for each in tables]
+        if len(set(values)) > 1:
+            differing.append(_row(key, values, ' class="differs"'))
+        else:
+            shared.append(_row(key, values[:1], f' colspan="{len(runs)}"'))
+    head = f"<thead>{_row('', (run.name for run in runs), tag='th')}</thead>"
+    rows = "".join([head if len(runs) > 1 else "", *differing, *shared])
+    settings = f'<div class="wide"><table class="settings">{rows}</table></div>'
+    return settings if differing or shared else ""
+
+
+def _crash(run: Run) -> str:
+    text = {key: html.escape(str(value)) for key, value in run.crash.items() if value is not None}
+    known = ("code", "component", "last_update", "last_checkpoint")
+    facts = ", ".join(f"{key.replace('_', ' ')} {text[key]}" for key in known if key in text)
+    return (
+        f"<aside><h2>{html.escape(run.name)}: {text.get('exception', 'ended by an error')}</h2>"
+        f"<p>{text.get('message', '')}</p><small>{facts}</small>"
+        f"<details><summary>Traceback</summary><pre>{text.get('traceback', '')}</pre></details>"
+        "</aside>"
+    )
+
+
+_TEMPLATE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<style>{style}</style></head>
+<body>{body}</body></html>
+"""
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1f2328; --soft: #6b7280;
+  --line: #e3e6ea; --fill: #f5f6f8; --mark: #fff4d6; --error: #c62828 }
+@media (prefers-color-scheme: dark) { :root { --page: #14171b; --text: #e6e8eb; --soft: #9aa3ad;
+  --line: #2d333b; --fill: #1c2127; --mark: #3d3417; --error: #ff7b72 } }
+body { background: var(--page); color: var(--text); max-width: 1080px; margin: 3rem auto 5rem;
+  padding: 0 1.5rem; font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif;
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 2rem }
+h2 { font-size: 1.15rem; margin: 0 0 .5rem }
+section { margin-top: 3rem }
+small { color: var(--soft); font-size: .85rem }
+.tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1px;
+  background: var(--line); border: 1px solid var(--line); border-radius: 8px; overflow: hidden }
+.tiles div { background: var(--page); padding: .8rem 1rem }
+.tiles div:nth-child(-n+4) dd { font-size: 1.5rem; line-height: 1.3 }
+dt { color: var(--soft); font-size: .8rem }
+dd { margin: 0; font-weight: 600 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-size: .85rem; width: 100%; overflow-wrap: normal }
+th, td { border-bottom: 1px solid var(--line); padding: .4rem .8rem .4rem 0; text-align: left;
+  vertical-align: baseline }
+thead th { color: var(--soft); font-weight: 400; vertical-align: bottom }
+.settings tr > th:first-child { color: var(--soft); font: .8rem ui-monospace, Menlo, monospace }
+tr > th:first-child { white-space: nowrap }
+td.differs { background: var(--mark); padding-left: .5rem }
+.bar { width: 100% }
+.bar div { display: flex; height: 1.1rem; border-radius: 3px; overflow: hidden }
+.legend { list-style: none; font-size: .85rem; display: flex; flex-wrap: wrap; gap: .3rem 1rem;
+  padding: 0; margin: .5rem 0 }
+.legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px;
+  margin-right: .4em }
+picture img { width: 100%; display: block }
+aside { border: 1px solid var(--error); border-radius: 8px; padding: 1rem 1.2rem; margin: 1.5rem 0 }
+aside h2 { color: var(--error) }
+pre { background: var(--fill); padding: 1rem; border-radius: 6px; overflow-x: auto }
+@media (max-width: 700px) { .tiles { grid-template-columns: repeat(2, 1fr) } }
+"""

@@ -1,0 +1,121 @@
+"""How a tournament stands, on a terminal: the board and the pods, live or as lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console as Terminal
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from podracer.reports.console import clock, compact, number
+from podracer.reports.tournament_log import varied
+from podracer.tournament.events import Entry, PodState, State
+
+_COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
+
+
+class Watch:
+    """Shows each new state; on a terminal as a table in place, elsewhere a line for each entry.
+
+    A context manager. With `whole` the table is printed also where there is no terminal.
+    """
+
+    def __init__(
+        self, rounds: int, directory: Path, *, whole: bool = False, file: TextIO | None = None
+    ) -> None:
+        self._rounds, self._directory = rounds, directory
+        self._terminal = Terminal(file=sys.stdout if file is None else file)
+        self._live = Live(console=self._terminal, auto_refresh=False)
+        self._whole, self._known = whole, dict[int, int]()
+
+    def show(self, state: State) -> None:
+        """Show a state, if anything is new in it."""
+        if self._terminal.is_terminal:
+            self._live.update(self._picture(state), refresh=True)
+        elif self._whole:
+            self._terminal.print(self._picture(state))
+        else:
+            self._lines(state)
+
+    def _picture(self, state: State) -> Group:
+        title = Text.assemble((str(self._directory), "bold"), f"  {_about(state, self._rounds)}")
+        return Group(title, Text(), board(state), Text(), pods(state, self._rounds))
+
+    def _lines(self, state: State) -> None:
+        places = {entry.id: place for place, entry in enumerate(state.board, 1)}
+        for name, pod in state.pods.items():
+            newest = pod.newest
+            if newest is not None and self._known.get(name) != newest.round:
+                self._known[name] = newest.round
+                self._terminal.print(
+                    f"{newest.id:8} score {number(newest.score):>7}  "
+                    f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
+                    f"from {', '.join(newest.parents) or 'fresh'}",
+                    highlight=False,
+                )
+
+    def __enter__(self) -> Watch:
+        if self._terminal.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+def _about(state: State, rounds: int) -> str:
+    done = sum(min(pod.round, rounds) for pod in state.pods.values())
+    rejected = f", {state.rejected} reports refused" if state.rejected else ""
+    return f"{done} of {rounds * len(state.pods)} rounds{rejected}"
+
+
+def board(state: State) -> Table:
+    """The entries, best first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("place", "entry", "score", "frames", "time", "from", "hyperparameters"):
+        table.add_column(name, justify="right" if name in ("place", "score", "frames") else "left")
+    names = varied(state.board)
+    for place, entry in enumerate(state.board, 1):
+        table.add_row(
+            str(place),
+            entry.id,
+            f"{number(entry.score)} ± {number(entry.standard_error)}",
+            compact(entry.frames),
+            clock(entry.seconds),
+            ", ".join(entry.parents) or "fresh",
+            ", ".join(f"{k} {v:.3g}" for k, v in entry.hyperparameters.items() if k in names),
+        )
+    return table
+
+
+def pods(state: State, rounds: int) -> Table:
+    """The pods and what they do."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("pod", "round", "status", "newest", ""):
+        table.add_column(name)
+    items: Mapping[int, PodState] = state.pods
+    for name, pod in sorted(items.items()):
+        status = "done" if pod.live and pod.round >= rounds else pod.status
+        table.add_row(
+            str(name),
+            f"{min(pod.round + 1, rounds)}/{rounds}",
+            Text(status, _COLORS.get(status, "")),
+            number(pod.newest.score) if pod.newest else "-",
+            pod.reason[:60],
+        )
+    return table
+
+
+def plain(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON, with its id and without its whole experiment."""
+    fields = dataclasses.asdict(entry)
+    del fields["experiment"]
+    return {"id": entry.id, **fields}

@@ -1,0 +1,129 @@
+"""One self-contained HTML page about a tournament, also while it runs."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from pathlib import Path
+
+from podracer.reports import tournament_figures as pictures
+from podracer.reports.console import clock, compact, number
+from podracer.reports.curves import Run
+from podracer.reports.run import configuration, page, section, table, tiles
+from podracer.reports.tournament_log import Course, read_course, varied
+from podracer.tournament.events import Entry, Failed, Rejected, Stopped
+
+_NAMED = 24  # ancestors
+
+
+def write_tournament_report(directory: Path, out: Path) -> Path:
+    """Write the report on the tournament in `directory` to the file `out`, and return that.
+
+    Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
+    """
+    directory, out = Path(directory).resolve(), Path(out)
+    course = read_course(directory)
+    body = [
+        tiles(_facts(course)),
+        section("Leaderboard", _board(course)),
+        section("Scores", pictures.scores(course)),
+        section("Lineage", _ancestry(course) + pictures.pedigree(course)),
+        section("Hyperparameters", pictures.hyperparameters(course)),
+        section("Pods", pictures.pods_in_time(course)),
+        section("Failures", _failures(course)),
+        section("Configuration", configuration(_experiments(course))),
+    ]
+    out.write_text(page(directory.name, body), encoding="utf-8", errors="replace")
+    return out
+
+
+def _facts(course: Course) -> dict[str, str]:
+    """What the summary says."""
+    state, settings = course.state, course.state.header.tournament
+    best = state.board[0] if state.board else None
+    pods = state.pods.values()
+    statuses = Counter(pod.status for pod in pods)
+    told = [f"{statuses[s]} {s}" for s in ("running", "retired", "quarantined") if s in statuses]
+    return {
+        "Best entry": best.id if best else "-",
+        "Score": _score(best) if best else "-",
+        "Frames in all": compact(sum(_frames(course, each) for each in course.entries.values())),
+        "Wall time": clock(course.seconds),
+        "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
+        "Entries": f"{len(course.entries)}, {len(state.board)} on the board",
+        "Pods": ", ".join([str(len(pods)), *told]),
+        "Rule": settings["rule"]["kind"],
+        "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
+        "Refused reports": str(state.rejected),
+        "Episodes of an evaluation": str(state.header.episodes),
+        "Seed": str(state.header.seed),
+    }
+
+
+def _score(entry: Entry) -> str:
+    return f"{number(entry.score)} ± {number(entry.standard_error)}"
+
+
+def _frames(course: Course, entry: Entry) -> int:
+    """Of its own round; an entry counts those of its first parent too."""
+    return entry.frames - (course.entries[entry.parents[0]].frames if entry.parents else 0)
+
+
+def _board(course: Course) -> str:
+    """The entries, best first."""
+    names = varied(course.state.board)
+    rows = [
+        [
+            str(place),
+            entry.id,
+            _score(entry),
+            compact(entry.frames),
+            ", ".join(entry.parents) or "fresh",
+            *(number(entry.hyperparameters.get(name)) for name in names),
+        ]
+        for place, entry in enumerate(course.state.board, 1)
+    ]
+    head = ["Place", "Entry", "Score", "Frames", "Parents", *names]
+    return table(head, rows) if rows else ""
+
+
+def _ancestry(course: Course) -> str:
+    """Whom the winner descends from, in a sentence."""
+    if not course.ancestry:
+        return ""
+    best, *others = (html.escape(entry.id) for entry in course.ancestry)
+    if not others:
+        return f"<p><b>{best}</b> began fresh.</p>"
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return f"<p><b>{best}</b> descends from {', '.join(others[:_NAMED])}{more}.</p>"
+
+
+def _failures(course: Course) -> str:
+    """What went wrong, in the order of time."""
+    rows = [
+        [clock(course.since(event.time)), *_what(event)]
+        for event in course.events
+        if isinstance(event, Failed | Rejected | Stopped)
+    ]
+    return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
+
+
+def _what(event: Failed | Rejected | Stopped) -> list[str]:
+    match event:
+        case Failed():
+            return [str(event.pod), str(event.round), "failed", event.reason]
+        case Rejected():
+            return [str(event.pod), str(event.round), "report refused", event.reason]
+        case Stopped():
+            return [str(event.pod), "", event.status, event.reason]
+
+
+def _experiments(course: Course) -> list[Run]:
+    """The configuration of each experiment that pods began with, and of the tournament."""
+    settings = dict(course.state.header.tournament)
+    experiments = settings.pop("experiments")
+    configs = [{"experiment": {"tournament": settings, "experiment": e}} for e in experiments]
+    return [
+        Run(experiment["recipe"], config, records=[], crash={})
+        for experiment, config in zip(experiments, configs, strict=True)
+    ]

@@ -1,0 +1,228 @@
+"""Pictures of a tournament: scores, the lineage, hyperparameters, and the pods in time.
+
+Every pod looks the same, so they read alike with four pods and with sixty-four. Only the winner,
+which is the best entry, and all that it descends from stand out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from podracer.reports.curves import dress, legend, picture
+from podracer.reports.tournament_log import Course, Link, varied
+from podracer.tournament.events import Entry, Stopped
+
+_POD, _WINNER = "#3f8fdb", "#f28e2b"
+_OUTCOMES = {
+    "reported": "#3f8fdb",
+    "failed": "#e15759",
+    "running": "#2ca58d",
+    "interrupted": "#8a919a",
+    "retired": "#8a919a",
+    "quarantined": "#a06cd5",
+}
+# Low to high, each to be seen on a light and on a dark page.
+_SCALE = LinearSegmentedColormap.from_list("scores", ["#5b4b9e", "#2f86b8", "#35b38c", "#aed137"])
+_UNITS = (("seconds", 1, 180), ("minutes", 60, 10_800), ("hours", 3600, 259_200))
+_STEPS = np.linspace(0, 1, 16)  # along a curved line
+
+Where = Callable[[Entry], float]
+
+
+# --- scores and hyperparameters -------------------------------------------------------------------
+
+
+def scores(course: Course) -> str:
+    """Scores over wall time, with the best so far, and over the frames of the lineage."""
+    entries = list(course.entries.values())
+    name, unit = _unit(course.seconds)
+
+    def time(entry: Entry) -> float:
+        return course.since(entry.created) / unit
+
+    def draw(figure: Figure) -> None:
+        strong = matplotlib.rcParams["text.color"]
+        axes = figure.add_subplot(1, 2, 1)
+        _lines(axes, course, course.pods(), time, _score)
+        best = np.maximum.accumulate([entry.score for entry in entries])
+        at = [*map(time, entries), course.seconds / unit]
+        axes.step(at, [*best, best[-1]], where="post", color=strong, lw=1.8, zorder=4)
+        dress(axes, "Score over wall time", name)
+        axes.set_xlim(0, 1.03 * at[-1] or None)
+        axes = figure.add_subplot(1, 2, 2)
+        _lines(axes, course, course.links(entries), lambda entry: entry.frames, _score)
+        dress(axes, "Score over the frames of the lineage", "frames")
+        axes.set_xlim(0, 1.03 * max(entry.frames for entry in entries) or None)
+
+    if not entries:
+        return ""
+    names = [("a pod", _POD), ("the winner and its ancestors", _WINNER)]
+    names.append(("the best so far", "var(--text)"))
+    return legend(names) + picture("Scores over wall time, over frames", 3.4, draw)
+
+
+def hyperparameters(course: Course) -> str:
+    """Each hyperparameter that varies along the rounds, on a logarithmic scale where it can be."""
+    entries = list(course.entries.values())
+    names = varied(entries)
+    columns = min(3, max(2, len(names)))
+    rows = -(-len(names) // columns)
+
+    def draw(figure: Figure) -> None:
+        for index, name in enumerate(names):
+            axes = figure.add_subplot(rows, columns, index + 1)
+
+            def value(entry: Entry, name: str = name) -> float:
+                return entry.hyperparameters.get(name, float("nan"))
+
+            _lines(axes, course, course.pods(), lambda entry: entry.round, value)
+            dress(axes, name, "round")
+            _rounds(axes, course, 6)
+            if np.nanmin([value(entry) for entry in entries]) > 0:
+                _logarithmic(axes)
+
+    return picture(", ".join(names), 2.6 * rows, draw) if names else ""
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Make the scale logarithmic; within a decade the ticks stay where they were."""
+    even, form = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)) if high > 10 * low else even)
+    axes.yaxis.set_major_formatter(form)
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _score(entry: Entry) -> float:
+    return entry.score
+
+
+def _lines(axes: Axes, course: Course, links: Sequence[Link], x: Where, y: Where) -> None:
+    """Thin lines and dots for all entries, over them those of the winner's ancestry."""
+    thin = {"color": _POD, "alpha": 0.35 if len(course.state.pods) > 16 else 0.6}
+    bold = {"color": _WINNER, "alpha": 1.0, "zorder": 3}
+    winners = course.links(course.ancestry)
+    for style, width, links_, entries in (
+        (thin, 0.8, links, course.entries.values()),
+        (bold, 2.0, winners, course.ancestry),
+    ):
+        ends = [[(x(a), y(a)), (x(b), y(b))] for a, b in links_]
+        axes.add_collection(LineCollection(ends, lw=width, **style))
+        points = np.array([(x(entry), y(entry)) for entry in entries]).reshape(-1, 2)
+        axes.scatter(*points.T, s=(3 * width) ** 2, lw=0, **style)
+    axes.margins(x=0.02, y=0.08)
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a duration reads best, and its seconds."""
+    fitting = ((name, unit) for name, unit, limit in _UNITS if seconds < limit)
+    return next(fitting, ("days", 86_400))
+
+
+# --- the lineage and the pods ---------------------------------------------------------------------
+
+
+def pedigree(course: Course) -> str:
+    """Entries by round and pod, lines from parents to children, colors by score."""
+    entries = list(course.entries.values())
+    if not entries:
+        return ""
+    height = _height(course)
+    size = 72 * min(0.5 * height / len(course.state.pods), 5 / course.rounds, 0.13)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        soft = matplotlib.rcParams["xtick.color"]
+        every, winners = course.links(entries), course.links(course.ancestry)
+        alpha = float(np.clip(500 / max(len(every), 1), 0.1, 0.45))  # many, if they are fused
+        axes.add_collection(_curved(every, color=soft, lw=0.7, alpha=alpha))
+        width = 2.2 if len(winners) < len(course.ancestry) else 1.0
+        axes.add_collection(_curved(winners, color=_WINNER, lw=width))
+        found = [entry.score for entry in entries]
+        norm = Normalize(float(np.percentile(found, 5)), max(found))  # one may be far below
+        for group, edge in ((entries, "none"), (course.ancestry, _WINNER)):
+            x, y, score = np.array([(e.round, e.pod, e.score) for e in group]).T
+            style = {"cmap": _SCALE, "norm": norm, "ec": edge, "lw": 1.6, "zorder": 3}
+            axes.scatter(x, y, s=size**2, c=score, **style)
+        _rows(axes, course, "round")
+        _rounds(axes, course, 20)
+        bar = figure.colorbar(
+            ScalarMappable(norm, _SCALE), ax=axes, aspect=8 * height, pad=0.01, label="score"
+        )
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+    names = [("the winner and its ancestors", _WINNER)]
+    return legend(names) + picture("Lineage by round and pod", height, draw)
+
+
+def _curved(links: Iterable[Link], **style: Any) -> LineCollection:
+    """Lines that leave and arrive level, so that crossings can be followed."""
+    ease = _STEPS**2 * (3 - 2 * _STEPS)
+    paths = []
+    for a, b in links:
+        aside = 1.2 * (_STEPS - _STEPS**2) * (a.round == b.round)  # else it would cross other dots
+        x, y = a.round + (b.round - a.round) * _STEPS + aside, a.pod + (b.pod - a.pod) * ease
+        paths.append(np.column_stack([x, y]))
+    return LineCollection(paths, **style)
+
+
+def pods_in_time(course: Course) -> str:
+    """A bar for each attempt at a round, and marks where attempts failed and pods were stopped."""
+    attempts = course.attempts()
+    if not attempts:
+        return ""
+    name, unit = _unit(course.seconds)
+    gap = 0.0015 * course.seconds  # so that rounds are told apart
+    marks = [(a.pod, a.end, a.outcome, "x") for a in attempts if a.outcome == "failed"]
+    stops = [event for event in course.events if isinstance(event, Stopped)]
+    marks += [(e.pod, course.since(e.time), e.status, "s") for e in stops]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.barh(
+            [attempt.pod for attempt in attempts],
+            [max(attempt.end - attempt.start - gap, gap) / unit for attempt in attempts],
+            left=[attempt.start / unit for attempt in attempts],
+            height=0.6,
+            color=[_OUTCOMES[attempt.outcome] for attempt in attempts],
+            alpha=0.8,
+        )
+        for pod, at, outcome, mark in marks:
+            axes.plot(at / unit, pod, mark, color=_OUTCOMES[outcome], ms=5, mew=1.6)
+        _rows(axes, course, name)
+        axes.set_xlim(left=0)
+
+    shown = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
+    names = [(outcome, color) for outcome, color in _OUTCOMES.items() if outcome in shown]
+    return legend(names) + picture("Pods in time", _height(course), draw)
+
+
+def _rounds(axes: Axes, course: Course, ticks: int) -> None:
+    """Give axes a place for each round, with room for lines that bend."""
+    axes.set_xlim(-0.35, course.rounds - 0.65)
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
+
+
+def _height(course: Course) -> float:
+    """Inches for a picture with a row for each pod."""
+    return min(1.0 + 0.2 * len(course.state.pods), 9.0)
+
+
+def _rows(axes: Axes, course: Course, over: str) -> None:
+    """Give axes a row for each pod, the first one on top."""
+    dress(axes, "", over)
+    axes.grid(visible=False)
+    axes.set(ylabel="pod", ylim=(len(course.state.pods) - 0.4, -0.6))
+    axes.yaxis.set_major_locator(MaxNLocator(17, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.margins(x=0.02)
