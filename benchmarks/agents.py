@@ -30,7 +30,7 @@ from podracer.agents.stacx import Stacx
 from podracer.bench import sebulba as bench
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.envs.host.device import Served
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.mesh import find_devices
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -39,7 +39,7 @@ from podracer.types import Continuous
 
 NETWORK = TorsoNetwork(MLP((64, 64)))
 REPLAY = Replay(100_000, batch_size=256, updates=1, warmup=0)
-PRIORITISED = dataclasses.replace(REPLAY, prioritised=True)
+PRIORITIZED = dataclasses.replace(REPLAY, prioritized=True)
 CARTPOLE = {
     "greedy Q(λ)": QLambda(network=NETWORK),
     "A2C": A2C(network=NETWORK),
@@ -47,9 +47,9 @@ CARTPOLE = {
     "STACX": Stacx(network=NETWORK),
     "PPO": PPO(network=NETWORK),
     "DQN": DQN(network=NETWORK, replay=REPLAY),
-    "Rainbow": rainbow(network=NETWORK, replay=PRIORITISED),
-    "R2D2": R2D2(replay=dataclasses.replace(PRIORITISED, batch_size=64), stride=16),
-    "MuZero": MuZero(replay=PRIORITISED),
+    "Rainbow": rainbow(network=NETWORK, replay=PRIORITIZED),
+    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), stride=16),
+    "MuZero": MuZero(replay=PRIORITIZED),
 }
 PENDULUM = {
     "DDPG": DDPG(network=NETWORK, replay=REPLAY),
@@ -70,7 +70,7 @@ def agents(options: Any) -> None:
                 contender.steps / contender.lap().seconds for _ in range(options.repetitions)
             )
             config = SebulbaConfig(ENVS, T, CHUNK, threads=1, env_threads=1)
-            setting = bench.setting(agent, Served(env), config, find_devices(1))
+            setting = bench.setting(agent, DeviceEnvironments(env), config, find_devices(1))
             served, _ = bench.training(setting, options.seconds)  # compiles at each call
             print(
                 f"{name:14}{environment:10}{rate:>12,.0f} Anakin{served:>12,.0f} Sebulba",

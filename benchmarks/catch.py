@@ -75,31 +75,31 @@ def notebook_loss(params: Any, env_state: Any, timestep: Any, key: jax.Array):
     return jnp.mean((jax.lax.stop_gradient(targets) - qa) ** 2), (env_state, timestep)
 
 
-def notebook_unit(optimiser: Any, state: Any) -> Any:
+def notebook_unit(optimizer: Any, state: Any) -> Any:
     """One environment's rollout and update: everything, parameters too, is this environment's own
     copy, and only the means of the gradients keep the copies equal."""
-    params, optimiser_state, env_state, timestep, key = state
+    params, optimizer_state, env_state, timestep, key = state
     key, use = jax.random.split(key)
     grads, (env_state, timestep) = jax.grad(notebook_loss, has_aux=True)(
         params, env_state, timestep, use
     )
     grads = jax.lax.pmean(jax.lax.pmean(grads, "batch"), "device")
-    updates, optimiser_state = optimiser.update(grads, optimiser_state)
+    updates, optimizer_state = optimizer.update(grads, optimizer_state)
     params = optax.apply_updates(params, updates)
-    return params, optimiser_state, env_state, timestep, key
+    return params, optimizer_state, env_state, timestep, key
 
 
 def notebook(devices: int) -> Contender:
     mesh = Mesh(find_devices(devices), ("device",))
-    optimiser = optax.adam(LEARNING_RATE)
+    optimizer = optax.adam(LEARNING_RATE)
 
     def init(key: jax.Array) -> Any:
         params = init_params(jax.random.key(42))
         env_state, timestep = Catch().reset(key)
-        return params, optimiser.init(params), env_state, timestep, jax.random.fold_in(key, 1)
+        return params, optimizer.init(params), env_state, timestep, jax.random.fold_in(key, 1)
 
     def chunk(state: Any) -> Any:
-        unit = jax.vmap(partial(notebook_unit, optimiser), axis_name="batch")
+        unit = jax.vmap(partial(notebook_unit, optimizer), axis_name="batch")
         return jax.lax.fori_loop(0, UPDATES, lambda _, state: unit(state), state)
 
     spec = PartitionSpec("device")

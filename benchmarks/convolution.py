@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from harness import Contender, compare, here, parse, parser, plain_convolutions
 
 from podracer.networks import CNN, Head, ResNet, TorsoNetwork
-from podracer.types import Array
+from podracer.types import ArraySpec
 
 NETWORKS = {
     "nature": (TorsoNetwork(CNN()), (84, 84, 4), 32),
@@ -27,7 +27,7 @@ MINIBATCHES = 2  # in a scan, as a learner has them
 
 def contender(name: str, network: Any, shape: tuple[int, ...], batch: int, loop: bool) -> Contender:
     """A repetition is `MINIBATCHES` gradient steps of `batch` frames, unrolled or in a scan."""
-    built = network.build(Array(shape, jnp.uint8), {"policy": Head(6), "value": Head(1)})
+    built = network.build(ArraySpec(shape, jnp.uint8), {"policy": Head(6), "value": Head(1)})
     first = jnp.zeros((1, batch), bool)
 
     def loss(params: Any, frames: jax.Array) -> jax.Array:

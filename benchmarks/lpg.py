@@ -34,7 +34,7 @@ import podracer
 from podracer import envs
 from podracer.agents.a2c import A2C
 from podracer.agents.lpg.rule_file import read_rule, write_rule
-from podracer.agents.lpg.student import taught
+from podracer.agents.lpg.student import lpg_student
 from podracer.bench.anakin import machine
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments import recipes
@@ -43,7 +43,7 @@ from podracer.experiments.training import use_compilation_cache
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
-from podracer.rollout import ActorState, environment_keys, no_episodes, rollout
+from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
 
 WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")
 NETWORK = TorsoNetwork(MLP((64,)))
@@ -60,7 +60,7 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
     if hasattr(env, "draw"):
         enter = partial(env.enter, world=env.draw(world_key))
     env_state, timestep = jax.vmap(enter)(jax.random.split(enter_key, num_envs))
-    actor = ActorState(env_state, timestep, agent.carry(num_envs), no_episodes(num_envs))
+    actor = ActorState(env_state, timestep, agent.carry(num_envs), zero_episode_stats(num_envs))
     indices = jnp.arange(num_envs, dtype=jnp.uint32)
 
     def update(carry: Any, number: jax.Array) -> tuple[Any, jax.Array]:
@@ -69,7 +69,7 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
         keys = (environment_keys(key, indices, moments) for key in (act_key, step_key))
         actor, trajectory = rollout(agent, env, agent.actor_params(state), actor, *keys)
         state, _ = agent.learn(state, trajectory, jax.random.fold_in(learn_key, number), None)
-        return (state, actor), jnp.mean(trajectory.valid() * trajectory.after().reward)
+        return (state, actor), jnp.mean(trajectory.valid() * trajectory.next_timesteps().reward)
 
     start = agent.init(init_key, num_envs), actor
     return jax.lax.scan(update, start, jnp.arange(updates, dtype=jnp.uint32))[1]
@@ -91,8 +91,8 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     taught_rate = {} if tabular else {"learning_rate": options.rate}
     made: dict[str, Any] = {}
     for i, file in enumerate(options.rules, options.first_rule):
-        made[f"learned {i}"] = taught(file, network, **taught_rate)
-        made[f"initial {i}"] = taught(_initial(file, i), network, **taught_rate)
+        made[f"learned {i}"] = lpg_student(file, network, **taught_rate)
+        made[f"initial {i}"] = lpg_student(_initial(file, i), network, **taught_rate)
     if options.only_rules:
         return made
     made["no learning"] = A2C(learning_rate=0.0, network=network)
@@ -168,8 +168,8 @@ def whole_runs(options: argparse.Namespace) -> None:
         for seed, file in enumerate(options.rules[: 1 if slow else None], options.first_rule):
             for name, agent in {
                 "A2C": A2C(learning_rate=rate, network=network),
-                "learned": taught(file, network, learning_rate=rate),
-                "initial": taught(_initial(file, seed), network, learning_rate=rate),
+                "learned": lpg_student(file, network, learning_rate=rate),
+                "initial": lpg_student(_initial(file, seed), network, learning_rate=rate),
             }.items():
                 with tempfile.TemporaryDirectory() as folder:
                     run = Path(folder) / "run"

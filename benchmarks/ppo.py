@@ -45,7 +45,7 @@ from podracer.experiments import recipes
 from podracer.experiments.plan import build
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import CNN, MLP, TorsoNetwork
-from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
 
 HERE = Path(__file__).parent
 SOLVED, EPISODES = 475.0, 128
@@ -139,7 +139,7 @@ class Pixels:
     """A ball that bounces in a box and is to be pushed to the right: 84x84 pixels, the last four
     frames as channels. It is drawn by code and stands for an Atari game."""
 
-    spec = EnvironmentSpec("pixels", Array((84, 84, 4), jnp.uint8), Discrete(3))
+    spec = EnvironmentSpec("pixels", ArraySpec((84, 84, 4), jnp.uint8), Discrete(3))
 
     def reset(self, key: jax.Array) -> tuple[PixelState, TimeStep]:
         position = jax.random.randint(key, (2,), 8, 76, jnp.int32)

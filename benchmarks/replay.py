@@ -17,14 +17,14 @@ import numpy as np
 from harness import compare, here, parse, parser
 
 from podracer.replay import Buffer, Replay
-from podracer.types import Array, Discrete, EnvironmentSpec, Step, TimeStep
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what flashbax imports
     import flashbax
 
-VECTOR = EnvironmentSpec("vector", Array((8,)), Discrete(4))
-FRAMES = EnvironmentSpec("frames", Array((84, 84, 4), np.uint8, stacked=True), Discrete(4))
+VECTOR = EnvironmentSpec("vector", ArraySpec((8,)), Discrete(4))
+FRAMES = EnvironmentSpec("frames", ArraySpec((84, 84, 4), np.uint8, stacked=True), Discrete(4))
 # Name, environment, environments, timesteps of each, rollout, sample, timesteps of a sample
 CASES = (
     ("vectors, transitions", VECTOR, 128, 1024, 8, 256, 2),
@@ -48,9 +48,9 @@ def total(tree: Any) -> jax.Array:
     return sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(tree))  # type: ignore[return-value]
 
 
-def ours(case: Any, prioritised: bool) -> Any:
+def ours(case: Any, prioritized: bool) -> Any:
     _, spec, B, columns, T, num, length = case
-    buffer = Buffer(Replay(B * columns, prioritised=prioritised), spec, length)
+    buffer = Buffer(Replay(B * columns, prioritized=prioritized), spec, length)
 
     def draw(memory: Any, key: jax.Array) -> Any:
         sample = buffer.sample(memory, key, num)
@@ -63,15 +63,15 @@ def ours(case: Any, prioritised: bool) -> Any:
     return _program(step), buffer.init(B), rollout(spec, T, B)
 
 
-def theirs(case: Any, prioritised: bool) -> Any:
+def theirs(case: Any, prioritized: bool) -> Any:
     _, spec, B, columns, T, num, length = case
     sizes = {
         "add_batch_size": B, "sample_batch_size": num, "sample_sequence_length": length,
         "period": 1, "min_length_time_axis": length, "max_length_time_axis": columns,
     }  # fmt: skip
     make = (
-        flashbax.make_prioritised_trajectory_buffer
-        if prioritised
+        flashbax.make_prioritized_trajectory_buffer
+        if prioritized
         else flashbax.make_trajectory_buffer
     )
     buffer = make(**sizes)
@@ -79,7 +79,7 @@ def theirs(case: Any, prioritised: bool) -> Any:
 
     def draw(state: Any, key: jax.Array) -> Any:
         sample = buffer.sample(state, key)
-        if prioritised:
+        if prioritized:
             state = buffer.set_priorities(state, sample.indices, jnp.ones(num))
         return state, total(sample.experience.timestep)
 
@@ -108,16 +108,16 @@ def main() -> None:
     options = parse(parser(__doc__))
     for case in CASES:
         name, spec, B, columns, T, num, length = case
-        for prioritised in (False, True):
+        for prioritized in (False, True):
             contenders = []
             for who, make in (("podracer", ours), ("flashbax", theirs)):
-                program, memory, steps = make(case, prioritised)
+                program, memory, steps = make(case, prioritized)
                 about = {"bytes": size(memory)}
                 state = (memory, steps, jax.random.key(0), jnp.float32(0))
                 state = jax.tree.map(jnp.copy, state)  # donated, so no leaf may be another
                 contenders.append(here(who, program, state, ROUNDS * SAMPLES * num, **about))
             settings = {
-                "prioritised": prioritised, "environments": B, "timesteps": columns,
+                "prioritized": prioritized, "environments": B, "timesteps": columns,
                 "rollout": T, "batch": num, "length": length,
             }  # fmt: skip
             compare(f"Replay, {name}", settings, contenders, options, unit="samples")

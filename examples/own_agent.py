@@ -32,7 +32,7 @@ class Reinforce:
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         params = self._network.init(key)
-        return LearnerState({"params": params, "optimiser": self._optimiser.init(params)})
+        return LearnerState({"params": params, "optimizer": self._optimizer.init(params)})
 
     def carry(self, num_envs: int) -> tuple[()]:
         return ()  # no memory
@@ -52,14 +52,18 @@ class Reinforce:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
-        params, optimiser = state.shared["params"], state.shared["optimiser"]
+        params, optimizer = state.shared["params"], state.shared["optimizer"]
         grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        updates, optimiser = self._optimiser.update(grads, optimiser)
+        updates, optimizer = self._optimizer.update(grads, optimizer)
         params = optax.apply_updates(params, updates)
-        return LearnerState({"params": params, "optimiser": optimiser}), metrics
+        return LearnerState({"params": params, "optimizer": optimizer}), metrics
 
     def _loss(self, params: Any, trajectory: Trajectory) -> tuple[jax.Array, Any]:
-        timesteps, after, valid = trajectory.timesteps(), trajectory.after(), trajectory.valid()
+        timesteps, after, valid = (
+            trajectory.timesteps(),
+            trajectory.next_timesteps(),
+            trajectory.valid(),
+        )
         outputs, _ = self._network.apply(params, (), timesteps.observation, timesteps.first)
         log_probs, values = jax.nn.log_softmax(outputs["policy"][:-1]), outputs["value"][..., 0]
         fixed, discount = jax.lax.stop_gradient(values), self.discount * after.discount
@@ -81,7 +85,7 @@ class Reinforce:
         return self.network.build(self.spec.observation, heads)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(self.learning_rate))
 
 

@@ -35,7 +35,7 @@ class Board:
 
     @property
     def spec(self) -> podracer.EnvironmentSpec:
-        return podracer.EnvironmentSpec("board", podracer.Array((4,)), podracer.Discrete(4))
+        return podracer.EnvironmentSpec("board", podracer.ArraySpec((4,)), podracer.Discrete(4))
 
     def reset(self, key: jax.Array) -> tuple[BoardState, podracer.TimeStep]:
         cells = SIZE * SIZE

@@ -50,8 +50,8 @@ class ResidualMLP:
             """Outputs `[T, B, n]` from observations `[T, B, inputs]`."""
             x = observation @ params["embed"]
             for layer in params["layers"]:
-                x = x + jnp.tanh(_normalised(x) @ layer)
-            x = _normalised(x)
+                x = x + jnp.tanh(_normalized(x) @ layer)
+            x = _normalized(x)
             return {name: x @ head for name, head in params["heads"].items()}, carry
 
         return Network(init, carry=lambda num_envs: (), apply=apply)
@@ -61,7 +61,7 @@ def _matrix(key: jax.Array, inputs: int, outputs: int) -> jax.Array:
     return jax.nn.initializers.orthogonal()(key, (inputs, outputs))
 
 
-def _normalised(x: jax.Array) -> jax.Array:
+def _normalized(x: jax.Array) -> jax.Array:
     return jax.nn.standardize(x, axis=-1)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from podracer.experiments.training import Result as Result
     from podracer.experiments.training import load as load
     from podracer.experiments.training import train as train
-    from podracer.types import Array as Array
+    from podracer.types import ArraySpec as ArraySpec
     from podracer.types import ConfigError as ConfigError
     from podracer.types import Continuous as Continuous
     from podracer.types import Discrete as Discrete
@@ -47,7 +47,7 @@ _HOMES = {
     "experiments.experiment": ("Experiment",),
     "experiments.training": ("Result", "load", "train"),
     "types": (
-        "Array",
+        "ArraySpec",
         "ConfigError",
         "Continuous",
         "Discrete",

@@ -80,7 +80,7 @@ class FusedAgent(Agent, Protocol):
         ...
 
     def apply_gradients(self, state: LearnerState, grads: Params) -> tuple[LearnerState, Metrics]:
-        """One optimiser step with gradients that are already averaged over the mesh."""
+        """One optimizer step with gradients that are already averaged over the mesh."""
         ...
 
 

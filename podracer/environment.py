@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
@@ -265,7 +265,7 @@ def _checked_spec(environment: Any) -> EnvironmentSpec:
         if not callable(getattr(environment, name, None)):
             raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
     leaves = jax.tree.leaves(spec.observation)
-    if not leaves or not all(isinstance(leaf, Array) for leaf in leaves):
+    if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.Array.")
     if isinstance(spec.action, Discrete):
         number = spec.action.num_actions

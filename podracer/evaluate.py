@@ -122,7 +122,7 @@ def _host_evaluator(
 
 
 def _ended(over: np.ndarray, after: TimeStep) -> np.ndarray:
-    """Rows whose episode ended with this timestep; `over` had ended before. As `rollout.track`."""
+    """Rows whose episode ended with this timestep; `over` had ended before."""
     return (after.last & ~after.first) | ((after.discount == 0) & ~over)  # type: ignore[return-value]
 
 

@@ -92,7 +92,7 @@ def free_bytes(mesh: Mesh) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 
-def readable(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes with a unit: `7.1 GiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
@@ -107,8 +107,8 @@ def fitting(program: Any, mesh: Mesh) -> Any:
     needed = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
     if free is not None and needed > free:
         raise ConfigError(
-            f"the program needs {readable(needed)} on each device beside its state, but "
-            f"{readable(free)} are free: take fewer environments, a shorter rollout or "
+            f"the program needs {format_bytes(needed)} on each device beside its state, but "
+            f"{format_bytes(free)} are free: take fewer environments, a shorter rollout or "
             "more devices (LPG: more --lifetime-groups, or --recompute)."
         )
     return program

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from podracer.environment import action_struct
 from podracer.ops import sum_tree
 from podracer.types import (
-    Array,
+    ArraySpec,
     Carry,
     ConfigError,
     EnvironmentSpec,
@@ -45,7 +45,7 @@ class Replay:
     """Updates for each rollout."""
     warmup: int = 1_000
     """Timesteps to collect before the first update."""
-    prioritised: bool = False
+    prioritized: bool = False
     """Draw by the size of the last error (Schaul et al. 2016, arXiv 1511.05952), or uniformly."""
     priority_exponent: float = 0.6
     """0 draws uniformly, 1 in proportion to the error."""
@@ -54,7 +54,7 @@ class Replay:
 
 
 @struct
-class Chances:
+class Priorities:
     """How likely each start is to be drawn, by priorities."""
 
     priorities: sum_tree.SumTree  # [B, C / stride], 0 where no sample may start
@@ -62,7 +62,7 @@ class Chances:
 
 
 @struct
-class Memory:
+class ReplayState:
     """What is kept. Leaves lead with B, the number of environments."""
 
     steps: Step  # [B, C, ...]; of stacked observations the newest frame alone
@@ -70,7 +70,7 @@ class Memory:
     newest: PyTree  # of each stacked observation the last stack, [B, ..., K], else ()
     carry: Carry  # [B, C / stride, ...], the agent's memory at each start
     added: jax.Array  # i32 [B], timesteps ever added, the same for all
-    chances: Chances | tuple[()]  # () where all are alike
+    chances: Priorities | tuple[()]  # () where all are alike
 
 
 @struct
@@ -85,7 +85,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """Pure functions over a `Memory`: samples have `length` timesteps and may start at every
+    """Pure functions over a `ReplayState`: samples have `length` timesteps and may start at every
     `stride`-th timestep."""
 
     settings: Replay
@@ -93,7 +93,7 @@ class Buffer:
     length: int
     stride: int = 1
 
-    def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> Memory:
+    def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:
         """Nothing yet. `extras` and `carry` are as `Step` and `Trajectory` have them for one
         environment (shapes and dtypes). Raises `ConfigError` where no sample would fit."""
         if self.length < self.stride:
@@ -112,25 +112,27 @@ class Buffer:
         def zeros(*axes: int) -> Any:
             return lambda x: jnp.zeros((*axes, *x.shape), x.dtype)
 
-        flag: Any = Array((), jnp.bool_)
-        number: Any = Array(())
+        flag: Any = ArraySpec((), jnp.bool_)
+        number: Any = ArraySpec(())
         frames = self._stacks(
-            lambda spec, _: Array(spec.shape[:-1], spec.dtype), lambda x: x, self.spec.observation
+            lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
+            lambda x: x,
+            self.spec.observation,
         )
         step = Step(TimeStep(frames, number, number, flag, flag), action_struct(self.spec), extras)
         starts = columns // self.stride
-        return Memory(
+        return ReplayState(
             steps=jax.tree.map(zeros(num_envs, columns), step),
             follows=self._stacks(lambda _: jnp.zeros((num_envs, columns), jnp.uint8), lambda: ()),
             newest=self._stacks(zeros(num_envs), lambda: ()),
             carry=jax.tree.map(zeros(num_envs, starts), carry),
             added=jnp.zeros(num_envs, jnp.int32),
-            chances=Chances(sum_tree.empty(num_envs, starts), jnp.ones(num_envs))
-            if self.settings.prioritised
+            chances=Priorities(sum_tree.empty(num_envs, starts), jnp.ones(num_envs))
+            if self.settings.prioritized
             else (),
         )
 
-    def add(self, memory: Memory, steps: Step, carry: Carry = ()) -> Memory:
+    def add(self, memory: ReplayState, steps: Step, carry: Carry = ()) -> ReplayState:
         """With the newest T timesteps, `[T, B, ...]`; `carry [B, ...]` at the first of them."""
         T = steps.timestep.reward.shape[0]
         columns, added = memory.steps.timestep.reward.shape[1], memory.added[0]
@@ -163,20 +165,20 @@ class Buffer:
             carry=jax.tree.map(lambda ring, x: ring.at[:, slot].set(x), memory.carry, carry),
             added=memory.added + T,
         )
-        chances = self._renewed(memory, T) if isinstance(memory.chances, Chances) else ()
+        chances = self._renewed(memory, T) if isinstance(memory.chances, Priorities) else ()
         return dataclasses.replace(memory, chances=chances)
 
-    def size(self, memory: Memory) -> jax.Array:
+    def size(self, memory: ReplayState) -> jax.Array:
         """How many samples could start somewhere, i32, over all environments of this shard."""
         first, last = self._range(memory)
         starts = jnp.maximum(0, last // self.stride - -(-first // self.stride) + 1)
         return starts * memory.added.shape[0]
 
-    def sample(self, memory: Memory, key: jax.Array, num: int) -> Sample:
+    def sample(self, memory: ReplayState, key: jax.Array, num: int) -> Sample:
         """`num` sequences; `size` must be above 0."""
         B, columns = memory.steps.timestep.reward.shape
         slots = columns // self.stride
-        if isinstance(memory.chances, Chances):
+        if isinstance(memory.chances, Priorities):
             rows, starts, shares = sum_tree.draw(memory.chances.priorities, key, num)
             weights = (shares * self.size(memory)) ** -self.settings.importance_exponent
             weights = weights / jnp.max(weights)
@@ -190,31 +192,31 @@ class Buffer:
         return Sample(self._trajectory(memory, rows, starts), weights, rows, starts)
 
     def reweighed(
-        self, chances: Chances | tuple[()], sample: Sample, priorities: jax.Array
-    ) -> Chances | tuple[()]:
+        self, chances: Priorities | tuple[()], sample: Sample, priorities: jax.Array
+    ) -> Priorities | tuple[()]:
         """Chances after what was sampled has new priorities `[N]`, such as absolute errors."""
-        if not isinstance(chances, Chances):
+        if not isinstance(chances, Priorities):
             return chances
         scaled = (priorities + 1e-6) ** self.settings.priority_exponent
         highest = jnp.maximum(jnp.max(chances.highest), jnp.max(scaled))
-        return Chances(
+        return Priorities(
             sum_tree.put(chances.priorities, sample.rows, sample.starts, scaled),
             jnp.full_like(chances.highest, highest),
         )
 
     # --- where samples may start -----------------------------------------------------------------
 
-    def _range(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
+    def _range(self, memory: ReplayState) -> tuple[jax.Array, jax.Array]:
         """The oldest and the newest timestep at which a sample may start, counted from the first
         ever added; the newest is the smaller where there is none."""
         columns, added = memory.steps.timestep.reward.shape[1], memory.added[0]
         oldest = jnp.where(added > columns, added - columns + self._history, 0)
         return oldest, added - self.length
 
-    def _renewed(self, memory: Memory, T: int) -> Chances:
+    def _renewed(self, memory: ReplayState, T: int) -> Priorities:
         """After T more timesteps: starts whose samples became complete get the highest priority,
         those whose samples were overwritten none."""
-        chances = cast(Chances, memory.chances)
+        chances = cast(Priorities, memory.chances)
         B, columns = memory.steps.timestep.reward.shape
         slots = columns // self.stride
         newest = self._range(memory)[1]
@@ -231,11 +233,11 @@ class Buffer:
         complete = (times >= 0) & (times <= newest)
         values = jnp.where(complete, jnp.max(chances.highest), kept)
         tree = sum_tree.put(chances.priorities, rows, where, values)
-        return Chances(tree, chances.highest)
+        return Priorities(tree, chances.highest)
 
     # --- what a sample shows ---------------------------------------------------------------------
 
-    def _trajectory(self, memory: Memory, rows: jax.Array, starts: jax.Array) -> Trajectory:
+    def _trajectory(self, memory: ReplayState, rows: jax.Array, starts: jax.Array) -> Trajectory:
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
         timestep = memory.steps.timestep
         rest = dataclasses.replace(timestep, observation=())
@@ -266,15 +268,15 @@ class Buffer:
     def _stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
         """`function(spec, *leaves)` of the stacked observations, `otherwise(*leaves)` of others."""
 
-        def one(spec: Array, *leaves: Any) -> Any:
+        def one(spec: ArraySpec, *leaves: Any) -> Any:
             return function(spec, *leaves) if spec.stacked else otherwise(*leaves)
 
         return jax.tree.map(one, self.spec.observation, *trees)
 
-    def _follows(self, memory: Memory, observation: PyTree) -> PyTree:
+    def _follows(self, memory: ReplayState, observation: PyTree) -> PyTree:
         """How each of the new stacks `[T, B, ..., K]` follows from the one before, u8 `[T, B]`."""
 
-        def one(_: Array, new: jax.Array, newest: jax.Array) -> jax.Array:
+        def one(_: ArraySpec, new: jax.Array, newest: jax.Array) -> jax.Array:
             axes = tuple(range(2, new.ndim))
             before = jnp.concatenate([newest[None], new[:-1]])
             continues = jnp.all(new[..., :-1] == before[..., 1:], axes)
@@ -286,11 +288,13 @@ class Buffer:
         return self._stacks(one, lambda *_: (), observation, memory.newest)
 
     def _restacked(
-        self, memory: Memory, newest: PyTree, rows: jax.Array, times: jax.Array
+        self, memory: ReplayState, newest: PyTree, rows: jax.Array, times: jax.Array
     ) -> PyTree:
         """Whole stacks `[L, N, ..., K]` from their newest frames `[L, N, ...]`."""
 
-        def one(spec: Array, frame: jax.Array, ring: jax.Array, follows: jax.Array) -> jax.Array:
+        def one(
+            spec: ArraySpec, frame: jax.Array, ring: jax.Array, follows: jax.Array
+        ) -> jax.Array:
             frames, begun = [frame], jnp.zeros(times.shape, bool)
             for back in range(1, spec.shape[-1]):
                 follow = _read(follows, rows, times - back + 1)

@@ -42,7 +42,7 @@ def environment_keys(key: jax.Array, indices: jax.Array, steps: jax.Array) -> ja
 
 
 @struct
-class Episodes:
+class EpisodeStats:
     """Episode statistics of each environment, all `[B]`: running sums, and totals of what ended."""
 
     running_return: jax.Array  # f32, undiscounted
@@ -52,9 +52,9 @@ class Episodes:
     total_length: jax.Array  # i32
 
 
-def no_episodes(num_envs: int) -> Episodes:
+def zero_episode_stats(num_envs: int) -> EpisodeStats:
     """Statistics before the first step. Each leaf is its own buffer, for donation."""
-    return Episodes(
+    return EpisodeStats(
         running_return=jnp.zeros(num_envs),
         running_length=jnp.zeros(num_envs, jnp.int32),
         count=jnp.zeros(num_envs, jnp.int32),
@@ -63,7 +63,7 @@ def no_episodes(num_envs: int) -> Episodes:
     )
 
 
-def track(episodes: Episodes, before: TimeStep, after: TimeStep) -> Episodes:
+def update_episode_stats(episodes: EpisodeStats, before: TimeStep, after: TimeStep) -> EpisodeStats:
     """Count the transition between two timesteps `[B, ...]`.
 
     An episode that begins without an end before it was lost, and does not count.
@@ -71,7 +71,7 @@ def track(episodes: Episodes, before: TimeStep, after: TimeStep) -> Episodes:
     reward = episodes.running_return + after.reward
     length = episodes.running_length + (~before.last).astype(jnp.int32)
     ended = (after.last & ~after.first) | ((after.discount == 0) & ~before.last)
-    return Episodes(
+    return EpisodeStats(
         running_return=jnp.where(ended | after.first, 0.0, reward),
         running_length=jnp.where(ended | after.first, 0, length),
         count=episodes.count + ended.astype(jnp.int32),
@@ -87,14 +87,14 @@ class ActorState:
     env_state: EnvState
     timestep: TimeStep
     carry: Carry
-    episodes: Episodes
+    episodes: EpisodeStats
 
 
 def init_actor(agent: Agent, env: Environment, keys: jax.Array) -> ActorState:
     """Reset one environment for each key `[B]`."""
     env_state, timestep = jax.vmap(env.reset)(keys)
     num_envs = keys.shape[0]
-    return ActorState(env_state, timestep, agent.carry(num_envs), no_episodes(num_envs))
+    return ActorState(env_state, timestep, agent.carry(num_envs), zero_episode_stats(num_envs))
 
 
 def interact(
@@ -109,7 +109,7 @@ def interact(
     """One action of each environment, with keys `[B]`."""
     action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
     env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
-    episodes = track(actor.episodes, actor.timestep, timestep)
+    episodes = update_episode_stats(actor.episodes, actor.timestep, timestep)
     step = Step(actor.timestep, action, extras)
     return ActorState(env_state, timestep, carry, episodes), step
 

@@ -79,7 +79,7 @@ class Trajectory:
             self.final,
         )
 
-    def after(self) -> TimeStep:
+    def next_timesteps(self) -> TimeStep:
         """What each action led to, `[T, B, ...]`, observations left out."""
         steps = dataclasses.replace(self.steps.timestep, observation=())
         final = dataclasses.replace(self.final, observation=())
@@ -94,12 +94,12 @@ class Trajectory:
 class LearnerState:
     """Everything an agent keeps between updates."""
 
-    shared: PyTree  # replicated over `data`: parameters, optimiser, targets, moments, counters
+    shared: PyTree  # replicated over `data`: parameters, optimizer, targets, moments, counters
     local: PyTree = ()  # leading axis sharded over `data`: replay, per-environment sums
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
+class ArraySpec:
     """Shape and dtype of one observation leaf, without any batch axis.
 
     `stacked` says that the last axis holds the newest frames, oldest first, and that each
@@ -162,7 +162,7 @@ class EnvironmentSpec:
     """What an agent must know of an environment before it is built."""
 
     name: str
-    observation: Any  # pytree of `Array`; dictionaries of them are allowed
+    observation: Any  # pytree of `ArraySpec`; dictionaries of them are allowed
     action: Discrete | Continuous
     model: Any = (
         None  # the environment itself, where observations have its state; see envs/model.py

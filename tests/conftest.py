@@ -1,7 +1,7 @@
 """Eight virtual devices, loud broadcasting, one compile cache, programs compiled quickly.
 
 Nearly all the time of a cold run goes into compiling programs that then run for milliseconds.
-They are compiled with few optimisations, here and in the processes that tests start, which is
+They are compiled with few optimizations, here and in the processes that tests start, which is
 over twice as fast; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as users do.
 """
 
@@ -41,8 +41,8 @@ def _garbage_of_this_module_only() -> None:
 
 
 @pytest.fixture
-def optimised() -> Iterator[None]:
-    """Programs that two drivers compile round alike only when LLVM optimises both."""
+def optimized() -> Iterator[None]:
+    """Programs that two drivers compile round alike only when LLVM optimizes both."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", QUICK)

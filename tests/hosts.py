@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 
-from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep
 
-SPEC = EnvironmentSpec("counter", Array((3,)), Discrete(2))
+SPEC = EnvironmentSpec("counter", ArraySpec((3,)), Discrete(2))
 
 
 @dataclasses.dataclass(frozen=True)

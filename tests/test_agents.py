@@ -27,10 +27,10 @@ from podracer.environment import auto_reset, restart, transition
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
-from podracer.ops.returns import generalised_advantages
+from podracer.ops.returns import generalized_advantages
 from podracer.rollout import ActorState, init_actor, rollout
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
@@ -63,7 +63,7 @@ class Walk:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("walk", Array((2,)), self.action)
+        return EnvironmentSpec("walk", ArraySpec((2,)), self.action)
 
     def reset(self, key: jax.Array) -> tuple[WalkState, TimeStep]:
         x = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
@@ -132,7 +132,7 @@ def begin(agent: Any, env: Any = WALK) -> tuple[LearnerState, Trajectory]:
     actor, _ = advance(agent, env, params, enter(agent, env), 1)
     _, trajectory = advance(agent, env, params, actor, 2)
     assert not trajectory.valid().all()
-    assert (trajectory.after().discount == 0).any()
+    assert (trajectory.next_timesteps().discount == 0).any()
     assert not trajectory.steps.timestep.first[0].all()
     return state, trajectory
 
@@ -154,7 +154,7 @@ def with_rewards(trajectory: Trajectory, change: Any) -> Trajectory:
 def gradient(state: LearnerState) -> Any:
     """The gradient of the first update: what Adam's mean holds of it."""
     return jax.tree.map(
-        lambda x: 10 * x, optax.tree_utils.tree_get(state.shared["optimiser"], "mu")
+        lambda x: 10 * x, optax.tree_utils.tree_get(state.shared["optimizer"], "mu")
     )
 
 
@@ -218,7 +218,7 @@ def learning(change: Any) -> Any:
         (learning(lambda s, m: ((), m)), r"Broken\.learn must keep the state's structure"),
         (
             learning(lambda s, m: (jax.tree.map(lambda x: x[..., None], s), m)),
-            r"Broken\.learn must keep state\.shared\['optimiser'\].* but it became",
+            r"Broken\.learn must keep state\.shared\['optimizer'\].* but it became",
         ),
         (
             broken(learn=lambda self, *args: 1 if self.discount > 0.5 else 2),
@@ -329,8 +329,8 @@ CASES = {
         auto_reset(Walk(BOX)),
         epochs=1,
         minibatches=1,
-        normalise_observations=True,
-        normalise_rewards=True,
+        normalize_observations=True,
+        normalize_rewards=True,
     ),
 }
 
@@ -367,7 +367,7 @@ def test_shards_learn_what_one_device_learns(name, devices):
     (many, many_metrics), (one, one_metrics) = one_update(name, devices), one_update(name, 1)
     close(gradient(many), gradient(one), atol=2e-6)
     close(many_metrics, one_metrics, atol=1e-5)
-    rest = [{n: x for n, x in s.shared.items() if n != "optimiser"} for s in (many, one)]
+    rest = [{n: x for n, x in s.shared.items() if n != "optimizer"} for s in (many, one)]
     close(*rest, atol=1e-5)
     close(many.local, one.local)
 
@@ -449,10 +449,14 @@ def textbook_gradient(
 ) -> Any:
     """Of a policy loss, a squared error to λ-returns and an entropy bonus, over what is valid.
 
-    `policy_loss` gets log-probabilities now and when acting, and generalised advantages.
+    `policy_loss` gets log-probabilities now and when acting, and generalized advantages.
     """
     net = actor_critic.build(agent.network, agent.spec)
-    timesteps, after, valid = trajectory.timesteps(), trajectory.after(), trajectory.valid()
+    timesteps, after, valid = (
+        trajectory.timesteps(),
+        trajectory.next_timesteps(),
+        trajectory.valid(),
+    )
     extras = trajectory.steps.extras
 
     def outputs(params: Any) -> Any:
@@ -461,7 +465,7 @@ def textbook_gradient(
 
     values = outputs(state.shared["params"])[1]
     discounts = agent.discount * after.discount
-    advantages = generalised_advantages(
+    advantages = generalized_advantages(
         values[:-1], values[1:], after.reward, discounts, valid, agent.lambda_
     )
 
@@ -476,7 +480,7 @@ def textbook_gradient(
     return jax.jit(jax.grad(loss))(state.shared["params"])
 
 
-def standardised(x: jax.Array) -> jax.Array:
+def standardized(x: jax.Array) -> jax.Array:
     return (x - jnp.mean(x)) / jnp.std(x)
 
 
@@ -496,7 +500,7 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
     λ of 1, its default, then has the targets and the advantages of GAE.)"""
     agent = learner(name, memory)
     state, trajectory = begin(agent)
-    scale = standardised if isinstance(agent, PPO) else lambda x: x
+    scale = standardized if isinstance(agent, PPO) else lambda x: x
     expected = textbook_gradient(
         agent, state, trajectory, lambda log_prob, _, advantages: -scale(advantages) * log_prob
     )
@@ -511,7 +515,7 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
 
 @pytest.mark.parametrize(("shift", "kept"), [(-0.5, -1), (0.5, 1)])
 def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
-    """Where the ratio has left the clip to the good side of its advantage, nothing is learnt."""
+    """Where the ratio has left the clip to the good side of its advantage, nothing is learned."""
     agent = learner("ppo")
     state, trajectory = begin(agent)
     extras = trajectory.steps.extras
@@ -521,7 +525,7 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
     )
 
     def loss(log_prob: jax.Array, old: jax.Array, advantages: jax.Array) -> jax.Array:
-        gain = standardised(advantages) * jnp.exp(log_prob - old)
+        gain = standardized(advantages) * jnp.exp(log_prob - old)
         return -jnp.where(jnp.sign(gain) == kept, gain, 0.0)
 
     after, metrics = learn(agent, state, trajectory)
@@ -533,7 +537,7 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
 def test_acting_and_learning_see_the_same_observations(memory):
     """With moments that change at every update, ratios stay 1 in the first epoch of each, and the
     moments are those of all that was seen."""
-    agent = learner("ppo", memory, normalise_observations=True)
+    agent = learner("ppo", memory, normalize_observations=True)
     env = auto_reset(Walk(offset=30.0))
     state, actor, seen = fresh(agent), enter(agent, env), []
     for i in range(3):
@@ -550,13 +554,13 @@ def test_acting_and_learning_see_the_same_observations(memory):
 def test_rewards_are_divided_by_the_deviation_of_the_returns():
     """By that of all discounted sums so far, which start again after every end of an episode."""
     plain = learner("ppo")
-    agent = dataclasses.replace(plain, normalise_rewards=True)
+    agent = dataclasses.replace(plain, normalize_rewards=True)
     state, actor = fresh(agent), enter(plain)
     params, sums, total = plain.actor_params(fresh(plain)), [], np.zeros(B)
     for i in range(3):
         actor, trajectory = advance(plain, WALK, params, actor, i)
         before, (state, _) = state, learn(agent, state, trajectory)
-        after = jax.device_get(trajectory.after())
+        after = jax.device_get(trajectory.next_timesteps())
         for t in range(T):
             total = after.reward[t] + plain.discount * total
             sums.append(total)
@@ -564,7 +568,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
     close(state.shared["returns"].variance, np.var(sums), rtol=1e-4)
     close(state.local, total, atol=1e-5)
 
-    # An agent that does not normalise learns the same from rewards divided by hand.
+    # An agent that does not normalize learns the same from rewards divided by hand.
     divided = with_rewards(trajectory, lambda reward: reward / np.std(sums))
     expected, _ = learn(plain, LearnerState({**before.shared, "returns": ()}), divided)
     close(state.shared["params"], expected.shared["params"], atol=1e-5)

@@ -17,9 +17,9 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
-from podracer.agents.lpg.rule import Rule
+from podracer.agents.lpg.rule import UpdateRule
 from podracer.agents.lpg.rule_file import write_rule
-from podracer.agents.lpg.student import taught
+from podracer.agents.lpg.student import lpg_student
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -44,7 +44,7 @@ REPLAY = Replay(16 * 40, batch_size=16, updates=2, warmup=16 * 16)
 
 def a_rule():
     """The file of a rule that has learned nothing yet, the same for all processes of the tests."""
-    shape = Rule(units=8, embedding=4, predictions=4)
+    shape = UpdateRule(units=8, embedding=4, predictions=4)
     path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
     write_rule(path, shape, shape.init(jax.random.key(0)), {})
     return path
@@ -55,12 +55,12 @@ AGENTS = {
     "a2c": A2C(network=SMALL),
     "impala": Impala(network=SMALL),
     "stacx": Stacx(network=SMALL),
-    "ppo": PPO(network=SMALL, epochs=2, normalise_observations=True, normalise_rewards=True),
+    "ppo": PPO(network=SMALL, epochs=2, normalize_observations=True, normalize_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
     "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_frames=2000),
     "rainbow": DQN(
         network=SMALL,
-        replay=dataclasses.replace(REPLAY, prioritised=True),
+        replay=dataclasses.replace(REPLAY, prioritized=True),
         n_step=3,
         dueling=True,
         noisy=True,
@@ -69,7 +69,7 @@ AGENTS = {
     ),
     "r2d2": R2D2(
         network=RECURRENT,
-        replay=dataclasses.replace(REPLAY, prioritised=True),
+        replay=dataclasses.replace(REPLAY, prioritized=True),
         stride=8,
         burn_in=4,
         unroll=8,
@@ -77,7 +77,7 @@ AGENTS = {
     ),
     "muzero": MuZero(
         network=SMALL,
-        replay=dataclasses.replace(REPLAY, prioritised=True),
+        replay=dataclasses.replace(REPLAY, prioritized=True),
         latent=8,
         dynamics=(8,),
         prediction=(8,),
@@ -88,9 +88,9 @@ AGENTS = {
         n_step=2,
     ),
     "alphazero": AlphaZero(network=SMALL, simulations=4),
-    "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalise_observations=True),
+    "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
-    "taught": taught(a_rule(), SMALL),
+    "taught": lpg_student(a_rule(), SMALL),
 }
 CONTINUOUS = ("sac", "td3")
 
@@ -337,7 +337,7 @@ class BadGradient(A2C):
     """A2C whose gradients turn bad in the eighth update."""
 
     def apply_gradients(self, state, grads):
-        count = state.shared["optimiser"][1][0].count
+        count = state.shared["optimizer"][1][0].count
         grads = jax.tree.map(lambda g: jnp.where(count == 7, jnp.inf, g), grads)
         return super().apply_gradients(state, grads)
 

@@ -91,7 +91,7 @@ SETTINGS = {  # the protocol, the steps, and what must at least have happened in
     "fire": (Atari("breakout", noop_max=0, use_fire_reset=True), 120, {"life": 2}),
     "sticky": (sticky("freeway"), 120, {}),
     "whole games": (Atari("qbert", noop_max=0).for_evaluation(), 350, {"over": 1, "large": 10}),
-    "colour": (Atari("ms_pacman", noop_max=0, grey=False, stack=2, frame_skip=3), 60, {}),
+    "color": (Atari("ms_pacman", noop_max=0, grey=False, stack=2, frame_skip=3), 60, {}),
     "no pool": (Atari("asteroids", noop_max=0, max_pool=False, stack=1), 60, {}),
 }
 
@@ -260,7 +260,7 @@ def test_the_protocols_state_themselves() -> None:
     assert hash(impala("pong")) == hash(impala("pong"))
 
 
-def test_an_unknown_game_is_refused_with_its_neighbours() -> None:
+def test_an_unknown_game_is_refused_with_its_neighbors() -> None:
     with pytest.raises(ConfigError, match="no game 'SpaceInvaders': did you mean space_invaders"):
         impala("SpaceInvaders")
 

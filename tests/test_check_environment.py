@@ -13,7 +13,7 @@ import pytest
 
 from podracer.environment import check_environment, restart, transition
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
@@ -29,7 +29,7 @@ class State:
     time: jax.Array  # int32
 
 
-SPEC = EnvironmentSpec("walk", {"x": Array((3,))}, Discrete(2))
+SPEC = EnvironmentSpec("walk", {"x": ArraySpec((3,))}, Discrete(2))
 
 
 def reset(key: jax.Array) -> tuple[State, TimeStep]:
@@ -155,11 +155,11 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     # What the timesteps hold.
     "observation of another dtype": (
-        with_spec(observation={"x": Array((3,), np.int32)}),
+        with_spec(observation={"x": ArraySpec((3,), np.int32)}),
         ("reset().timestep.observation['x']", "int32[3]", "float32[3]"),
     ),
     "observation of double precision": (
-        with_spec(observation={"x": Array((3,), np.float64)}),
+        with_spec(observation={"x": ArraySpec((3,), np.float64)}),
         ("reset().timestep.observation['x']", "float64[3]", "float32[3]"),
     ),
     "observation of another shape": (

@@ -18,7 +18,7 @@ from podracer.envs.cartpole import CartPole, CartPoleState
 from podracer.envs.catch import Catch
 from podracer.envs.pendulum import Pendulum, PendulumState
 from podracer.envs.probes import GAMMA, PROBES
-from podracer.types import Array, ConfigError, Continuous, Discrete, EnvironmentSpec, struct
+from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, EnvironmentSpec, struct
 
 needs_gymnax = pytest.mark.skipif(
     not (importlib.util.find_spec("gymnax") and importlib.util.find_spec("six")),
@@ -102,7 +102,9 @@ class Script:
     """Ends as its actions say: 5 is a terminal, 6 a time-out, 7 both at once."""
 
     spec = EnvironmentSpec(
-        "script", {"episode": Array((), np.uint32), "time": Array((), np.int32)}, Discrete(8)
+        "script",
+        {"episode": ArraySpec((), np.uint32), "time": ArraySpec((), np.int32)},
+        Discrete(8),
     )
 
     def reset(self, key: jax.Array) -> Any:

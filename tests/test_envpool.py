@@ -14,7 +14,7 @@ import pytest
 from podracer.environment import HostEnvironments
 from podracer.envs.host.atari import row_seeds
 from podracer.envs.host.envpool import EnvPool, envpool
-from podracer.types import Array, ConfigError, Continuous, Discrete, EnvironmentFault
+from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, EnvironmentFault
 
 library = pytest.importorskip("envpool")
 
@@ -189,7 +189,7 @@ def test_settings_are_values_and_atari_gets_those_of_impala() -> None:
     assert (setting.life_loss_ends_episode, setting.clip_rewards) == (True, True)
     options = dict(setting.options)
     assert (options["noop_max"], options["frame_skip"], options["use_fire_reset"]) == (30, 2, False)
-    assert setting.spec.observation == Array((84, 84, 4), np.uint8, stacked=True)
+    assert setting.spec.observation == ArraySpec((84, 84, 4), np.uint8, stacked=True)
     assert setting.spec.action == Discrete(6)
     assert setting.for_evaluation().options == setting.options
     assert envpool("CartPole-v1").for_evaluation() == envpool("CartPole-v1")
@@ -198,7 +198,7 @@ def test_settings_are_values_and_atari_gets_those_of_impala() -> None:
 def test_observations_may_be_dictionaries() -> None:
     setting = envpool("CheetahRun-v1")
     assert setting.spec.action == Continuous((-1.0,) * 6, (1.0,) * 6)
-    wanted = {"position": Array((8,), np.float32), "velocity": Array((9,), np.float32)}
+    wanted = {"position": ArraySpec((8,), np.float32), "velocity": ArraySpec((9,), np.float32)}
     assert setting.spec.observation == wanted
     shown, _ = play(setting, 3)
     for name, array in wanted.items():

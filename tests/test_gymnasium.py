@@ -349,11 +349,11 @@ def test_the_specification():
     assert spec.name == "gymnasium:Walk"
     assert spec.action == types.Discrete(3)
     assert spec.observation == {
-        "z": types.Array((2, 3), np.float32),
-        "a": (types.Array((), np.int32), types.Array((4,), np.uint8)),
-        "b": types.Array((), np.float32),
+        "z": types.ArraySpec((2, 3), np.float32),
+        "a": (types.ArraySpec((), np.int32), types.ArraySpec((4,), np.uint8)),
+        "b": types.ArraySpec((), np.float32),
     }
-    assert make("CartPole-v1").spec.observation == types.Array((4,), np.float32)
+    assert make("CartPole-v1").spec.observation == types.ArraySpec((4,), np.float32)
     assert make("Pendulum-v1").spec.action == types.Continuous((-2.0,), (2.0,))
     lake = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
     assert library().Gymnasium(lake).spec.name == (

@@ -17,9 +17,9 @@ import podracer
 from podracer.agent import check_agent
 from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import Experience, Rule
+from podracer.agents.lpg.rule import Experience, UpdateRule
 from podracer.agents.lpg.rule_file import read_rule, write_rule
-from podracer.agents.lpg.student import taught
+from podracer.agents.lpg.student import lpg_student
 from podracer.agents.lpg.students import by_life, in_order
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
 from podracer.drivers.population import Pod
@@ -31,7 +31,7 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.ops.lstm import backward_lstm
 from podracer.tournament.config import Tournament
-from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, Lifetimes
+from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, Lifetimes
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
 SMALL = LPG(
@@ -40,12 +40,12 @@ SMALL = LPG(
     value_rate=0.1,
     inner_updates=K,
     update_steps=T,
-    rule=Rule(units=4, embedding=3, predictions=3),
+    rule=UpdateRule(units=4, embedding=3, predictions=3),
 )
-COUNT = Array((), np.int32)
+COUNT = ArraySpec((), np.int32)
 SPEC = EnvironmentSpec(
     "states",
-    {"seen": Array((), np.int32, values=STATES), "life": COUNT, "world": COUNT},
+    {"seen": ArraySpec((), np.int32, values=STATES), "life": COUNT, "world": COUNT},
     Discrete(3),
     lifetimes=Lifetimes(ENVS, 100, ("one", "two")),
 )
@@ -99,7 +99,7 @@ def rule_grad():
 
 
 def objective(agent, parts, rule):
-    """What the rule descends on, written out: K updates one after another, then the judgement."""
+    """What the rule descends on, written out: K updates one after another, then the judgment."""
     start, window, now, gains, whole, _ = parts
     learners = start
     aux = []
@@ -187,7 +187,7 @@ def test_learners_do_as_they_are_told():
         assert (later > before).all()
 
 
-def test_a_judgement_is_that_of_generalised_advantages(key):
+def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
     _, critics = agent._learners.fresh(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
@@ -425,7 +425,7 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared["rule"]), strict=True):
         assert np.array_equal(a, b)
 
-    agent = taught(whole / "rule.npz", TorsoNetwork(MLP((8,))))
+    agent = lpg_student(whole / "rule.npz", TorsoNetwork(MLP((8,))))
     driver = SebulbaConfig(8, 4, 5, threads=1)
     other = Experiment("test", "catch", agent, driver, frames=320, evaluations=1, devices=1)
     result = podracer.train(other, run_dir=tmp_path / "taught", evaluation_episodes=4)
@@ -477,30 +477,30 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     with pytest.raises(ConfigError, match="LPG has no policy"):
         Tournament((EXPERIMENT,)).check()
     with pytest.raises(ConfigError, match="there is no rule at"):
-        taught(tmp_path / "none.npz", Table())
+        lpg_student(tmp_path / "none.npz", Table())
 
 
 def test_a_rule_of_another_shape_is_refused(tmp_path):
-    path, rule = tmp_path / "rule.npz", Rule(units=4, embedding=3, predictions=3)
+    path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
     write_rule(path, rule, rule.init(jax.random.key(0)), {})
-    agent = dataclasses.replace(taught(path, TorsoNetwork(MLP((4,)))), spec=make("catch").spec)
+    agent = dataclasses.replace(lpg_student(path, TorsoNetwork(MLP((4,)))), spec=make("catch").spec)
     check_agent(agent)
-    write_rule(path, Rule(5, 3, 3), Rule(5, 3, 3).init(jax.random.key(0)), {})
+    write_rule(path, UpdateRule(5, 3, 3), UpdateRule(5, 3, 3).init(jax.random.key(0)), {})
     with pytest.raises(ConfigError, match="the agent was made for"):
         check_agent(agent)
 
 
 def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
-    path, rule = tmp_path / "rule.npz", Rule(units=4, embedding=3, predictions=3)
+    path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
     write_rule(path, rule, rule.init(jax.random.key(0)), {})
-    made = recipes.taught_by(recipes.catch(), str(path))
+    made = recipes.with_update_rule(recipes.catch(), str(path))
     assert (made.recipe, made.environment) == ("catch_taught", "catch")
     assert made.agent.network == recipes.catch().agent.network
     assert made.agent.rule == rule
     assert made.agent.learning_rate == recipes.catch().agent.learning_rate
-    tables = recipes.taught_by(recipes.worlds_a2c(), str(path)).agent
-    assert (tables.learning_rate, tables.optimiser) == (40.0, "sgd")
-    assert taught(path, Table(), learning_rate=3.0).learning_rate == 3.0
-    planner = recipes.taught_by(recipes.catch_alphazero(), str(path))
+    tables = recipes.with_update_rule(recipes.worlds_a2c(), str(path)).agent
+    assert (tables.learning_rate, tables.optimizer) == (40.0, "sgd")
+    assert lpg_student(path, Table(), learning_rate=3.0).learning_rate == 3.0
+    planner = recipes.with_update_rule(recipes.catch_alphazero(), str(path))
     with pytest.raises(ConfigError, match="shows its state"):
         check_agent(dataclasses.replace(planner.agent, spec=make("model:catch").spec))

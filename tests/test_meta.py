@@ -75,7 +75,7 @@ def test_two_updates_by_hand():
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(recompute):
     """Of a network that is regressed on targets which the metaparameters bend."""
-    optimiser = optax.chain(clip_by_norm(0.5), optax.adam(0.1, eps_root=1e-8))
+    optimizer = optax.chain(clip_by_norm(0.5), optax.adam(0.1, eps_root=1e-8))
     keys = jax.random.split(jax.random.key(0), 3)
     params = jax.random.normal(keys[0], (4, 2))
     batches, meta = jax.random.normal(keys[1], (3, 8, 4)), jax.random.normal(keys[2], (2,))
@@ -85,7 +85,7 @@ def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(
             return jnp.mean((jnp.tanh(batch @ params) - jnp.sin(meta)[None]) ** 2)
 
         value, grads = jax.value_and_grad(loss)(learner[0])
-        updates, state = optimiser.update(grads, learner[1])
+        updates, state = optimizer.update(grads, learner[1])
         return (learner[0] + updates, state), value
 
     def objective(meta: jax.Array, learner: Any, losses: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -94,7 +94,7 @@ def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(
 
     @jax.jit
     def both(meta: jax.Array) -> Any:
-        learner = (params, optimiser.init(params))
+        learner = (params, optimizer.init(params))
         return meta_grad(update, objective, meta, learner, batches, recompute=recompute)
 
     grad, (_, value) = both(meta)
@@ -124,19 +124,19 @@ def make(**fields: Any) -> Stacx:
 
 
 def trained(agent: Stacx, updates: int = 5) -> tuple[LearnerState, Trajectory]:
-    """A few updates on, where the derivative of Adam is more than that of a sign; the optimiser of
+    """A few updates on, where the derivative of Adam is more than that of a sign; the optimizer of
     the metaparameters is fresh, so that its mean is a tenth of their next gradient."""
     state, actor = fresh(agent), enter(agent)
     for seed in range(updates + 1):
         acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
         if seed < updates:
             actor, (state, _) = acted, learn(agent, state, trajectory)
-    meta_optimiser = fresh(agent).shared["meta_optimiser"]
-    return LearnerState({**state.shared, "meta_optimiser": meta_optimiser}), trajectory
+    meta_optimizer = fresh(agent).shared["meta_optimizer"]
+    return LearnerState({**state.shared, "meta_optimizer": meta_optimizer}), trajectory
 
 
 def meta_gradient(state: LearnerState) -> Settings:
-    means = optax.tree_utils.tree_get(state.shared["meta_optimiser"], "mu")
+    means = optax.tree_utils.tree_get(state.shared["meta_optimizer"], "mu")
     return jax.tree.map(lambda x: 10 * x, means)
 
 
@@ -144,7 +144,7 @@ def meta_gradient(state: LearnerState) -> Settings:
 @pytest.mark.parametrize("torso", [LINEAR, network()], ids=["linear", "tanh"])
 def test_the_metaparameters_follow_the_outer_loss(torso):
     """Their gradient is that of IMPALA's loss, and of a divergence, at the new parameters, times
-    how these move with each of them: by finite differences, where what was learnt from is of
+    how these move with each of them: by finite differences, where what was learned from is of
     another policy and the inner gradient is clipped."""
     agent = make(network=torso, heads=2, clip_rho=0.9, clip_c=0.8, kl_cost=3.0)
     agent = dataclasses.replace(agent, max_gradient_norm=0.5)
@@ -186,7 +186,7 @@ def main_head(params: Any) -> Any:
 
 
 def outer_gradient(agent: Stacx, before: Any, after: Any, trajectory: Trajectory) -> Any:
-    """The gradient of IMPALA's loss plus a divergence, at the parameters `after`."""
+    """The gradient of IMPALA's loss plus a divergence, at the parameters `next_timesteps`."""
     names = ("discount", "lambda_", "clip_rho", "clip_c", "entropy_cost", "network", "spec")
     plain = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
     fresh_state = jax.tree.map(doubled, fresh(plain)).shared
@@ -244,7 +244,7 @@ def test_with_one_head_it_begins_as_impala():
     agent = make(heads=1, meta_learning_rate=0.0, **settings)
     plain = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
     state, trajectory = begin(agent)
-    same = LearnerState({n: state.shared[n] for n in ("params", "optimiser")})
+    same = LearnerState({n: state.shared[n] for n in ("params", "optimizer")})
     after, metrics = learn(agent, state, trajectory)
     expected, expected_metrics = learn(plain, same, trajectory)
     close(gradient(after), gradient(expected), atol=1e-6)

@@ -53,7 +53,7 @@ def test_items_land_everywhere_alike(n):
 
 
 @pytest.mark.parametrize("n", [60, 64, 1000])
-def test_neighbours_part(n):
+def test_neighbors_part(n):
     """Items that follow each other, in time or in the batch, are dealt as a fair shuffle deals
     them: on average over keys, and not all together or never for some of the keys."""
     slots = np.argsort(orders(n), axis=1)

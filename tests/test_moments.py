@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
-from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalise
-from podracer.types import Array
+from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
+from podracer.types import ArraySpec
 
-ITEM = {"vector": Array((3,)), "number": Array(()), "image": Array((2, 2, 1), np.uint8)}
+ITEM = {"vector": ArraySpec((3,)), "number": ArraySpec(()), "image": ArraySpec((2, 2, 1), np.uint8)}
 
 
 def add(moments: Moments, items, axis: str | None) -> Moments:
@@ -75,7 +75,7 @@ def test_shards_equal_one_device(devices):
 def test_a_large_offset_does_not_drown_the_variance():
     """The naive mean of squares less the square of the mean would be off by thousands here."""
     rng = np.random.default_rng(0)
-    moments = init_moments(Array(()))
+    moments = init_moments(ArraySpec(()))
     data = [rng.normal(1e5, 1.0, 512).astype(np.float32) for _ in range(4)]
     for batch in data:
         moments = update(moments, batch)
@@ -90,7 +90,7 @@ def test_many_small_updates_keep_their_precision():
     def run(data):
         return jax.lax.scan(
             lambda moments, batch: (add(moments, batch, None), None),
-            init_moments(Array(())), data,
+            init_moments(ArraySpec(())), data,
         )[0]  # fmt: skip
 
     moments = run(data)
@@ -100,29 +100,29 @@ def test_many_small_updates_keep_their_precision():
 
 def test_fresh_moments_change_nothing():
     batch = batches(1, (4,))[0]
-    same = normalise(init_moments(ITEM), batch, clip=1e9)
+    same = normalize(init_moments(ITEM), batch, clip=1e9)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), same, batch)
 
 
-def test_normalised_items_have_zero_mean_and_unit_variance():
+def test_normalized_items_have_zero_mean_and_unit_variance():
     data = batches(3, (16, 8))
     moments = init_moments(ITEM)
     for batch in data:
         moments = update(moments, batch)
-    made = [jax.device_get(normalise(moments, batch)) for batch in data]
+    made = [jax.device_get(normalize(moments, batch)) for batch in data]
     for name in ITEM:
         items = gathered(made, name)
         np.testing.assert_allclose(items.mean(0), 0, atol=1e-4)
         np.testing.assert_allclose(items.var(0), 1, atol=2e-2)
 
 
-def test_normalised_items_are_clipped():
+def test_normalized_items_are_clipped():
     moments = Moments(jnp.float32(1), jnp.float32(2), jnp.float32(4))
     items = jnp.array([2.0, 4.0, 1e6, -1e6])
-    np.testing.assert_allclose(normalise(moments, items), [0, 1, 10, -10], rtol=1e-6)
-    np.testing.assert_allclose(normalise(moments, items, clip=0.5), [0, 0.5, 0.5, -0.5])
+    np.testing.assert_allclose(normalize(moments, items), [0, 1, 10, -10], rtol=1e-6)
+    np.testing.assert_allclose(normalize(moments, items, clip=0.5), [0, 0.5, 0.5, -0.5])
 
 
 def test_a_constant_observation_stays_finite():
-    moments = update(init_moments(Array(())), jnp.full(8, 7.0))
-    np.testing.assert_array_equal(normalise(moments, jnp.full(3, 7.0)), 0)
+    moments = update(init_moments(ArraySpec(())), jnp.full(8, 7.0))
+    np.testing.assert_array_equal(normalize(moments, jnp.full(3, 7.0)), 0)

@@ -10,12 +10,12 @@ import pytest
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork
 from podracer.networks.layers import relu
 from podracer.ops.dense import dense
-from podracer.types import Array, ConfigError
+from podracer.types import ArraySpec, ConfigError
 
 T, B = 6, 3
 HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
-VECTOR = Array((5,))
-IMAGE = Array((8, 8, 2), np.uint8)
+VECTOR = ArraySpec((5,))
+IMAGE = ArraySpec((8, 8, 2), np.uint8)
 SMALL = MLP((16,))
 SMALL_CNN = CNN(channels=(4, 6), kernels=(3, 2), strides=(2, 1), hidden=(16,))
 SMALL_RESNET = ResNet(channels=(4,), blocks=1, hidden=16)
@@ -23,10 +23,10 @@ MEMORIES = ("none", "gru", "lstm")
 
 
 def observe(observation, seed: int = 0, lead: tuple[int, ...] = (T, B)):
-    """Random observations `[*lead, ...]` of a tree of `Array`."""
+    """Random observations `[*lead, ...]` of a tree of `ArraySpec`."""
     rng = np.random.default_rng(seed)
 
-    def leaf(array: Array) -> jax.Array:
+    def leaf(array: ArraySpec) -> jax.Array:
         if array.dtype == np.uint8:
             return jnp.asarray(rng.integers(0, 256, (*lead, *array.shape)), jnp.uint8)
         return jnp.asarray(rng.normal(size=(*lead, *array.shape)), array.dtype)
@@ -142,11 +142,16 @@ def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
     [
         (MLP((16, 8), "tanh"), VECTOR, "none", False),
         (MLP((16,), "tanh"), VECTOR, "gru", False),
-        (MLP((16,), "silu"), {"a": VECTOR, "b": Array((2, 3)), "c": Array(())}, "lstm", False),
+        (
+            MLP((16,), "silu"),
+            {"a": VECTOR, "b": ArraySpec((2, 3)), "c": ArraySpec(())},
+            "lstm",
+            False,
+        ),
         (MLP(()), VECTOR, "none", True),
         (SMALL_CNN, IMAGE, "none", True),
-        (SMALL_CNN, {"image": IMAGE, "vector": VECTOR, "map": Array((8, 8, 1))}, "gru", True),
-        (SMALL_RESNET, {"image": Array((7, 5, 3)), "vector": VECTOR}, "none", True),
+        (SMALL_CNN, {"image": IMAGE, "vector": VECTOR, "map": ArraySpec((8, 8, 1))}, "gru", True),
+        (SMALL_RESNET, {"image": ArraySpec((7, 5, 3)), "vector": VECTOR}, "none", True),
         (SMALL_RESNET, IMAGE, "lstm", True),
     ],
 )
@@ -203,9 +208,11 @@ def test_heads_start_with_their_scale(key):
 
 
 def test_bytes_are_scaled_to_one_and_floats_are_not():
-    as_bytes, as_floats = (make(observation=Array((5,), kind)) for kind in (np.uint8, np.float32))
+    as_bytes, as_floats = (
+        make(observation=ArraySpec((5,), kind)) for kind in (np.uint8, np.float32)
+    )
     params = random_params(as_bytes)
-    image = observe(Array((5,), np.uint8))
+    image = observe(ArraySpec((5,), np.uint8))
     expected, _ = as_floats.apply(params, (), image.astype(jnp.float32) / 255, firsts())
     close(as_bytes.apply(params, (), image, firsts())[0], expected)
 
@@ -273,8 +280,8 @@ def test_gradients_through_the_gradients_are_the_plain_ones():
     [
         (SMALL_CNN, VECTOR, "CNN needs an image observation"),
         (SMALL_RESNET, {"vector": VECTOR}, "ResNet needs an image observation"),
-        (CNN(), Array((10, 10, 4)), "leaves nothing of a .* image"),
-        (SMALL_CNN, {"a": IMAGE, "b": Array((9, 8, 1))}, "same height and width"),
+        (CNN(), ArraySpec((10, 10, 4)), "leaves nothing of a .* image"),
+        (SMALL_CNN, {"a": IMAGE, "b": ArraySpec((9, 8, 1))}, "same height and width"),
     ],
 )
 def test_what_does_not_fit_is_refused_when_it_is_built(torso, observation, message):
@@ -284,7 +291,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built(torso, observation, messa
 
 # --- indices of states ---------------------------------------------------------------------------
 
-INDEX = Array((), np.int32, values=7)
+INDEX = ArraySpec((), np.int32, values=7)
 
 
 def test_a_table_has_a_row_for_each_state(key):
@@ -301,7 +308,7 @@ def test_a_table_has_a_row_for_each_state(key):
         np.testing.assert_array_equal(outputs[name], np.asarray(table)[np.asarray(seen)])
 
 
-@pytest.mark.parametrize("observation", [VECTOR, Array((), np.int32), {"a": INDEX}, IMAGE])
+@pytest.mark.parametrize("observation", [VECTOR, ArraySpec((), np.int32), {"a": INDEX}, IMAGE])
 def test_a_table_needs_an_index(observation):
     with pytest.raises(ConfigError, match="Table needs the index of a state"):
         Table().build(observation, HEADS)
@@ -314,14 +321,17 @@ def test_a_table_has_no_noisy_heads():
 
 def test_a_torso_sees_an_index_as_one_hot(key):
     seen = jax.random.randint(key, (T, B), 0, 7)
-    index, one_hot = make(observation={"a": INDEX, "b": VECTOR}), {"a": Array((7,)), "b": VECTOR}
+    index, one_hot = (
+        make(observation={"a": INDEX, "b": VECTOR}),
+        {"a": ArraySpec((7,)), "b": VECTOR},
+    )
     params, vector = random_params(index), observe(VECTOR)
     expected, _ = make(observation=one_hot).apply(
         params, (), {"a": jax.nn.one_hot(seen, 7), "b": vector}, firsts()
     )
     close(index.apply(params, (), {"a": seen, "b": vector}, firsts())[0], expected)
     with pytest.raises(ConfigError, match="10000 states are too many for a torso"):
-        make(observation=Array((), np.int32, values=10_000))
+        make(observation=ArraySpec((), np.int32, values=10_000))
 
 
 def test_a_table_can_be_saved():

@@ -26,18 +26,18 @@ from podracer.types import ConfigError, Step, TimeStep, Trajectory
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
 MEMORY = TorsoNetwork(MLP((8,), "tanh"), memory="gru", memory_size=5)
 REPLAY = Replay(B * 40, batch_size=64, warmup=0)
-PRIORITISED = dataclasses.replace(REPLAY, prioritised=True)
+PRIORITIZED = dataclasses.replace(REPLAY, prioritized=True)
 DISCRETE, BOXED = auto_reset(Walk(ACTIONS)), auto_reset(Walk(BOX))
 AGENTS = {
     "dqn": DQN(network=NETWORK, replay=REPLAY),
     "n-step": DQN(network=NETWORK, replay=REPLAY, n_step=3, double=False),
-    "c51": DQN(network=NETWORK, replay=PRIORITISED, value=Atoms(-5.0, 5.0, 11), dueling=True),
-    "qr": DQN(network=NETWORK, replay=PRIORITISED, value=Quantiles(7)),
+    "c51": DQN(network=NETWORK, replay=PRIORITIZED, value=Atoms(-5.0, 5.0, 11), dueling=True),
+    "qr": DQN(network=NETWORK, replay=PRIORITIZED, value=Quantiles(7)),
     "noisy": DQN(network=NETWORK, replay=REPLAY, noisy=True, epsilon=0.0, epsilon_frames=0),
-    "r2d2": R2D2(network=MEMORY, replay=PRIORITISED, stride=8, burn_in=2, unroll=4, n_step=2),
+    "r2d2": R2D2(network=MEMORY, replay=PRIORITIZED, stride=8, burn_in=2, unroll=4, n_step=2),
     "muzero": MuZero(
         network=NETWORK,
-        replay=PRIORITISED,
+        replay=PRIORITIZED,
         latent=6,
         dynamics=(8,),
         prediction=(8,),
@@ -48,8 +48,8 @@ AGENTS = {
         n_step=2,
     ),
     "ddpg": DDPG(network=NETWORK, replay=REPLAY, random_frames=0),
-    "td3": td3(network=NETWORK, replay=PRIORITISED, random_frames=0, n_step=2),
-    "sac": SAC(network=NETWORK, replay=REPLAY, random_frames=0, normalise_observations=True),
+    "td3": td3(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2),
+    "sac": SAC(network=NETWORK, replay=REPLAY, random_frames=0, normalize_observations=True),
 }
 CONTINUOUS = ("ddpg", "td3", "sac")
 SOME = [
@@ -65,7 +65,7 @@ def made(name, **settings):
 
 def first_moments(state):
     """Adam's means, which after one update are a tenth of the gradient."""
-    found = jax.tree.leaves(state.shared["optimiser"], is_leaf=lambda x: hasattr(x, "mu"))
+    found = jax.tree.leaves(state.shared["optimizer"], is_leaf=lambda x: hasattr(x, "mu"))
     return [x.mu for x in found if hasattr(x, "mu")]
 
 

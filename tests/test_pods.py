@@ -144,7 +144,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
     fused, _ = pods.begin(paths, experiment, 1, make_plan(experiment))
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
-    moments = jax.tree.leaves(one.shared["optimiser"])
+    moments = jax.tree.leaves(one.shared["optimizer"])
     assert any(np.abs(leaf).max() > 0 for leaf in moments)
 
     def check(mean, a, b):

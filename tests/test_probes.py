@@ -1,4 +1,4 @@
-"""Every agent learns every probe: environments so small that what must be learnt is known exactly.
+"""Every agent learns every probe: environments so small that what must be learned is known exactly.
 
 Each probe adds one thing to the one before (see `podracer/envs/probes.py`), so the first that
 fails says where to look.
@@ -50,7 +50,7 @@ AGENTS = {
     "dqn": DQN(**COMMON, **EXPLORING, replay=REPLAY),
     "rainbow": DQN(
         **COMMON,
-        replay=dataclasses.replace(REPLAY, prioritised=True),
+        replay=dataclasses.replace(REPLAY, prioritized=True),
         epsilon=0.0,
         epsilon_frames=0,
         target_period=20,
@@ -62,7 +62,7 @@ AGENTS = {
     "qr": DQN(**COMMON | {"learning_rate": 0.003}, **EXPLORING, replay=REPLAY, value=Quantiles(11)),
     "muzero": MuZero(
         **COMMON,
-        replay=dataclasses.replace(REPLAY, prioritised=True, batch_size=64),
+        replay=dataclasses.replace(REPLAY, prioritized=True, batch_size=64),
         latent=16,
         dynamics=(32,),
         prediction=(32,),
@@ -74,7 +74,7 @@ AGENTS = {
     ),
     "r2d2": R2D2(
         **COMMON,
-        replay=dataclasses.replace(REPLAY, prioritised=True, batch_size=32),
+        replay=dataclasses.replace(REPLAY, prioritized=True, batch_size=32),
         epsilon=0.05,
         ladder=1.0,
         stride=8,
@@ -99,7 +99,7 @@ CONTINUOUS = {
 
 
 def train(agent: Any, probe: str, updates: int = 200) -> tuple[Any, LearnerState, float]:
-    """The agent made for the probe, what it has learnt, and its last episodes' mean return."""
+    """The agent made for the probe, what it has learned, and its last episodes' mean return."""
     env, mesh = make(f"probe:{probe}"), make_mesh(find_devices(1))
     agent = dataclasses.replace(agent, spec=env.spec)
     config = AnakinConfig(32, 8, updates_per_chunk=50, fused=isinstance(agent, QLambda))

@@ -37,7 +37,7 @@ def test_every_value_is_equally_likely(words):
     assert np.all(np.abs(bits.mean(0) - 0.5) < 5 * 0.5 / np.sqrt(COUNT))
 
 
-def test_neighbours_are_independent(words):
+def test_neighbors_are_independent(words):
     """Next to each other in environments (1) and in time (256)."""
     uniform = words / 2.0**32 - 0.5
     for distance in (1, 2, 256):

@@ -8,13 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.replay import Buffer, Chances, Replay
-from podracer.types import Array, ConfigError, Continuous, Discrete, EnvironmentSpec, Step, TimeStep
+from podracer.replay import Buffer, Priorities, Replay
+from podracer.types import (
+    ArraySpec,
+    ConfigError,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    Step,
+    TimeStep,
+)
 
 B = 3
-PLAIN = EnvironmentSpec("plain", {"x": Array((2,)), "n": Array((), np.int32)}, Discrete(4))
-FRAMES = EnvironmentSpec("frames", Array((2, 2, 4), np.uint8, stacked=True), Discrete(4))
-BOX = EnvironmentSpec("box", Array((3,)), Continuous((-1.0, 0.0), (1.0, 2.0)))
+PLAIN = EnvironmentSpec("plain", {"x": ArraySpec((2,)), "n": ArraySpec((), np.int32)}, Discrete(4))
+FRAMES = EnvironmentSpec("frames", ArraySpec((2, 2, 4), np.uint8, stacked=True), Discrete(4))
+BOX = EnvironmentSpec("box", ArraySpec((3,)), Continuous((-1.0, 0.0), (1.0, 2.0)))
 
 
 class World:
@@ -67,13 +75,13 @@ class World:
         return jax.tree.map(lambda *x: np.stack([leaf[row] for leaf in x]), *some)
 
 
-EXTRAS = {"log_prob": Array(())}
+EXTRAS = {"log_prob": ArraySpec(())}
 
 
 def fill(spec, buffer, rollouts, begin="copies", seed=0):
     """A world, and the memory after these rollouts of it with carries that tell their time."""
     world = World(spec, seed, begin)
-    memory = buffer.init(B, extras=EXTRAS, carry=Array((1,)))
+    memory = buffer.init(B, extras=EXTRAS, carry=ArraySpec((1,)))
     add = jax.jit(buffer.add)
     for T in rollouts:
         carry = jnp.full((B, 1), float(len(world.steps)))
@@ -105,12 +113,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritised):
+def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
     spec, length, stride, rollouts = CASES[name]
-    buffer = Buffer(Replay(B * 40, prioritised=prioritised), spec, length, stride)
-    begin = "blank" if prioritised else "copies"
+    buffer = Buffer(Replay(B * 40, prioritized=prioritized), spec, length, stride)
+    begin = "blank" if prioritized else "copies"
     world, memory = fill(spec, buffer, rollouts, begin)
     starts = valid_starts(world, buffer, memory)
     assert int(buffer.size(memory)) == B * len(starts)
@@ -164,7 +172,7 @@ def test_uniform_samples_are_uniform():
 
 
 def test_priorities_decide_how_often_and_weights_undo_it():
-    settings = Replay(B * 40, prioritised=True, priority_exponent=0.5, importance_exponent=1.0)
+    settings = Replay(B * 40, prioritized=True, priority_exponent=0.5, importance_exponent=1.0)
     buffer = Buffer(settings, PLAIN, 3)
     _, memory = fill(PLAIN, buffer, [8] * 3)
     everything = draw(buffer, memory, 1, 3000)
@@ -179,7 +187,7 @@ def test_priorities_decide_how_often_and_weights_undo_it():
 
 
 def test_what_is_new_gets_the_highest_priority_so_far():
-    buffer = Buffer(Replay(B * 40, prioritised=True, priority_exponent=1.0), PLAIN, 3)
+    buffer = Buffer(Replay(B * 40, prioritized=True, priority_exponent=1.0), PLAIN, 3)
     world, memory = fill(PLAIN, buffer, [8] * 2)
     sample = draw(buffer, memory, 1, 64)
     chances = jax.jit(buffer.reweighed)(memory.chances, sample, jnp.full(64, 7.0))
@@ -192,7 +200,7 @@ def test_what_is_new_gets_the_highest_priority_so_far():
 
 def test_adding_costs_the_same_however_large_the_replay():
     """The rings are updated in place: no operation of the compiled program is as large as one."""
-    buffer = Buffer(Replay(B * 10_000, prioritised=True), FRAMES, 4)
+    buffer = Buffer(Replay(B * 10_000, prioritized=True), FRAMES, 4)
     world = World(FRAMES)
     memory = buffer.init(B, extras=EXTRAS)
 
@@ -224,7 +232,7 @@ def test_refuses_what_cannot_fit():
 
 def test_frames_are_kept_once():
     """The memory of a replay of stacks is that of the frames, and ten per cent at most."""
-    spec = EnvironmentSpec("atari", Array((84, 84, 4), np.uint8, stacked=True), Discrete(4))
+    spec = EnvironmentSpec("atari", ArraySpec((84, 84, 4), np.uint8, stacked=True), Discrete(4))
     memory = jax.eval_shape(lambda: Buffer(Replay(8 * 1000), spec, 4).init(8))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory))
     assert size <= 1.1 * 8 * 1000 * 84 * 84
@@ -233,4 +241,6 @@ def test_frames_are_kept_once():
 def test_chances_are_only_kept_where_they_are_used():
     uniform = Buffer(Replay(B * 20), PLAIN, 2).init(B)
     assert uniform.chances == ()
-    assert isinstance(Buffer(Replay(B * 20, prioritised=True), PLAIN, 2).init(B).chances, Chances)
+    assert isinstance(
+        Buffer(Replay(B * 20, prioritized=True), PLAIN, 2).init(B).chances, Priorities
+    )

@@ -369,7 +369,7 @@ def read_gif(path):
 
 
 def test_a_gif_of_few_colors_is_exact(tmp_path):
-    shades = np.arange(256, dtype=np.uint8).reshape(16, 16)  # neighbours differ by one
+    shades = np.arange(256, dtype=np.uint8).reshape(16, 16)  # neighbors differ by one
     frames = np.repeat(np.stack([shades, shades.T, shades[::-1]])[..., None], 3, axis=-1)
     write_video(frames, tmp_path / "a.gif", fps=30)
     shown, durations = read_gif(tmp_path / "a.gif")

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what rlax imports
     import rlax
 
-generalised_advantages = jax.jit(returns.generalised_advantages)
+generalized_advantages = jax.jit(returns.generalized_advantages)
 lambda_returns = jax.jit(returns.lambda_returns)
 vtrace = jax.jit(returns.vtrace)
 discounted_sums = jax.jit(returns.discounted_sums)
@@ -121,7 +121,7 @@ def test_lambda_returns_and_advantages_equal_mixtures_of_n_step_returns(lambda_)
     data = episodes(CUTS)
     expected = table(lambda t, b: slow_lambda_return(data, lambda_, t, b))
     np.testing.assert_allclose(lambda_returns(*data, lambda_), expected, atol=1e-5)
-    advantages = generalised_advantages(*data, lambda_)
+    advantages = generalized_advantages(*data, lambda_)
     np.testing.assert_allclose(advantages, expected - data.v_tm1, atol=1e-5)
 
 
@@ -187,7 +187,7 @@ def test_uncut_rollouts_equal_rlax(lambda_):
         data.v_tm1, data.v_t, data.r_t, data.discount_t, rho,
     )  # fmt: skip
     ours = vtrace(*data, rho, lambda_=lambda_)
-    np.testing.assert_allclose(generalised_advantages(*data, lambda_), advantages, atol=1e-5)
+    np.testing.assert_allclose(generalized_advantages(*data, lambda_), advantages, atol=1e-5)
     np.testing.assert_allclose(lambda_returns(*data, lambda_), returns, atol=1e-5)
     np.testing.assert_allclose(ours.targets, data.v_tm1 + traced.errors, atol=1e-5)
     np.testing.assert_allclose(ours.advantages, traced.pg_advantage, atol=1e-5)
@@ -214,24 +214,24 @@ def test_nothing_crosses_a_cut():
     before, after = lambda_returns(*data, 0.9), lambda_returns(*other, 0.9)
     np.testing.assert_array_equal(before[: cut + 1, b], after[: cut + 1, b])
     assert (np.abs(before[cut + 1 :, b] - after[cut + 1 :, b]) > 0).all()
-    assert generalised_advantages(*data, 0.9)[cut, b] == 0
+    assert generalized_advantages(*data, 0.9)[cut, b] == 0
 
 
 def test_any_batch_shape_and_traced_lambda():
     data = episodes(CUTS)
-    whole = generalised_advantages(*data, 0.9)
-    one = generalised_advantages(*(x[:, 0] for x in data), 0.9)
-    more = generalised_advantages(*(x.reshape(T, 3, 3) for x in data), 0.9)
+    whole = generalized_advantages(*data, 0.9)
+    one = generalized_advantages(*(x[:, 0] for x in data), 0.9)
+    more = generalized_advantages(*(x.reshape(T, 3, 3) for x in data), 0.9)
     np.testing.assert_allclose(one, whole[:, 0], atol=1e-6)
     np.testing.assert_allclose(more.reshape(T, -1), whole, atol=1e-6)
-    several = jax.vmap(lambda x: generalised_advantages(*data, x))(jnp.asarray(LAMBDAS))
-    np.testing.assert_allclose(several[1], generalised_advantages(*data, LAMBDAS[1]), atol=1e-6)
+    several = jax.vmap(lambda x: generalized_advantages(*data, x))(jnp.asarray(LAMBDAS))
+    np.testing.assert_allclose(several[1], generalized_advantages(*data, LAMBDAS[1]), atol=1e-6)
 
 
 def test_a_mask_of_numbers_is_refused():
     data = episodes(CUTS)
     with pytest.raises(Exception, match="valid_tm1"):
-        returns.generalised_advantages(*data[:4], data.valid_tm1.astype(np.float32), 0.9)
+        returns.generalized_advantages(*data[:4], data.valid_tm1.astype(np.float32), 0.9)
 
 
 def test_discounted_sums_equal_a_loop():

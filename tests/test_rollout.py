@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.returns import generalised_advantages, lambda_returns
+from podracer.ops.returns import generalized_advantages, lambda_returns
 from podracer.rollout import ActorState, Purpose, environment_keys, init_actor, purpose_key, rollout
-from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, Trajectory, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, Trajectory, struct
 
 DISCOUNT = 0.9
 # (transitions, how it ends); environment b starts at episode b and goes round.
@@ -54,7 +54,7 @@ class ScriptState:
 class Scripted:
     """Observation [episode, time]; the first episode is the one that the reset key's seed names."""
 
-    spec = EnvironmentSpec("scripted", Array((2,)), Discrete(2))
+    spec = EnvironmentSpec("scripted", ArraySpec((2,)), Discrete(2))
 
     def reset(self, key: jax.Array) -> tuple[ScriptState, TimeStep]:
         state = ScriptState(jax.random.key_data(key)[-1].astype(jnp.int32), jnp.int32(0))
@@ -169,11 +169,11 @@ def test_advantages_across_boundaries_equal_those_of_single_episodes(lambda_):
     beginnings = set()
     for trajectory in rollouts(3):
         observation = trajectory.steps.timestep.observation
-        after, valid = trajectory.after(), jnp.asarray(trajectory.valid())
+        after, valid = trajectory.next_timesteps(), jnp.asarray(trajectory.valid())
         last = value_of(*trajectory.final.observation.T)
         values = jnp.concatenate([trajectory.steps.extras["value"], last[None]])
         args = (values[:-1], values[1:], after.reward, DISCOUNT * after.discount, valid, lambda_)
-        advantages, returns = generalised_advantages(*args), lambda_returns(*args)
+        advantages, returns = generalized_advantages(*args), lambda_returns(*args)
         for b in range(B):
             episode, time = (int(x) for x in observation[0, b])
             beginnings.add((time == 0, bool(valid[0, b])))
@@ -191,8 +191,8 @@ def test_timesteps_follow_each_other_and_rollouts_too():
     first, second = rollouts(2)
     timesteps = first.timesteps()
     assert timesteps.reward.shape == (T + 1, B)
-    np.testing.assert_array_equal(first.after().reward, timesteps.reward[1:])
-    assert first.after().observation == ()
+    np.testing.assert_array_equal(first.next_timesteps().reward, timesteps.reward[1:])
+    assert first.next_timesteps().observation == ()
     beginning = jax.tree.map(lambda x: x[0], second.steps.timestep)
     jax.tree.map(np.testing.assert_array_equal, first.final, beginning)
     np.testing.assert_array_equal(first.final_carry, second.carry)

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from podracer.agents.lpg.rule import Rule
+from podracer.agents.lpg.rule import UpdateRule
 from podracer.agents.lpg.rule_file import read_rule, write_rule
 from podracer.types import ConfigError
 
-RULE = Rule(units=5, embedding=3, predictions=4)
+RULE = UpdateRule(units=5, embedding=3, predictions=4)
 
 
 @pytest.fixture

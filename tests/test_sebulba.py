@@ -21,14 +21,14 @@ from podracer.drivers.sebulba.learner import abstract_on_mesh, make_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import Opening, blank, empty_slot, finish
 from podracer.envs import make
-from podracer.envs.host.device import Served
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
 from podracer.io.checkpoint import fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
-from podracer.rollout import no_episodes
+from podracer.rollout import zero_episode_stats
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Discrete,
     EnvironmentFault,
@@ -51,7 +51,7 @@ def setup(agent=None, env=None, devices=1, **config):
     config = SebulbaConfig(**defaults | config)
     split = split_devices(jax.devices()[:devices], config)
     check(agent, env, config, split)
-    kept = env.environment if isinstance(env, Served) and config.lag == 0 else None
+    kept = env.environment if isinstance(env, DeviceEnvironments) and config.lag == 0 else None
     return agent, env, split, config, init_state(agent, kept, split.mesh, config, jax.random.key(7))
 
 
@@ -85,7 +85,7 @@ def _nothing_left():
         for learners in (1, 2, 4)
     ],
 )
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""
     env = make(world(name))
@@ -96,7 +96,9 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
     expected = list(anakin(agent, env, mesh, rollout, state, num_updates=10))
     # On one device actors and learner share it. As many threads as learners: equal batch shapes.
     placed = {"devices": 1} if learners == 1 else {"devices": learners + 1, "learners": learners}
-    got, progress = run(*setup(AGENTS[name], Served(env), lag=0, threads=learners, **placed))
+    got, progress = run(
+        *setup(AGENTS[name], DeviceEnvironments(env), lag=0, threads=learners, **placed)
+    )
     leaves = jax.tree_util.tree_leaves_with_path(expected[-1].state)
     for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
@@ -241,7 +243,7 @@ def test_numbers_of_environments_cover_all_hosts_once():
 
 def update_program(name, learners=2):
     agent, env, split, config, state = setup(
-        AGENTS[name], Served(make(world(name))), devices=learners + 1, learners=learners
+        AGENTS[name], DeviceEnvironments(make(world(name))), devices=learners + 1, learners=learners
     )
     with contextlib.ExitStack() as made, Supervisor(60) as supervisor:
         team = Team(agent, env, split, config, state, 7, supervisor, made)
@@ -265,7 +267,7 @@ def test_no_reduction_of_the_update_can_overtake_another(name):
 
 def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
     """The learner donates its state while the actors' parameters still travel."""
-    agent, env, split, config, state = setup(env=Served(make("catch")))
+    agent, env, split, config, state = setup(env=DeviceEnvironments(make("catch")))
     seen = []
     publish = Team.publish
 
@@ -282,7 +284,7 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
 
 
 def test_nothing_is_compiled_once_it_runs():
-    progress = sebulba(*setup(env=Served(make("catch"))), seed=7, num_updates=50)
+    progress = sebulba(*setup(env=DeviceEnvironments(make("catch"))), seed=7, num_updates=50)
     with contextlib.closing(progress):
         next(progress)
         compiles = []
@@ -297,13 +299,13 @@ def test_nothing_is_compiled_once_it_runs():
 
 
 def test_images_stay_bytes_until_they_are_in_the_network():
-    spec = EnvironmentSpec("pictures", Array((84, 84, 4), np.uint8), Discrete(6))
+    spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
     agent = Impala(network=TorsoNetwork(MLP((4,))), spec=spec)
     params = agent.actor_params(agent.init(jax.random.key(0), 2))
     slot = jax.eval_shape(lambda p: empty_slot(agent, spec, p, 2, 5), params)
     assert slot.observation.dtype == np.uint8
     _, pieces = jax.eval_shape(
-        lambda slot, o, s: finish(1, slot, Opening((), no_episodes(2)), o, s),
+        lambda slot, o, s: finish(1, slot, Opening((), zero_episode_stats(2)), o, s),
         slot, *blank(spec, 2),
     )  # fmt: skip
     assert pieces[0].steps.timestep.observation.dtype == np.uint8
@@ -443,7 +445,7 @@ def test_an_update_that_is_not_finite_is_never_applied():
 
 
 def test_lock_step_goes_on_to_the_bit():
-    env = Served(make("catch"))
+    env = DeviceEnvironments(make("catch"))
     whole, _ = run(*setup(env=env, lag=0), num_updates=20)
     *parts, state = setup(env=env, lag=0)
     half, _ = run(*parts, state, num_updates=10)

@@ -159,7 +159,7 @@ def once():
         patch.setattr(driver_module, "make_programs", make_programs)
         patch.setattr(driver_module, "make_update", updates)
         patch.setattr(driver_module, "on_mesh", visited("on_mesh", driver_module.on_mesh))
-        patch.setattr(driver_module, "report", visited("fetch", driver_module.report))
+        patch.setattr(driver_module, "report", visited("fetch", driver_module.to_progress))
         team = driver_module.Team
         patch.setattr(team, "publish", visited("publish", team.publish))
         patch.setattr(actor_module, "ClosableQueue", Queue)

@@ -35,7 +35,7 @@ from podracer.tournament.selection import (
     Independent,
     KTournament,
     PopulationBased,
-    Rule,
+    SelectionRule,
     Softmax,
     Standing,
     Start,
@@ -48,7 +48,7 @@ from podracer.tournament.selection import (
 )
 from podracer.types import ConfigError
 
-RULES: list[Rule] = [
+RULES: list[SelectionRule] = [
     Independent(),
     Uniform(),
     Softmax(),
@@ -78,7 +78,7 @@ def stand(pod: int, newest: Sequence[Entry], *, round: int = 1, **other: Any) ->
     return Standing(pod, round, **{**fields, **other})
 
 
-def frequencies(rule: Rule, standing: Standing, draws: int = 4000) -> dict[str, float]:
+def frequencies(rule: SelectionRule, standing: Standing, draws: int = 4000) -> dict[str, float]:
     """How often each parent is chosen."""
     rng = np.random.default_rng(0)
     counts: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def test_uniform_draws_all_alike() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_softmax_draws_by_standardised_score(temperature: float) -> None:
+def test_softmax_draws_by_standardized_score(temperature: float) -> None:
     scores = np.array([4.0, 3.0, 2.0, 1.0])
     z = (scores - scores.mean()) / scores.std()
     p = np.exp(z / temperature) / np.exp(z / temperature).sum()
@@ -283,19 +283,19 @@ def test_who_joins_late_does_not_wait_for_itself() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_nothing_to_start_from_is_a_fresh_start(rule: Rule) -> None:
+def test_nothing_to_start_from_is_a_fresh_start(rule: SelectionRule) -> None:
     start = rule.choose(stand(0, (), round=0), generator(0, 0, 0))
     assert start is not None
     assert start.parents == ()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_board_of_one_entry(rule: Rule) -> None:
+def test_a_board_of_one_entry(rule: SelectionRule) -> None:
     assert frequencies(rule, stand(0, [entry(0, 1.0)]), 20) == {"p0r0": 1.0}
 
 
 @pytest.mark.parametrize("rule", BY_SCORE, ids=str)
-def test_who_is_equal_or_best_goes_on(rule: Rule) -> None:
+def test_who_is_equal_or_best_goes_on(rule: SelectionRule) -> None:
     assert frequencies(rule, stand(1, FOUR), 50) == {"p1r0": 1.0}
     ties = [entry(pod, 1.0) for pod in range(4)]
     assert frequencies(rule, stand(0, ties), 50) == {"p0r0": 1.0}
@@ -308,7 +308,7 @@ ROWS = st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), st.integers(0, 2),
 @settings(max_examples=60, deadline=None, database=None)
 @given(rows=st.lists(ROWS, min_size=1, max_size=9), size=st.integers(1, 4), seed=st.integers(0, 99))
 def test_rules_are_pure_and_keep_the_best(
-    rule: Rule, rows: list[tuple[float, int, bool]], size: int, seed: int
+    rule: SelectionRule, rows: list[tuple[float, int, bool]], size: int, seed: int
 ) -> None:
     newest = [entry(pod, score, round) for pod, (score, round, _) in enumerate(rows)]
     rounds = {pod: round + 1 for pod, (_, round, absent) in enumerate(rows) if not absent}
@@ -379,7 +379,7 @@ def test_a_standing_leaves_out_the_retired_and_does_not_wait_for_the_absent(tmp_
 # --- whole tournaments (T10) ----------------------------------------------------------------------
 
 
-def play(directory: Path, rule: Rule, steps: int, rng: np.random.Generator) -> None:
+def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Generator) -> None:
     """A tournament of six pods with faults, in an order that `rng` decides."""
     header = Header({}, seed=3, pods=6, size=4, evaluation="e", episodes=1)
     board = Leaderboard(directory, header)
@@ -409,7 +409,7 @@ def play(directory: Path, rule: Rule, steps: int, rng: np.random.Generator) -> N
     board.close()
 
 
-def choose(rule: Rule, state: Any, pod: int) -> Start | None:
+def choose(rule: SelectionRule, state: Any, pod: int) -> Start | None:
     round = state.pods[pod].round
     return rule.choose(standing(state, pod, round), generator(state.header.seed, pod, round))
 
@@ -432,7 +432,7 @@ def submit(board: Leaderboard, attempt: Started, score: float) -> None:
     assert board.submit(told) is None
 
 
-def decisions(rule: Rule, events: list[Event]) -> list[tuple[Started, Start | None]]:
+def decisions(rule: SelectionRule, events: list[Event]) -> list[tuple[Started, Start | None]]:
     """Each first attempt at a round, beside what the rule says to the log before it."""
     found, seen = [], set()
     for number, event in enumerate(events):
@@ -443,7 +443,7 @@ def decisions(rule: Rule, events: list[Event]) -> list[tuple[Started, Start | No
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_replay_of_the_log_decides_the_same(tmp_path: Path, rule: Rule) -> None:
+def test_a_replay_of_the_log_decides_the_same(tmp_path: Path, rule: SelectionRule) -> None:
     play(tmp_path, rule, 150, np.random.default_rng(1))
     events = read_events(tmp_path)
     entries, found = history(events), decisions(rule, events)

@@ -25,7 +25,7 @@ from podracer.reports.console import (
     number,
     percent,
     sparkline,
-    summarise,
+    summarize,
 )
 from podracer.types import PodracerError
 
@@ -347,7 +347,7 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
         sink.write(record(updates, episode_return=0.5, evaluation_return=score))
     sink.close()
     out = io.StringIO()
-    summarise(run, "Stopped", file=out)
+    summarize(run, "Stopped", file=out)
     assert out.getvalue().splitlines() == [
         "Stopped  300 frames in 0:02, episode return 0.500, evaluation 0.800 (best 0.900)",
         f"Run      {run}",
@@ -358,7 +358,7 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
 
 def test_summary_of_a_run_without_records(tmp_path):
     out = io.StringIO()
-    summarise(tmp_path, file=out)
+    summarize(tmp_path, file=out)
     assert "nothing was recorded" in out.getvalue()
 
 

@@ -15,7 +15,7 @@ from test_environments import play
 
 from podracer.environment import auto_reset, check_environment, restart, transition
 from podracer.envs import ADAPTERS, make
-from podracer.types import ACTION_MASK, Array, ConfigError, Discrete, EnvironmentSpec, struct
+from podracer.types import ACTION_MASK, ArraySpec, ConfigError, Discrete, EnvironmentSpec, struct
 
 # An environment of each suite, and how many steps are enough to see an end.
 CASES = {
@@ -132,7 +132,7 @@ class Counting:
 
 
 class Dear:
-    spec = EnvironmentSpec("dear", Array((1,)), Discrete(2))
+    spec = EnvironmentSpec("dear", ArraySpec((1,)), Discrete(2))
 
     def reset(self, key):
         number = jnp.sinh(jax.random.uniform(key))
@@ -189,7 +189,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
     from podracer.replay import Replay
     from podracer.types import TimeStep
 
-    observation = {"x": Array((3,)), ACTION_MASK: Array((5,), np.bool_)}
+    observation = {"x": ArraySpec((3,)), ACTION_MASK: ArraySpec((5,), np.bool_)}
     spec = EnvironmentSpec("masked", observation, Discrete(5))
     replay = Replay(64 * 80)
     agents = (

@@ -34,7 +34,7 @@ from podracer.types import ConfigError
 EXPERIMENT = Experiment(
     recipe="trading",
     environment="trading:synthetic,tickers=3,bars=200",
-    agent=PPO(learning_rate=1e-3, normalise_observations=True),
+    agent=PPO(learning_rate=1e-3, normalize_observations=True),
     driver=AnakinConfig(8, 16, 4),
     frames=12 * 128,
     evaluations=3,

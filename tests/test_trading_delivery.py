@@ -31,7 +31,7 @@ MARKET = "trading:synthetic,tickers=3,bars=200"
 EXPERIMENT = Experiment(
     recipe="trading",
     environment=MARKET,
-    agent=PPO(learning_rate=1e-3, normalise_observations=True),
+    agent=PPO(learning_rate=1e-3, normalize_observations=True),
     driver=AnakinConfig(8, 16, 4),
     frames=8 * 128,
     evaluations=0,

@@ -19,7 +19,7 @@ from podracer.envs.worlds import FAMILIES, KINDS, World, Worlds
 from podracer.mesh import SHARDED, make_mesh
 from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys
-from podracer.types import Array, ConfigError, Lifetimes
+from podracer.types import ArraySpec, ConfigError, Lifetimes
 
 GRIDS = tuple(name for name in KINDS if not name.startswith(("rand", "chain")))
 SIDE = 13  # of the largest grid: cells are numbered along its rows
@@ -228,7 +228,7 @@ def random_run() -> Any:
 
 def test_random_grids_move_their_objects_and_show_a_picture() -> None:
     env = make("worlds:sparse+all+random")
-    assert env.spec.observation["picture"] == Array((SIDE, SIDE, 4))
+    assert env.spec.observation["picture"] == ArraySpec((SIDE, SIDE, 4))
     worlds, states, shown, _ = random_run()
     check_episodes(shown)
     roams = np.array([KINDS[env.kinds[kind]].roams for kind in worlds.kind])
@@ -318,7 +318,7 @@ def test_every_kind_is_an_environment(name: str) -> None:
 def test_as_many_states_as_the_largest_world_has(name: str, states: int) -> None:
     observation = make(f"worlds:{name}").spec.observation
     leaf = observation["index"] if name.startswith("rand") else observation
-    assert leaf == Array((), np.int32, values=states)
+    assert leaf == ArraySpec((), np.int32, values=states)
 
 
 def test_families_stand_for_their_members() -> None:
@@ -385,7 +385,7 @@ def test_names_of_lifetimes() -> None:
     spec = env.spec
     assert spec.name == "lifetimes:worlds:dense+sparse"
     assert spec.lifetimes == Lifetimes(8, 50, ("dense", "sparse"))
-    number = Array((), np.int32)
+    number = ArraySpec((), np.int32)
     assert spec.observation == {"seen": env.inner.spec.observation, "life": number, "world": number}
     assert make("lifetimes:cartpole").spec.lifetimes == Lifetimes(64, 10_000, ("cartpole",))
 

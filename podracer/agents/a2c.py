@@ -13,7 +13,7 @@ import optax
 from podracer.agents.common import actor_critic
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, Table, TorsoNetwork
-from podracer.ops.returns import generalised_advantages
+from podracer.ops.returns import generalized_advantages
 from podracer.types import (
     Carry,
     Continuous,
@@ -44,7 +44,7 @@ class A2C:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, self._optimiser, key))
+        return LearnerState(actor_critic.init(self._network, self._optimizer, key))
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -70,9 +70,9 @@ class A2C:
     ) -> tuple[jax.Array, Metrics]:
         forward = actor_critic.reuse if reuse else actor_critic.unroll
         policy, values = forward(self._network, self._space, params, trajectory)
-        after, valid = trajectory.after(), trajectory.valid()
+        after, valid = trajectory.next_timesteps(), trajectory.valid()
         fixed = jax.lax.stop_gradient(values)
-        advantages = generalised_advantages(
+        advantages = generalized_advantages(
             fixed[:-1], fixed[1:], after.reward, self.discount * after.discount, valid, self.lambda_
         )
         # Means over all T x B steps, cut ones as zeros: equal shards then average exactly.
@@ -90,7 +90,7 @@ class A2C:
         }
 
     def apply_gradients(self, state: LearnerState, grads: Params) -> tuple[LearnerState, Metrics]:
-        return actor_critic.apply_gradients(self._optimiser, state, grads)
+        return actor_critic.apply_gradients(self._optimizer, state, grads)
 
     @property
     def _network(self) -> Network:
@@ -98,10 +98,10 @@ class A2C:
 
     @property
     def _space(self) -> Discrete | Continuous:
-        return actor_critic.known(self.spec).action
+        return actor_critic.require_spec(self.spec).action
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adam(self.learning_rate, eps=1e-5),

@@ -50,7 +50,7 @@ class AlphaZero:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, self._optimiser, key))
+        return LearnerState(actor_critic.init(self._network, self._optimizer, key))
 
     def carry(self, num_envs: int) -> Carry:
         return ()
@@ -102,12 +102,16 @@ class AlphaZero:
     ) -> tuple[LearnerState, Metrics]:
         params = self.actor_params(state)
         grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        state, more = actor_critic.apply_gradients(self._optimiser, state, grads)
+        state, more = actor_critic.apply_gradients(self._optimizer, state, grads)
         return state, {**metrics, **more}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
         """The policy follows the search, the value the returns of the policy that it led to."""
-        extras, after, valid = trajectory.steps.extras, trajectory.after(), trajectory.valid()
+        extras, after, valid = (
+            trajectory.steps.extras,
+            trajectory.next_timesteps(),
+            trajectory.valid(),
+        )
         timesteps = trajectory.timesteps()
         seen, first = timesteps.observation["seen"], timesteps.first
         made, _ = self._network.apply(params, (), seen, first)
@@ -132,7 +136,7 @@ class AlphaZero:
     @property
     def _model(self) -> Any:
         """The environment."""
-        spec = actor_critic.known(self.spec)
+        spec = actor_critic.require_spec(self.spec)
         if spec.model is None:
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
@@ -146,7 +150,7 @@ class AlphaZero:
         return actor_critic.build(self.network, self._model.spec)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate)
         )

@@ -53,15 +53,15 @@ class DDPG:
     n_step: int = static(default=1)
     random_frames: int = static(default=5_000)
     """Frames with random actions at first."""
-    normalise_observations: bool = static(default=False)
+    normalize_observations: bool = static(default=False)
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = continuous.init(self._actor, self._critic, self.critics, self._optimiser, key, {})
+        shared = continuous.init(self._actor, self._critic, self.critics, self._optimizer, key, {})
         shared["target"] = jax.tree.map(jnp.copy, shared["params"])
-        shared["observations"] = continuous.observations(self.normalise_observations, self.spec)
+        shared["observations"] = continuous.observations(self.normalize_observations, self.spec)
         shared["updates"] = jnp.int32(0)
         return LearnerState(shared, self._buffer.init(num_envs))
 
@@ -101,8 +101,8 @@ class DDPG:
 
     def _stepped(self, shared: PyTree, grads: PyTree) -> PyTree:
         """The critics' update; every `policy_delay`-th one is the policy's and the targets' too."""
-        critic = continuous.stepped(self._optimiser, shared, {"critic": grads["critic"]})
-        both = continuous.stepped(self._optimiser, critic, {"actor": grads["actor"]})
+        critic = continuous.stepped(self._optimizer, shared, {"critic": grads["critic"]})
+        both = continuous.stepped(self._optimizer, critic, {"actor": grads["actor"]})
         target = optax.incremental_update(both["params"], shared["target"], self.target_rate)
         both = {**both, "target": target}
         updates = shared["updates"] + 1
@@ -158,7 +158,7 @@ class DDPG:
         return off_policy.buffer(self.replay, self.spec, self.n_step)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
 
 

@@ -1,7 +1,7 @@
 """DQN and what was added to it, each as a setting; all of them together are Rainbow.
 
 Sources: Mnih et al. 2015; double: van Hasselt et al. 2016 (arXiv 1509.06461); dueling: Wang et al.
-2016 (arXiv 1511.06581); prioritised replay: Schaul et al. 2016 (arXiv 1511.05952); noisy networks:
+2016 (arXiv 1511.06581); prioritized replay: Schaul et al. 2016 (arXiv 1511.05952); noisy networks:
 Fortunato et al. 2018 (arXiv 1706.10295); distributions: see `ops/action_values.py`; all of them:
 Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment: Horgan et al. 2018 (arXiv
 1803.00933).
@@ -60,7 +60,7 @@ class DQN:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = value_based.init(self._network.init(key), self._optimiser)
+        shared = value_based.init(self._network.init(key), self._optimizer)
         shared["explored"] = jnp.float32(0.0 if self.epsilon_frames else 1.0)
         return LearnerState(shared, self._buffer.init(num_envs))
 
@@ -77,7 +77,7 @@ class DQN:
         noise = value_based.noise_keys(keys) if self.noisy and explore else None
         outputs = self._outputs(params["online"], timestep, noise)
         epsilon = params["epsilon"] ** carry if explore else jnp.zeros(())
-        values = actor_critic.allowed(timestep.observation, self.value.mean(outputs))
+        values = actor_critic.mask_logits(timestep.observation, self.value.mean(outputs))
         return value_based.epsilon_greedy(values, keys, epsilon), (), carry
 
     def learn(
@@ -90,7 +90,7 @@ class DQN:
                 self._loss, shared["params"], shared["target"], sample, key, axis=axis
             )
             shared, more = value_based.apply_gradients(
-                self._optimiser, shared, grads, self.target_period
+                self._optimizer, shared, grads, self.target_period
             )
             return shared, {**metrics, **more}, priorities
 
@@ -107,7 +107,7 @@ class DQN:
         outputs = self._outputs(params, now.first, noise[0])
         after = self._outputs(target, now.then, noise[1])
         judge = self._outputs(params, now.then, noise[2]) if self.double else after
-        values = actor_critic.allowed(now.then.observation, self.value.mean(judge))
+        values = actor_critic.mask_logits(now.then.observation, self.value.mean(judge))
         best = jnp.argmax(values, axis=-1)
         chosen = value_based.of_action(outputs, now.action)
         after = jax.lax.stop_gradient(value_based.of_action(after, best))
@@ -134,7 +134,7 @@ class DQN:
         return off_policy.buffer(self.replay, self.spec, self.n_step)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adam(self.learning_rate, eps=1e-5),
@@ -150,6 +150,6 @@ def rainbow(**settings: Any) -> DQN:
         "dueling": True,
         "noisy": True,
         "value": Atoms(),
-        "replay": Replay(prioritised=True, priority_exponent=0.5),
+        "replay": Replay(prioritized=True, priority_exponent=0.5),
     }
     return DQN(**{**everything, **settings})

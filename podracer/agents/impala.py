@@ -45,7 +45,7 @@ class Impala:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, self._optimiser, key))
+        return LearnerState(actor_critic.init(self._network, self._optimizer, key))
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -65,12 +65,16 @@ class Impala:
     ) -> tuple[LearnerState, Metrics]:
         params = self.actor_params(state)
         grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        state, more = actor_critic.apply_gradients(self._optimiser, state, grads)
+        state, more = actor_critic.apply_gradients(self._optimizer, state, grads)
         return state, {**metrics, **more}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
         policy, values = actor_critic.unroll(self._network, self._space, params, trajectory)
-        extras, after, valid = trajectory.steps.extras, trajectory.after(), trajectory.valid()
+        extras, after, valid = (
+            trajectory.steps.extras,
+            trajectory.next_timesteps(),
+            trajectory.valid(),
+        )
         log_prob = policy.log_prob(extras["sample"])
         fixed, ratio = jax.lax.stop_gradient((values, jnp.exp(log_prob - extras["log_prob"])))
         corrected = vtrace(
@@ -104,10 +108,10 @@ class Impala:
 
     @property
     def _space(self) -> Discrete | Continuous:
-        return actor_critic.known(self.spec).action
+        return actor_critic.require_spec(self.spec).action
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adam(self.learning_rate, eps=1e-5),

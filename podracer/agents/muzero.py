@@ -18,7 +18,7 @@ from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
-    Array,
+    ArraySpec,
     Carry,
     EnvironmentSpec,
     LearnerState,
@@ -64,12 +64,12 @@ class MuZero:
     reward."""
     prediction: tuple[int, ...] = static(default=(128,))
     """Widths of the layers from a state to policy and value."""
-    replay: Replay = static(default=Replay(batch_size=128, prioritised=True))
+    replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        extras = {"policy": Array((self._num_actions,))}
-        shared = value_based.init(self._init(key), self._optimiser)
+        extras = {"policy": ArraySpec((self._num_actions,))}
+        shared = value_based.init(self._init(key), self._optimizer)
         return LearnerState(shared, self._buffer.init(num_envs, extras=extras))
 
     def carry(self, num_envs: int) -> Carry:
@@ -110,7 +110,7 @@ class MuZero:
                 self._loss, shared["params"], shared["target"], sample, axis=axis
             )
             shared, more = value_based.apply_gradients(
-                self._optimiser, shared, grads, self.target_period
+                self._optimizer, shared, grads, self.target_period
             )
             return shared, {**metrics, **more}, priorities
 
@@ -121,7 +121,7 @@ class MuZero:
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
         """Of policy, value and reward at the sample's first step and `unroll` imagined ones."""
         steps, K = sample.trajectory.steps, self.unroll
-        after, valid = sample.trajectory.after(), sample.trajectory.valid()
+        after, valid = sample.trajectory.next_timesteps(), sample.trajectory.valid()
         targets = self._value_targets(target, sample.trajectory)
         state = self._represent(params, jax.tree.map(lambda x: x[0], steps.timestep.observation))
         # An end is followed by nothing, rewards and values of 0; after a time-out all is unknown.
@@ -149,7 +149,7 @@ class MuZero:
 
     def _value_targets(self, target: Params, trajectory: Trajectory) -> jax.Array:
         """n-step targets `[unroll + 1, N]`, with bootstrap values of the target network."""
-        timesteps, after = trajectory.timesteps(), trajectory.after()
+        timesteps, after = trajectory.timesteps(), trajectory.next_timesteps()
         T, N = timesteps.reward.shape
         flat = jax.tree.map(lambda x: x.reshape(T * N, *x.shape[2:]), timesteps.observation)
         _, value = self._predict(target, self._represent(target, flat))
@@ -209,8 +209,8 @@ class MuZero:
 
     @property
     def _networks(self) -> dict[str, Network]:
-        spec, state = actor_critic.known(self.spec), Array((self.latent,))
-        seen = {"action": Array((self._num_actions,)), "state": state}
+        spec, state = actor_critic.require_spec(self.spec), ArraySpec((self.latent,))
+        seen = {"action": ArraySpec((self._num_actions,)), "state": state}
         # Hardly a preference at first: rewards and values near 0, all actions nearly alike.
         heads = {"policy": Head(self._num_actions, 0.01), "value": Head(self.bins, 0.01)}
         moved = {"state": Head(self.latent), "reward": Head(self.bins, 0.01)}
@@ -230,7 +230,7 @@ class MuZero:
         return off_policy.buffer(self.replay, self.spec, self.unroll + self.n_step)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adamw(self.learning_rate, weight_decay=self.weight_decay),

@@ -2,7 +2,7 @@
 
 Minibatches are shuffled within the shard: single transitions for feed-forward networks, whole
 sequences from their stored memory for recurrent ones. Sources: Schulman et al. 2017 (arXiv
-1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalisations.
+1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalizations.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from podracer.mesh import global_grad_in_blocks
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import policy
 from podracer.ops.minibatches import in_blocks, permutation, take
-from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalise
-from podracer.ops.returns import discounted_sums, generalised_advantages
+from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
+from podracer.ops.returns import discounted_sums, generalized_advantages
 from podracer.types import (
     Carry,
     ConfigError,
@@ -55,7 +55,7 @@ class Batch:
 
 @struct
 class PPO:
-    """Proximal policy optimisation, discrete or continuous actions."""
+    """Proximal policy optimization, discrete or continuous actions."""
 
     learning_rate: float = 2.5e-4
     discount: float = 0.99
@@ -66,21 +66,21 @@ class PPO:
     max_gradient_norm: float = 0.5
     epochs: int = static(default=4)
     minibatches: int = static(default=4)
-    normalise_observations: bool = static(default=False)
-    normalise_rewards: bool = static(default=False)
+    normalize_observations: bool = static(default=False)
+    normalize_rewards: bool = static(default=False)
     decay_updates: int = static(default=0)
     network: TorsoNetwork = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = actor_critic.init(self._network, self._optimiser, key)
+        shared = actor_critic.init(self._network, self._optimizer, key)
         shared["observations"] = shared["returns"] = ()
-        if self.normalise_observations:
-            shared["observations"] = init_moments(actor_critic.known(self.spec).observation)
-        if self.normalise_rewards:
+        if self.normalize_observations:
+            shared["observations"] = init_moments(actor_critic.require_spec(self.spec).observation)
+        if self.normalize_rewards:
             shared["returns"] = init_moments(jnp.zeros(()))
         # Discounted sums of past rewards, whose deviation scales the rewards.
-        return LearnerState(shared, jnp.zeros(num_envs) if self.normalise_rewards else ())
+        return LearnerState(shared, jnp.zeros(num_envs) if self.normalize_rewards else ())
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -91,21 +91,21 @@ class PPO:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        timestep = self._normalised(params["observations"], timestep)
+        timestep = self._normalized(params["observations"], timestep)
         action, extras, carry = actor_critic.act(
             self._network, self._space, params["params"], carry, timestep, keys, explore
         )
-        behaviour = policy(self._space, extras.pop("policy"))
-        return action, {**extras, "log_prob": behaviour.log_prob(extras["sample"])}, carry
+        behavior = policy(self._space, extras.pop("policy"))
+        return action, {**extras, "log_prob": behavior.log_prob(extras["sample"])}, carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         raw = trajectory.steps.timestep.observation
-        trajectory, scale, sums = self._normalised_trajectory(state, trajectory, axis)
+        trajectory, scale, sums = self._normalized_trajectory(state, trajectory, axis)
         batch = self._batch(state.shared["params"], trajectory)
         # Measured together: fewer reductions, and none that could overtake another.
-        batch, observations = self._standardised(state.shared["observations"], batch, raw, axis)
+        batch, observations = self._standardized(state.shared["observations"], batch, raw, axis)
         items = batch.valid.shape[1]
         self._check_minibatches(items)
 
@@ -119,32 +119,32 @@ class PPO:
         shared = {**learner.shared, "returns": scale, "observations": observations}
         return LearnerState(shared, sums), jax.tree.map(jnp.mean, metrics)
 
-    def _standardised(
+    def _standardized(
         self, moments: PyTree, batch: Batch, observation: PyTree, axis: str | None
     ) -> tuple[Batch, PyTree]:
         """Advantages with zero mean and unit deviation over the batch of all shards; and the
         moments with what was observed."""
         measured = {"advantage": batch.advantage}
-        if self.normalise_observations:
+        if self.normalize_observations:
             measured["observation"] = observation
         seen = moments_of(measured, axis)
-        centred = batch.advantage - seen.mean["advantage"]
-        advantage = centred * jax.lax.rsqrt(seen.variance["advantage"] + 1e-8)
-        if self.normalise_observations:
+        centered = batch.advantage - seen.mean["advantage"]
+        advantage = centered * jax.lax.rsqrt(seen.variance["advantage"] + 1e-8)
+        if self.normalize_observations:
             part = Moments(seen.count, seen.mean["observation"], seen.variance["observation"])
             moments = merge(moments, part)
         return dataclasses.replace(batch, advantage=advantage), moments
 
-    def _normalised_trajectory(
+    def _normalized_trajectory(
         self, state: LearnerState, trajectory: Trajectory, axis: str | None
     ) -> tuple[Trajectory, PyTree, PyTree]:
         """Observations as acting saw them, rewards scaled; and the new moments of the returns."""
-        see = partial(self._normalised, state.shared["observations"])
+        see = partial(self._normalized, state.shared["observations"])
         steps = dataclasses.replace(trajectory.steps, timestep=see(trajectory.steps.timestep))
         trajectory = dataclasses.replace(trajectory, steps=steps, final=see(trajectory.final))
-        if not self.normalise_rewards:
+        if not self.normalize_rewards:
             return trajectory, (), ()
-        after = trajectory.after()
+        after = trajectory.next_timesteps()
         ended = after.last | (after.discount == 0)
         decay = jnp.full_like(after.reward, 1.0) * self.discount
         returns, sums = discounted_sums(state.local, after.reward, decay, ended)
@@ -162,11 +162,15 @@ class PPO:
         )
 
     def _batch(self, params: Params, trajectory: Trajectory) -> Batch:
-        steps, extras, after = trajectory.steps, trajectory.steps.extras, trajectory.after()
+        steps, extras, after = (
+            trajectory.steps,
+            trajectory.steps.extras,
+            trajectory.next_timesteps(),
+        )
         last = actor_critic.final_value(self._network, params, trajectory)
         values = jnp.concatenate([extras["value"], last[None]])
         valid = trajectory.valid()
-        advantage = generalised_advantages(
+        advantage = generalized_advantages(
             values[:-1],
             values[1:],
             after.reward,
@@ -203,7 +207,7 @@ class PPO:
             in_blocks(items, rows // batch.valid.shape[0]),
             axis=axis,
         )
-        learner, more = actor_critic.apply_gradients(self._optimiser, learner, grads)
+        learner, more = actor_critic.apply_gradients(self._optimizer, learner, grads)
         return learner, {**metrics, **more}
 
     def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
@@ -230,10 +234,10 @@ class PPO:
             "clip_share": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
         }
 
-    def _normalised(self, moments: PyTree, timestep: TimeStep) -> TimeStep:
-        if not self.normalise_observations:
+    def _normalized(self, moments: PyTree, timestep: TimeStep) -> TimeStep:
+        if not self.normalize_observations:
             return timestep
-        seen = normalise(moments, timestep.observation)
+        seen = normalize(moments, timestep.observation)
         return dataclasses.replace(timestep, observation=seen)
 
     def _check_minibatches(self, items: int) -> None:
@@ -249,10 +253,10 @@ class PPO:
 
     @property
     def _space(self) -> Discrete | Continuous:
-        return actor_critic.known(self.spec).action
+        return actor_critic.require_spec(self.spec).action
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         rate = self.learning_rate
         if self.decay_updates:
             steps = self.decay_updates * self.epochs * self.minibatches

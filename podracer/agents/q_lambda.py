@@ -55,7 +55,7 @@ class QLambda:
     ) -> tuple[jax.Array, PyTree, Carry]:
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         outputs, carry = self._network.apply(params, carry, observation, timestep.first[None])
-        q = actor_critic.allowed(timestep.observation, outputs["q"][0])
+        q = actor_critic.mask_logits(timestep.observation, outputs["q"][0])
         return jnp.argmax(q, axis=-1).astype(jnp.int32), {"q": q}, carry
 
     def learn(
@@ -74,7 +74,7 @@ class QLambda:
         qa_tm1 = jnp.sum(q_tm1 * chosen, axis=-1)
         best = jnp.concatenate([jnp.max(q_tm1, axis=-1), jnp.max(q_last, axis=-1)[None]])
         v_t = jax.lax.stop_gradient(best[1:])
-        after, valid = trajectory.after(), trajectory.valid()
+        after, valid = trajectory.next_timesteps(), trajectory.valid()
         # Where acting is greedy the value of a state is that of the action taken there.
         targets = lambda_returns(
             jax.lax.stop_gradient(best[:-1]),
@@ -96,7 +96,7 @@ class QLambda:
         outputs, _ = self._network.apply(
             params, trajectory.carry, timesteps.observation, timesteps.first
         )
-        q = actor_critic.allowed(timesteps.observation, outputs["q"])
+        q = actor_critic.mask_logits(timesteps.observation, outputs["q"])
         return q[:-1], q[-1]
 
     def _reuse(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
@@ -105,12 +105,12 @@ class QLambda:
         outputs, _ = self._network.apply(
             params, trajectory.final_carry, observation, final.first[None]
         )
-        last = actor_critic.allowed(final.observation, outputs["q"][0])
+        last = actor_critic.mask_logits(final.observation, outputs["q"][0])
         return trajectory.steps.extras["q"], last
 
     @property
     def _network(self) -> Network:
-        spec = actor_critic.known(self.spec)
+        spec = actor_critic.require_spec(self.spec)
         if not isinstance(spec.action, Discrete):
             raise ConfigError(f"QLambda needs discrete actions; {spec.name} has continuous ones.")
         return self.network.build(spec.observation, {"q": Head(spec.action.num_actions)})

@@ -54,14 +54,14 @@ class R2D2:
     """Timesteps between two stored memories: the rollout's length."""
     squashed: bool = static(default=True)
     """Learn values on the scale of `ops/transforms.py`, for rewards that are not clipped."""
-    replay: Replay = static(default=Replay(batch_size=64, prioritised=True, priority_exponent=0.9))
+    replay: Replay = static(default=Replay(batch_size=64, prioritized=True, priority_exponent=0.9))
     network: TorsoNetwork = static(
         default=TorsoNetwork(MLP(hidden=(64,)), memory="lstm", memory_size=64)
     )
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = value_based.init(self._network.init(key), self._optimiser)
+        shared = value_based.init(self._network.init(key), self._optimizer)
         one = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self._network.carry(1)))
         return LearnerState(shared, self._buffer.init(num_envs, carry=one))
 
@@ -98,7 +98,7 @@ class R2D2:
                 self._loss, shared["params"], shared["target"], sample, axis=axis
             )
             shared, more = value_based.apply_gradients(
-                self._optimiser, shared, grads, self.target_period
+                self._optimizer, shared, grads, self.target_period
             )
             return shared, {**metrics, **more}, priorities
 
@@ -114,7 +114,7 @@ class R2D2:
         best = jnp.argmax(q, axis=-1)
         after = value_based.of_action(target_q[..., None], best)[..., 0]
         after = unsquash(after) if self.squashed else after
-        steps, valid = trajectory.after(), trajectory.valid()
+        steps, valid = trajectory.next_timesteps(), trajectory.valid()
         start = self.burn_in
         discounts = self.discount * steps.discount[start:]
         targets = n_step_targets(after, steps.reward[start:], discounts, valid[start:], self.n_step)
@@ -144,7 +144,7 @@ class R2D2:
     def _values(self, params: Params, carry: Carry, timesteps: TimeStep) -> tuple[jax.Array, Carry]:
         outputs, carry = self._network.apply(params, carry, timesteps.observation, timesteps.first)
         values = value_based.combined(outputs, 1)[..., 0]
-        return actor_critic.allowed(timesteps.observation, values), carry
+        return actor_critic.mask_logits(timesteps.observation, values), carry
 
     @property
     def _network(self) -> Network:
@@ -153,10 +153,10 @@ class R2D2:
     @property
     def _buffer(self) -> Buffer:
         length = self.burn_in + self.unroll + self.n_step
-        return Buffer(self.replay, actor_critic.known(self.spec), length, self.stride)
+        return Buffer(self.replay, actor_critic.require_spec(self.spec), length, self.stride)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adam(self.learning_rate, eps=1e-3),

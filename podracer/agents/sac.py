@@ -46,7 +46,7 @@ class SAC:
     n_step: int = static(default=1)
     random_frames: int = static(default=5_000)
     """Frames with random actions at first."""
-    normalise_observations: bool = static(default=False)
+    normalize_observations: bool = static(default=False)
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     spec: EnvironmentSpec | None = static(default=None)
@@ -54,10 +54,10 @@ class SAC:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         temperature = {"temperature": jnp.log(jnp.float32(self.initial_temperature))}
         shared = continuous.init(
-            self._actor, self._critic, self.critics, self._optimiser, key, temperature
+            self._actor, self._critic, self.critics, self._optimizer, key, temperature
         )
         shared["target"] = jax.tree.map(jnp.copy, shared["params"]["critic"])
-        shared["observations"] = continuous.observations(self.normalise_observations, self.spec)
+        shared["observations"] = continuous.observations(self.normalize_observations, self.spec)
         return LearnerState(shared, self._buffer.init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:
@@ -85,7 +85,7 @@ class SAC:
             grads, (metrics, priorities) = global_grad(
                 self._loss, shared["params"], shared["target"], now, sample.weights, key, axis=axis
             )
-            shared = continuous.stepped(self._optimiser, shared, grads)
+            shared = continuous.stepped(self._optimizer, shared, grads)
             critic = shared["params"]["critic"]
             target = optax.incremental_update(critic, shared["target"], self.target_rate)
             metrics["gradient_norm"] = optax.tree.norm(grads)
@@ -157,5 +157,5 @@ class SAC:
         return off_policy.buffer(self.replay, self.spec, self.n_step)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)

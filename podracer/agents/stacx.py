@@ -72,9 +72,9 @@ class Stacx:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared, meta = actor_critic.init(self._network, self._optimiser, key), self._initial_meta()
-        optimiser = self._meta_optimiser.init(meta)
-        return LearnerState({**shared, "meta": meta, "meta_optimiser": optimiser})
+        shared, meta = actor_critic.init(self._network, self._optimizer, key), self._initial_meta()
+        optimizer = self._meta_optimizer.init(meta)
+        return LearnerState({**shared, "meta": meta, "meta_optimizer": optimizer})
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -97,13 +97,13 @@ class Stacx:
             partial(self._update, axis),
             partial(self._objective, trajectory),
             meta,
-            {name: state.shared[name] for name in ("params", "optimiser")},
+            {name: state.shared[name] for name in ("params", "optimizer")},
             jax.tree.map(lambda x: x[None], trajectory),
         )
         # Each shard has its own part of the objective's gradient, through the mean of all updates.
         grads = global_mean(grads, axis)
-        updates, optimiser = self._meta_optimiser.update(grads, state.shared["meta_optimiser"])
-        moved = {"meta": optax.apply_updates(meta, updates), "meta_optimiser": optimiser}
+        updates, optimizer = self._meta_optimizer.update(grads, state.shared["meta_optimizer"])
+        moved = {"meta": optax.apply_updates(meta, updates), "meta_optimizer": optimizer}
         more = {"meta_gradient_norm": optax.tree.norm(grads), **self._metrics(meta)}
         return LearnerState({**learner, **moved}), {**metrics, **more}
 
@@ -119,7 +119,7 @@ class Stacx:
 
         grads, (policy, metrics) = jax.grad(loss, has_aux=True)(learner["params"])
         grads = global_mean(grads, axis)
-        state, more = actor_critic.apply_gradients(self._optimiser, LearnerState(learner), grads)
+        state, more = actor_critic.apply_gradients(self._optimizer, LearnerState(learner), grads)
         return state.shared, (_main(policy), {**metrics, **more})
 
     def _objective(
@@ -149,7 +149,7 @@ class Stacx:
     ) -> tuple[jax.Array, Metrics]:
         """The actor-critic losses `[H]` of policies `[T, H, B]` and values `[T+1, H, B]` on what
         the main policy did; and the main head's metrics."""
-        extras, after, s = trajectory.steps.extras, trajectory.after(), settings
+        extras, after, s = trajectory.steps.extras, trajectory.next_timesteps(), settings
         reward, discount, valid = (
             jnp.broadcast_to(x[:, None], values[:-1].shape)
             for x in (after.reward, after.discount, trajectory.valid())
@@ -228,16 +228,16 @@ class Stacx:
 
     @property
     def _space(self) -> Discrete | Continuous:
-        return actor_critic.known(self.spec).action
+        return actor_critic.require_spec(self.spec).action
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def _optimizer(self) -> optax.GradientTransformation:
         # With an epsilon below the root its slope is finite where a gradient has always been 0.
         adam = optax.adam(self.learning_rate, eps=1e-5, eps_root=1e-10)
         return optax.chain(clip_by_norm(self.max_gradient_norm), adam)
 
     @property
-    def _meta_optimiser(self) -> optax.GradientTransformation:
+    def _meta_optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self.meta_learning_rate, eps=1e-8)
 
 

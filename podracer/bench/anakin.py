@@ -25,13 +25,13 @@ from podracer import envs
 from podracer.agent import Agent
 from podracer.agents.impala import Impala
 from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import Rule
+from podracer.agents.lpg.rule import UpdateRule
 from podracer.bench import sebulba as bench
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import TrainState, init_state
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments, action_struct
-from podracer.envs.host.device import Served
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import recipes
 from podracer.experiments.plan import build
 from podracer.experiments.training import use_compilation_cache
@@ -148,7 +148,7 @@ def acting(
         ]
         state, trajectory = rollout(actor, env, params, state, *keys)
         # Everything that acting leaves is used, or the compiler would not compute it.
-        used = jax.tree.map(jnp.sum, (trajectory.after().reward, trajectory.steps.extras))
+        used = jax.tree.map(jnp.sum, (trajectory.next_timesteps().reward, trajectory.steps.extras))
         return (state, start + jnp.uint32(config.rollout_length)), used
 
     @jax.jit
@@ -212,7 +212,7 @@ def bench_lpg(
         name = f"lifetimes:worlds:tabular+chains,envs={envs_per_lifetime},steps=30000"
         env = envs.make(name)
         assert not isinstance(env, HostEnvironments)
-        agent = LPG(rule=Rule(units=units), lifetime_groups=groups, spec=env.spec)
+        agent = LPG(rule=UpdateRule(units=units), lifetime_groups=groups, spec=env.spec)
         config = AnakinConfig(lives * envs_per_lifetime, agent.update_steps, 10)
         check(agent, env, config, mesh.size)
         steps = config.steps_per_update * config.updates_per_chunk
@@ -268,7 +268,7 @@ def bench_sebulba(
     """Host environments alone, with acting, and with IMPALA's learning, beside a plain loop."""
     use_compilation_cache()
     env = envs.make(environment)
-    env = env if isinstance(env, HostEnvironments) else Served(env)
+    env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
     pictures = len(getattr(env.spec.observation, "shape", ())) == 3
     torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
     agent = Impala(network=TorsoNetwork(torso))

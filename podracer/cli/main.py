@@ -95,9 +95,9 @@ def _train(arguments: Sequence[str]) -> int:
 
     experiment, rest = recipe_of(recipe, rest)
     if rule := taken(rest, "rule"):
-        from podracer.experiments.recipes import taught_by
+        from podracer.experiments.recipes import with_update_rule
 
-        experiment = taught_by(experiment, rule)
+        experiment = with_update_rule(experiment, rule)
     arch = named_arch(rest) or experiment.arch
     experiment = experiment.under(arch)
     fields = [("place", Place), ("experiment", type(experiment)), ("hosts", Hosts)]
@@ -142,11 +142,11 @@ def _run(experiment: Any, run_dir: Path | None, hosts: Hosts, *, resume: bool) -
 def _close(result: Any) -> None:
     """The last lines of a run."""
     from podracer.agents.lpg.agent import LPG
-    from podracer.reports.console import summarise
+    from podracer.reports.console import summarize
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
     then = "rule" if isinstance(result.agent, LPG) else "play"
-    summarise(result.run_dir, outcomes[result.exit_code], then=then)
+    summarize(result.run_dir, outcomes[result.exit_code], then=then)
 
 
 # --- about this machine --------------------------------------------------------------------------

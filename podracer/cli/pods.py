@@ -115,14 +115,14 @@ def tournament(arguments: Sequence[str]) -> int:
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
     from podracer.tournament.config import Tournament
-    from podracer.tournament.selection import RULES, PopulationBased
+    from podracer.tournament.selection import SELECTION_RULES, PopulationBased
     from podracer.types import ConfigError
 
     experiments = tuple(recipes.find(name) for name in names or ["cartpole_ppo"])
     rule = value_of(rest, "--rule") or Choice.rule
-    if rule not in RULES:
-        raise ConfigError(f"There is no rule {rule!r}: {nearest(rule, RULES)}")
-    default = Tournament(experiments, RULES[rule](), rounds=4, round_frames=32_768)
+    if rule not in SELECTION_RULES:
+        raise ConfigError(f"There is no rule {rule!r}: {nearest(rule, SELECTION_RULES)}")
+    default = Tournament(experiments, SELECTION_RULES[rule](), rounds=4, round_frames=32_768)
     fields = [("choice", Choice), ("tournament", Tournament)]
     command = dataclasses.make_dataclass("TournamentCommand", fields, frozen=True)
     parsed = parse(command, "tournament", rest, command(Choice(rule), default))

@@ -1,4 +1,4 @@
-"""The commands about a run: `podracer eval`, `play`, `report`, `fingerprint` and `rule`."""
+"""The commands about a run: `podracer eval`, `play`, `to_progress`, `fingerprint` and `rule`."""
 
 from __future__ import annotations
 

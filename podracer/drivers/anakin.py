@@ -25,10 +25,10 @@ from podracer.drivers.common import (
     TRAIN_SPEC,
     Progress,
     TrainState,
-    guard,
-    learn_guarded,
-    reduced,
-    report,
+    apply_if_finite,
+    learn_if_finite,
+    reduce_metrics,
+    to_progress,
 )
 from podracer.environment import Environment, check_environment
 from podracer.mesh import (
@@ -44,9 +44,9 @@ from podracer.rollout import (
     ActorState,
     Purpose,
     environment_keys,
-    no_episodes,
     purpose_key,
     rollout,
+    zero_episode_stats,
 )
 from podracer.types import ConfigError, LearnerState, Metrics, PyTree, Trajectory
 
@@ -119,8 +119,8 @@ def chunk(
 
     state, series = jax.lax.scan(body, state, length=config.updates_per_chunk)
     episodes = state.actor.episodes
-    metrics = reduced(episodes, state.fault, series, request[0], axis)
-    fresh = no_episodes(episodes.count.shape[0])
+    metrics = reduce_metrics(episodes, state.fault, series, request[0], axis)
+    fresh = zero_episode_stats(episodes.count.shape[0])
     episodes = dataclasses.replace(
         fresh,
         running_return=episodes.running_return,
@@ -148,10 +148,10 @@ def _update(
         actor, trajectory, learner, metrics = _fused(
             cast(FusedAgent, agent), run, params, state, axis
         )
-        state, metrics = guard(state, learner, trajectory, metrics, axis)
+        state, metrics = apply_if_finite(state, learner, trajectory, metrics, axis)
     else:
         actor, trajectory = run(params, state.actor)
-        state, metrics = learn_guarded(agent, state, trajectory, axis)
+        state, metrics = learn_if_finite(agent, state, trajectory, axis)
     return dataclasses.replace(state, actor=actor), metrics
 
 
@@ -195,7 +195,7 @@ def anakin(
         state,
         mesh,
         config,
-        report,
+        to_progress,
         num_updates=num_updates,
         request=request,
         boundary=boundary,

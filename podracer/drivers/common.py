@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from podracer.agent import Agent
 from podracer.environment import Environment
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
-from podracer.rollout import Episodes, Purpose, environment_keys, init_actor, purpose_key
+from podracer.rollout import EpisodeStats, Purpose, environment_keys, init_actor, purpose_key
 from podracer.types import (
     ConfigError,
     LearnerState,
@@ -58,7 +58,7 @@ class Progress:
     collected: int | None = None  # steps that actors finished since the driver began
 
 
-class Rows(Protocol):
+class HasNumEnvs(Protocol):
     """A driver's configuration, as far as a state depends on it."""
 
     @property
@@ -66,20 +66,24 @@ class Rows(Protocol):
 
 
 def init_state(
-    agent: Agent, env: Environment | None, mesh: Mesh, config: Rows, key: jax.Array
+    agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
     """The state before the first update, on the mesh; without an environment, nothing of acting."""
     where = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
-    return jax.jit(partial(initial, agent, env, config), out_shardings=where)(key)
+    return jax.jit(partial(make_initial_state, agent, env, config), out_shardings=where)(key)
 
 
-def abstract_state(agent: Agent, env: Environment | None, mesh: Mesh, config: Rows) -> TrainState:
+def abstract_state(
+    agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs
+) -> TrainState:
     """Shape, dtype and sharding of every leaf of a state, for restoring one."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return placed(jax.eval_shape(partial(initial, agent, env, config), key), mesh, TRAIN_SPEC)
+    return with_shardings(
+        jax.eval_shape(partial(make_initial_state, agent, env, config), key), mesh, TRAIN_SPEC
+    )
 
 
-def placed(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     """Shapes with the shardings that a prefix of partition specs gives them on this mesh."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -88,7 +92,9 @@ def placed(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     )
 
 
-def initial(agent: Agent, env: Environment | None, config: Rows, key: jax.Array) -> TrainState:
+def make_initial_state(
+    agent: Agent, env: Environment | None, config: HasNumEnvs, key: jax.Array
+) -> TrainState:
     """The state before the first update, for tracing; `init_state` also places it."""
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
@@ -111,7 +117,7 @@ def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
     )
 
 
-def learn_guarded(
+def learn_if_finite(
     agent: Agent,
     state: TrainState,
     trajectory: Trajectory,
@@ -127,10 +133,10 @@ def learn_guarded(
     learn_key = jax.random.fold_in(jax.random.fold_in(learn_key, state.update), shard)
     learn_key = learn_key if part is None else jax.random.fold_in(learn_key, part)
     learner, metrics = agent.learn(state.learner, trajectory, learn_key, axis)
-    return guard(state, learner, trajectory, metrics, axis)
+    return apply_if_finite(state, learner, trajectory, metrics, axis)
 
 
-def guard(
+def apply_if_finite(
     state: TrainState,
     learner: LearnerState,
     trajectory: Trajectory,
@@ -171,15 +177,15 @@ def _faults(
         _finite((steps.reward, final.reward)),
         _finite(losses),
         _finite((gradient, learner.shared)),
-        jnp.all(trajectory.after().first | trajectory.valid()),
+        jnp.all(trajectory.next_timesteps().first | trajectory.valid()),
     ])  # fmt: skip
     bad = (~good).astype(jnp.float32)
     bad = jax.lax.psum(bad, axis) if axis else bad
     return jnp.sum(jnp.where(bad > 0, jnp.asarray([1, 2, 4, 8, 16], jnp.uint32), jnp.uint32(0)))
 
 
-def reduced(
-    episodes: Episodes, fault: jax.Array, series: Metrics, request: jax.Array, axis: str | None
+def reduce_metrics(
+    episodes: EpisodeStats, fault: jax.Array, series: Metrics, request: jax.Array, axis: str | None
 ) -> Metrics:
     """Metrics of some updates `[updates]` over all shards, in two all-reduces: integers, floats.
 
@@ -211,7 +217,7 @@ def reduced(
     }
 
 
-def report(updates: int, values: Any) -> Progress:
+def to_progress(updates: int, values: Any) -> Progress:
     """Fetched metrics in the terms of a run. Raises what the updates met, see `FAULTS`."""
     bits, at = (int(x) for x in values["fault"])
     if bits:

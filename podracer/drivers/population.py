@@ -99,7 +99,7 @@ def abstract_states(
     """Shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
     agents, every = stack(agent, pods), jax.eval_shape(lambda: keys(pods))
     states = jax.eval_shape(partial(_initial, env, config), agents, every)
-    return driver.placed(states, mesh, PODS)
+    return driver.with_shardings(states, mesh, PODS)
 
 
 def init_states(
@@ -115,7 +115,9 @@ def init_states(
 def _initial(env: Environment, config: AnakinConfig, agents: Any, keys: jax.Array) -> TrainState:
     # One after another: two batched QR decompositions (orthogonal weights) at once wait for each
     # other for ever on a CPU with few cores, as jaxlib 0.10.2 runs them.
-    return jax.lax.map(lambda pod: driver.initial(pod[0], env, config, pod[1]), (agents, keys))
+    return jax.lax.map(
+        lambda pod: driver.make_initial_state(pod[0], env, config, pod[1]), (agents, keys)
+    )
 
 
 def population(
@@ -209,7 +211,7 @@ def _report(updates: int, values: Any) -> Progress:
     """Each pod's metrics, NaN where it has none, and means over the healthy ones."""
     failed = values["fault"][:, 0] != 0
     if failed.all():
-        driver.report(updates, jax.tree.map(lambda x: x[0], values))  # raises what it met
+        driver.to_progress(updates, jax.tree.map(lambda x: x[0], values))  # raises what it met
     episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
     shown = {
         "episodes": values["episodes"],

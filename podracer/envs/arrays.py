@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.types import Array, ConfigError, Continuous, PyTree
+from podracer.types import ArraySpec, ConfigError, Continuous, PyTree
 
 
 def strong(tree: PyTree) -> PyTree:
@@ -23,8 +23,8 @@ def cast(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def described(observation: PyTree) -> PyTree:
-    """Shapes and dtypes of observations as `Array`s."""
-    return jax.tree.map(lambda x: Array(x.shape, x.dtype), observation)
+    """Shapes and dtypes of observations as `ArraySpec`s."""
+    return jax.tree.map(lambda x: ArraySpec(x.shape, x.dtype), observation)
 
 
 def as_dictionary(value: Any) -> PyTree:

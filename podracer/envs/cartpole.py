@@ -14,7 +14,7 @@ import numpy as np
 
 from podracer.environment import restart, transition
 from podracer.ops.random import random_word
-from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
 
 GRAVITY = 9.8  # m/s^2
 CART, POLE = 1.0, 0.1  # kg
@@ -42,7 +42,7 @@ class CartPole:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("cartpole", Array((4,)), Discrete(2))
+        return EnvironmentSpec("cartpole", ArraySpec((4,)), Discrete(2))
 
     def reset(self, key: jax.Array) -> tuple[CartPoleState, TimeStep]:
         # One random word, 8 bits for each coordinate: four words would cost as much as the step.

@@ -1,6 +1,6 @@
 """Catch: a ball falls down a board, and the paddle in the last row must be under it.
 
-The environment of bsuite (Osband et al. 2020, "Behaviour Suite for Reinforcement Learning") and of
+The environment of bsuite (Osband et al. 2020, "Behavior Suite for Reinforcement Learning") and of
 the notebook published with Podracer (Hessel et al. 2021). Every episode has 9 steps.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from podracer.environment import restart
 from podracer.ops.random import random_word
-from podracer.types import Array, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct
 
 ROWS, COLUMNS = 10, 5
 
@@ -36,7 +36,7 @@ class Catch:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("catch", Array((ROWS, COLUMNS)), Discrete(3))
+        return EnvironmentSpec("catch", ArraySpec((ROWS, COLUMNS)), Discrete(3))
 
     def reset(self, key: jax.Array) -> tuple[CatchState, TimeStep]:
         state = _start(key)

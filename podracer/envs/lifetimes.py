@@ -17,7 +17,7 @@ import numpy as np
 from podracer.environment import Environment
 from podracer.ops.random import random_word
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     EnvironmentSpec,
     EnvState,
@@ -68,7 +68,7 @@ class Lives:
     def spec(self) -> EnvironmentSpec:
         inner = self.inner.spec
         worlds = self.inner.kinds if hasattr(self.inner, "kinds") else (inner.name,)
-        number = Array((), np.int32)
+        number = ArraySpec((), np.int32)
         return dataclasses.replace(
             inner,
             name=f"lifetimes:{inner.name}",

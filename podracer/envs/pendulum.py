@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer.environment import restart, transition
 from podracer.envs.cartpole import stroke
-from podracer.types import Array, Continuous, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Continuous, EnvironmentSpec, TimeStep, struct
 
 GRAVITY = 10.0  # m/s^2
 MASS, LENGTH = 1.0, 1.0  # kg, m
@@ -40,7 +40,9 @@ class Pendulum:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("pendulum", Array((3,)), Continuous((-MAX_TORQUE,), (MAX_TORQUE,)))
+        return EnvironmentSpec(
+            "pendulum", ArraySpec((3,)), Continuous((-MAX_TORQUE,), (MAX_TORQUE,))
+        )
 
     def reset(self, key: jax.Array) -> tuple[PendulumState, TimeStep]:
         word = jax.random.bits(key)  # 16 bits for each: a second word would double the cost

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import restart, transition
-from podracer.types import Array, Continuous, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, TimeStep, struct
 
 GAMMA = 0.9
 _TWO = Discrete(2)
@@ -45,7 +45,9 @@ class Probe:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec(f"probe:{self.name}", Array((len(self.values[0][0]),)), self.action)
+        return EnvironmentSpec(
+            f"probe:{self.name}", ArraySpec((len(self.values[0][0]),)), self.action
+        )
 
     def reset(self, key: jax.Array) -> tuple[ProbeState, TimeStep]:
         state = ProbeState(jax.random.rademacher(key, (), jnp.float32), jnp.int32(0))

@@ -18,7 +18,15 @@ import numpy as np
 from podracer.environment import restart
 from podracer.io.names import nearest
 from podracer.ops.random import random_words, unit
-from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep, struct
+from podracer.types import (
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    PyTree,
+    TimeStep,
+    struct,
+)
 
 ACTIONS = 5  # up, down, left, right, stay
 FOREVER = 2**30  # steps, the limit of chains, which come to their end before
@@ -155,9 +163,9 @@ class Worlds:
     @property
     def spec(self) -> EnvironmentSpec:
         table = _table(self.kinds)
-        observation: PyTree = Array((), np.int32, values=table.states)
+        observation: PyTree = ArraySpec((), np.int32, values=table.states)
         if table.types:
-            picture = Array((table.side, table.side, table.types + 1))
+            picture = ArraySpec((table.side, table.side, table.types + 1))
             observation = {"index": observation, "picture": picture}
         return EnvironmentSpec(f"worlds:{'+'.join(self.names)}", observation, Discrete(ACTIONS))
 

@@ -13,7 +13,7 @@ import numpy as np
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.arrays import load, strong
 from podracer.io.names import nearest
-from podracer.types import Array, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def xminigrid(name: str) -> AutoReset:
@@ -26,7 +26,7 @@ def xminigrid(name: str) -> AutoReset:
 class XMiniGrid:
     """One environment, whose ends are marked only.
 
-    Observations are bool `[H, W, tiles + colours]`, one-hot: numbers of tiles have no order.
+    Observations are bool `[H, W, tiles + colors]`, one-hot: numbers of tiles have no order.
     """
 
     name: str
@@ -83,6 +83,6 @@ def _load(name: str) -> tuple[Any, Any, EnvironmentSpec]:
     with jax.ensure_compile_time_eval():
         env, params = library.make(name)
     height, width, _ = env.observation_shape(params)
-    observation = Array((height, width, sum(_sizes())), np.bool_)
+    observation = ArraySpec((height, width, sum(_sizes())), np.bool_)
     action = Discrete(int(env.num_actions(params)))
     return env, params, EnvironmentSpec(f"xminigrid:{name}", observation, action)

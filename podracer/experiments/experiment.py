@@ -23,8 +23,8 @@ from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import Rule
-from podracer.agents.lpg.student import Taught
+from podracer.agents.lpg.rule import UpdateRule
+from podracer.agents.lpg.student import LPGStudent
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -52,7 +52,7 @@ class Experiment:
     """See `podracer list environments`."""
     agent: (
         A2C | AlphaZero | DDPG | DQN | Impala | LPG | MuZero | PPO | QLambda | R2D2 | SAC | Stacx
-        | Taught
+        | LPGStudent
     )  # fmt: skip
     """The agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
@@ -189,9 +189,9 @@ def _check_finite(path: str, config: Any) -> None:
 
 _DRIVERS = (AnakinConfig, SebulbaConfig)
 AGENTS = (
-    A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Stacx, Taught,
+    A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Stacx, LPGStudent,
 )  # fmt: skip
-_NETWORKS = (TorsoNetwork, Table, MLP, CNN, ResNet, Rule)
+_NETWORKS = (TorsoNetwork, Table, MLP, CNN, ResNet, UpdateRule)
 _PARTS = (Pod, Hyperparameter, Replay, Mean, Atoms, Quantiles, *_NETWORKS)
 _KINDS = (Experiment, *_DRIVERS, *AGENTS, *_PARTS)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}

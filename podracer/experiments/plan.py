@@ -21,12 +21,12 @@ from podracer.agent import Agent, check_policy, policy_params
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments, check_environment
-from podracer.envs.host.device import Served
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment, to_json
 from podracer.io.differences import differences
 from podracer.io.run_directory import read_limited
-from podracer.mesh import Device, find_devices, free_bytes, make_mesh, readable
+from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
 
 
@@ -56,7 +56,7 @@ def kept_environment(
 
 def hosted(env: Environment | HostEnvironments) -> HostEnvironments:
     """Environments for actors on the host; those of the device are served there."""
-    return env if isinstance(env, HostEnvironments) else Served(env)
+    return env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,9 +164,9 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
     free = free_bytes(mesh)
     if free is not None and needed > free:
         raise ConfigError(
-            f"the training state needs {readable(needed)} on each device, of which "
-            f"{readable(local)} belong to environments (a replay, for most agents), but "
-            f"{readable(free)} are free: take a smaller --capacity, fewer "
+            f"the training state needs {format_bytes(needed)} on each device, of which "
+            f"{format_bytes(local)} belong to environments (a replay, for most agents), but "
+            f"{format_bytes(free)} are free: take a smaller --capacity, fewer "
             "environments or more devices."
         )
     return needed

@@ -15,8 +15,8 @@ from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
 from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import Rule
-from podracer.agents.lpg.student import taught
+from podracer.agents.lpg.rule import UpdateRule
+from podracer.agents.lpg.student import lpg_student
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -158,7 +158,7 @@ def memory_ppo() -> Experiment:
 
 
 def pendulum_ppo() -> Experiment:
-    """PPO with continuous actions on Pendulum, observations and rewards normalised."""
+    """PPO with continuous actions on Pendulum, observations and rewards normalized."""
     return Experiment(
         recipe="pendulum_ppo",
         environment="pendulum",
@@ -168,8 +168,8 @@ def pendulum_ppo() -> Experiment:
             entropy_cost=0.0,
             epochs=10,
             minibatches=8,
-            normalise_observations=True,
-            normalise_rewards=True,
+            normalize_observations=True,
+            normalize_rewards=True,
         ),
         driver=AnakinConfig(64, 64, 10),
         frames=1_228_800,
@@ -204,7 +204,7 @@ def cartpole_rainbow() -> Experiment:
             learning_rate=1e-3,
             target_period=50,
             value=Atoms(0.0, 100.0, 51),
-            replay=Replay(50_000, updates=4, prioritised=True),
+            replay=Replay(50_000, updates=4, prioritized=True),
         ),
     )
 
@@ -220,7 +220,7 @@ def memory_r2d2() -> Experiment:
             unroll=16,
             n_step=2,
             stride=16,
-            replay=Replay(40_000, batch_size=64, updates=4, prioritised=True),
+            replay=Replay(40_000, batch_size=64, updates=4, prioritized=True),
         ),
         driver=AnakinConfig(16, 16, 20),
         frames=102_400,
@@ -239,7 +239,7 @@ def memorychain_r2d2() -> Experiment:
             unroll=40,
             n_step=3,
             stride=32,
-            replay=Replay(40_000, batch_size=64, updates=8, prioritised=True),
+            replay=Replay(40_000, batch_size=64, updates=8, prioritized=True),
         ),
         driver=AnakinConfig(16, 32, 20),
         frames=307_200,
@@ -264,7 +264,7 @@ def catch_muzero() -> Experiment:
         agent=MuZero(
             bound=1.0,
             bins=21,
-            replay=Replay(50_000, batch_size=128, updates=8, prioritised=True),
+            replay=Replay(50_000, batch_size=128, updates=8, prioritized=True),
         ),
         driver=AnakinConfig(32, 8, 20),
         frames=256_000,
@@ -302,7 +302,7 @@ def cartpole_muzero() -> Experiment:
         catch_muzero(),
         recipe="cartpole_muzero",
         environment="cartpole",
-        agent=MuZero(replay=Replay(50_000, batch_size=128, updates=4, prioritised=True)),
+        agent=MuZero(replay=Replay(50_000, batch_size=128, updates=4, prioritized=True)),
         target_return=475.0,
     )
 
@@ -357,7 +357,7 @@ def breakout_rainbow() -> Experiment:
             epsilon_frames=250_000,
             target_period=250,
             value=Atoms(0.0, 25.0, 51),
-            replay=Replay(200_000, updates=8, warmup=5_000, prioritised=True),
+            replay=Replay(200_000, updates=8, warmup=5_000, prioritized=True),
         ),
     )
 
@@ -466,7 +466,7 @@ def atari_rainbow(game: str = "pong") -> Experiment:
                 batch_size=32,
                 updates=16,
                 warmup=50_000,
-                prioritised=True,
+                prioritized=True,
                 priority_exponent=0.5,
             ),
             network=TorsoNetwork(CNN()),
@@ -493,7 +493,7 @@ def pong_ppo() -> Experiment:
 
 
 def halfcheetah_ppo() -> Experiment:
-    """PPO on MuJoCo's HalfCheetah (needs `podracer[mujoco]`), everything normalised."""
+    """PPO on MuJoCo's HalfCheetah (needs `podracer[mujoco]`), everything normalized."""
     return Experiment(
         recipe="halfcheetah_ppo",
         environment="gymnasium:HalfCheetah-v5",
@@ -502,8 +502,8 @@ def halfcheetah_ppo() -> Experiment:
             entropy_cost=0.0,
             epochs=10,
             minibatches=32,
-            normalise_observations=True,
-            normalise_rewards=True,
+            normalize_observations=True,
+            normalize_rewards=True,
             network=TorsoNetwork(MLP((64, 64), "tanh"), shared=False),
         ),
         driver=SebulbaConfig(16, 128, 10, threads=1),
@@ -542,7 +542,7 @@ def trading_ppo() -> Experiment:
     return Experiment(
         recipe="trading_ppo",
         environment="trading:synthetic",
-        agent=PPO(entropy_cost=0.0, normalise_observations=True),
+        agent=PPO(entropy_cost=0.0, normalize_observations=True),
         driver=AnakinConfig(64, 64, 20),
         frames=2_000_000,
         evaluation_episodes=1,  # from the one start, through the whole of that period
@@ -554,7 +554,7 @@ def lpg() -> Experiment:
     return Experiment(
         recipe="lpg",
         environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
-        agent=LPG(learning_rate=1e-3, lifetime_groups=4, rule=Rule(units=32)),
+        agent=LPG(learning_rate=1e-3, lifetime_groups=4, rule=UpdateRule(units=32)),
         driver=AnakinConfig(512, 20, 50),
         frames=60_000_000,
         evaluations=0,
@@ -634,11 +634,11 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 }
 
 
-def taught_by(experiment: Experiment, file: str) -> Experiment:
+def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     """The experiment with its agent's network taught by the rule of a file."""
     old = experiment.agent
     rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
-    agent = taught(file, old.network, discount=old.discount, **rate)
+    agent = lpg_student(file, old.network, discount=old.discount, **rate)
     driver = experiment.driver
     if isinstance(driver, AnakinConfig):
         driver = dataclasses.replace(driver, fused=False)

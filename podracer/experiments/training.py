@@ -36,7 +36,7 @@ from podracer.io import checkpoint
 from podracer.io.run_directory import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from podracer.mesh import make_mesh, readable, wait_for_all_processes
+from podracer.mesh import format_bytes, make_mesh, wait_for_all_processes
 from podracer.reports.console import Console
 from podracer.types import ConfigError, LearnerState, PodracerError
 
@@ -246,7 +246,7 @@ class Run:
                     self.directory.name,
                     recipe=self.experiment.recipe,
                     devices=f"{self.mesh.size} x {kind}",
-                    memory=readable(self.plan.state_bytes),
+                    memory=format_bytes(self.plan.state_bytes),
                 )
             )
         return Sinks(sinks)

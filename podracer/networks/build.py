@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.networks.layers import ACTIVATIONS, Activation, Convolution, Linear, NoisyLinear, relu
-from podracer.types import Array, Carry, ConfigError, Params, PyTree
+from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def outputs(network: Network, params: Params, observation: PyTree) -> dict[str, 
 
 
 class NetworkBuilder(Protocol):
-    """Anything hashable that makes a `Network` for an observation (a tree of `types.Array`)."""
+    """Anything hashable that makes a `Network` for an observation (a tree of `types.ArraySpec`)."""
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network: ...
 
@@ -103,7 +103,7 @@ class Table:
     """
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
-        values = observation.values if isinstance(observation, Array) else None
+        values = observation.values if isinstance(observation, ArraySpec) else None
         if values is None or observation.shape:
             raise ConfigError("Table needs the index of a state as its observation.")
         if any(head.noisy for head in heads.values()):
@@ -189,7 +189,7 @@ class TorsoNetwork:
 MOST_VALUES = 4096  # of an index that a torso sees: each has a row of weights, as a table does
 
 
-def _as_vector(leaf: Array) -> Array:
+def _as_vector(leaf: ArraySpec) -> ArraySpec:
     """What a torso sees of one leaf of an observation."""
     if leaf.values is None:
         return leaf
@@ -197,7 +197,7 @@ def _as_vector(leaf: Array) -> Array:
         raise ConfigError(
             f"{leaf.values} states are too many for a torso, at most {MOST_VALUES}: take a Table."
         )
-    return Array((*leaf.shape, leaf.values))
+    return ArraySpec((*leaf.shape, leaf.values))
 
 
 class _Trunk(eqx.Module):

@@ -1,4 +1,4 @@
-"""Running means and variances, for normalising observations and rewards."""
+"""Running means and variances, for normalizing observations and rewards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Moments:
 
 
 def init_moments(item: PyTree) -> Moments:
-    """Moments that normalise nothing until something was seen; `item` gives shapes."""
+    """Moments that normalize nothing until something was seen; `item` gives shapes."""
     return Moments(
         count=jnp.float32(0),
         mean=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), item),
@@ -63,7 +63,7 @@ def merge(one: Moments, other: Moments) -> Moments:
     )
 
 
-def normalise(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
+def normalize(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
     """Items `[*b, ...]` with zero mean and unit variance a coordinate, clipped."""
 
     def one(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ def _backward(delta: Series, decay: Series) -> Series:
     return jax.lax.scan(step, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
-def generalised_advantages(
+def generalized_advantages(
     v_tm1: Series,
     v_t: Series,
     r_t: Series,
@@ -60,10 +60,10 @@ def lambda_returns(
 
         Gₜ₋₁ = rₜ + γₜ ((1 − λ) v(sₜ) + λ Gₜ),        G_{T-1} = r_T + γ_T v(s_T)
 
-    Written as `v_tm1` plus the generalised advantage, which is the same sum reordered.
+    Written as `v_tm1` plus the generalized advantage, which is the same sum reordered.
     Source: Sutton and Barto 2018, equation 12.2.
     """
-    return v_tm1 + generalised_advantages(v_tm1, v_t, r_t, discount_t, valid_tm1, lambda_)
+    return v_tm1 + generalized_advantages(v_tm1, v_t, r_t, discount_t, valid_tm1, lambda_)
 
 
 @struct

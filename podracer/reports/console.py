@@ -275,7 +275,7 @@ def line(record: Record, total_updates: int) -> str:
     return "  ".join(parts).rstrip()
 
 
-def summarise(
+def summarize(
     run: Path, outcome: str = "Finished", *, then: str = "play", file: TextIO | None = None
 ) -> None:
     """Print how a run ended, from what it recorded, where it is, and what to do next: a report,

@@ -80,7 +80,7 @@ class Panel(NamedTuple):
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """Centred mean over about 2 % of the values `[n]`, over fewer of them near the ends."""
+    """Centered mean over about 2 % of the values `[n]`, over fewer of them near the ends."""
     half = len(values) // _SMOOTH // 2
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))

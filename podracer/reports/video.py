@@ -19,7 +19,7 @@ _GIF_MAX_FPS = 50  # browsers slow down any GIF that asks for more
 def write_video(frames: np.ndarray, path: Path, fps: int) -> None:
     """Write frames uint8 `[T, H, W, 3]` as `.gif` or `.mp4`, shown at `fps` frames a second.
 
-    A GIF of at most 256 colours is exact. Raises `ConfigError` for another suffix, frames of
+    A GIF of at most 256 colors is exact. Raises `ConfigError` for another suffix, frames of
     another form, or an MP4 without `ffmpeg`; `PodracerError` if `ffmpeg` fails.
     """
     path = Path(path)
@@ -55,7 +55,7 @@ def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:
 
 
 def _paletted(frames: np.ndarray) -> list[Image.Image]:
-    """The frames with one palette in common, exact where 256 colours are enough."""
+    """The frames with one palette in common, exact where 256 colors are enough."""
     images = [Image.fromarray(frame) for frame in frames]
     colors = _colors(images)
     if colors is None:
@@ -63,7 +63,7 @@ def _paletted(frames: np.ndarray) -> list[Image.Image]:
         montage = Image.fromarray(np.concatenate([np.asarray(image) for image in sample]))
         palette = montage.quantize(256, method=Image.Quantize.MEDIANCUT)
         return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    # Pillow's own mapping to a palette takes near colours for the same.
+    # Pillow's own mapping to a palette takes near colors for the same.
     packed = _pack(np.array(colors))
     exact = [Image.fromarray(np.searchsorted(packed, _pack(f)).astype(np.uint8)) for f in frames]
     for image in exact:
@@ -76,7 +76,7 @@ def _pack(color: np.ndarray) -> np.ndarray:
 
 
 def _colors(images: list[Image.Image]) -> list[tuple[int, ...]] | None:
-    """All colours in order, None if there are more than a palette holds."""
+    """All colors in order, None if there are more than a palette holds."""
     colors: set[Any] = set()
     for image in images:
         found = image.getcolors(256)
@@ -97,7 +97,7 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
         )
     _, height, width, _ = frames.shape
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps)]
-    # Players want 4:2:0 colour, and that wants even sides.
+    # Players want 4:2:0 color, and that wants even sides.
     target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
     done = subprocess.run(
         [ffmpeg, "-y", "-loglevel", "error", *source, "-i", "-", *target, str(path.absolute())],

@@ -16,7 +16,7 @@ from podracer.experiments.experiment import KINDS, Experiment, from_json, to_jso
 from podracer.experiments.ranges import Range
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import read_events
-from podracer.tournament.selection import RULES, PopulationBased, Rule
+from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
 from podracer.types import ConfigError
 
 
@@ -26,7 +26,7 @@ class Tournament:
 
     experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
     """Pod i begins with experiment i, counted round."""
-    rule: Rule = dataclasses.field(default_factory=PopulationBased)
+    rule: SelectionRule = dataclasses.field(default_factory=PopulationBased)
     """How a pod starts its next round."""
     pods: int = 4
     """How many train at the beginning."""
@@ -107,7 +107,7 @@ def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
     return dataclasses.replace(experiment, seed=own, pods=pods)
 
 
-_KINDS = {**KINDS, **RULES, "Tournament": Tournament, "Range": Range}
+_KINDS = {**KINDS, **SELECTION_RULES, "Tournament": Tournament, "Range": Range}
 
 
 def read_tournament(directory: Path) -> Tournament:

@@ -161,7 +161,7 @@ def _seeds(experiment: Experiment) -> tuple[int, ...]:
 
 
 def fuse(states: Sequence[TrainState]) -> TrainState:
-    """The mean of what several learned: weights, moments of the optimiser, targets, statistics.
+    """The mean of what several learned: weights, moments of the optimizer, targets, statistics.
 
     Counters, environments, replays and keys are those of the first. FinRL-Podracer's fusion
     (Li et al. 2021, arXiv 2111.05188, section 3.2).

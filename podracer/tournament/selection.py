@@ -2,7 +2,7 @@
 
 Each rule is a frozen dataclass with one pure method, `choose`: same standing, same generator, same
 start. No parent is a fresh start; one parent is continued to the bit, with its experiment; several
-of one experiment are fused: the mean of their weights and optimiser moments. None means to wait.
+of one experiment are fused: the mean of their weights and optimizer moments. None means to wait.
 
 Two kinds of rules: those that draw from the board, as ElegantRL-Podracer's generator does, and
 those over the population, which is the newest entry of every pod.
@@ -116,7 +116,7 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """Draw by standardised score, and take it if it is better than one's own.
+    """Draw by standardized score, and take it if it is better than one's own.
 
     The rule of ElegantRL-Podracer (Liu et al. 2021, arXiv:2112.05923) as in its released code, but
     for its defects: there a full board could lose its best entry for a while.
@@ -304,5 +304,7 @@ def _mean_score(entries: Sequence[Entry]) -> float:
     return sum(entry.score / len(entries) for entry in entries)
 
 
-Rule = Independent | Uniform | Softmax | KTournament | Truncation | PopulationBased | Generational
-RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(Rule)}
+SelectionRule = (
+    Independent | Uniform | Softmax | KTournament | Truncation | PopulationBased | Generational
+)
+SELECTION_RULES: dict[str, type] = {rule.__name__: rule for rule in get_args(SelectionRule)}

@@ -34,7 +34,7 @@ LARGEST = 7  # tickers with an area of their own; the others share one
 
 NOT_MODELLED = (
     "Fills are at the close of the bar after the decision, in whole shares, with the fee of the "
-    "environment. Not modelled: slippage and market impact, spreads, dividends, interest on cash, "
+    "environment. Not modeled: slippage and market impact, spreads, dividends, interest on cash, "
     "taxes, short selling. Baselines trade parts of shares and have no limit of shares at once. "
     "A period is one path of prices: a difference between two curves may be luck."
 )

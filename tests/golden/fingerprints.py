@@ -135,7 +135,7 @@ def under_a_learned_rule(directory: Path) -> str:
     run, rule = directory / "lpg", directory / "rule.npz"
     podracer.train(dataclasses.replace(short("lpg", 2), devices=1), run_dir=run)
     command(["rule", str(run), "--out", str(rule)])
-    return trained(recipes.taught_by(short("catch_a2c", 10), str(rule)))
+    return trained(recipes.with_update_rule(short("catch_a2c", 10), str(rule)))
 
 
 def sweep(directory: Path) -> str:
@@ -247,7 +247,7 @@ def computed_at(commit: str, only: Sequence[str]) -> dict[str, str]:
 
 
 def table(before: dict[str, str], after: dict[str, str]) -> tuple[str, bool]:
-    """A line a run, and whether all of `after` are equal to `before`."""
+    """A line a run, and whether all of `next_timesteps` are equal to `before`."""
     lines, equal = [], True
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name, "-"), after.get(name, "-")

@@ -27,7 +27,7 @@ from podracer.types import (
 )
 
 
-def known(spec: EnvironmentSpec | None) -> EnvironmentSpec:
+def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     """The environment that the agent was made for, or `ConfigError`."""
     if spec is None:
         raise ConfigError("the agent has no `spec`: make it for an environment first.")
@@ -37,17 +37,17 @@ def known(spec: EnvironmentSpec | None) -> EnvironmentSpec:
 def build(network: NetworkBuilder, spec: EnvironmentSpec | None, pairs: int = 1) -> Network:
     """Heads `policy` (small initial weights: a nearly uniform policy) and `value`; where there are
     more pairs of them, also `policy_1`, `value_1` and so on."""
-    spec, names = known(spec), suffixes(pairs)
+    spec, names = require_spec(spec), suffixes(pairs)
     policies = {"policy" + suffix: Head(num_outputs(spec.action), 0.01) for suffix in names}
     values = {"value" + suffix: Head(1) for suffix in names}
     made = network.build(spec.observation, policies | values)
 
     def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
         outputs, carry = made.apply(params, carry, observation, first)
-        masked = {name: allowed(observation, outputs[name]) for name in policies}
+        masked = {name: mask_logits(observation, outputs[name]) for name in policies}
         return {**outputs, **masked}, carry
 
-    return dataclasses.replace(made, apply=apply) if masks(spec.observation) else made
+    return dataclasses.replace(made, apply=apply) if has_action_mask(spec.observation) else made
 
 
 def suffixes(pairs: int) -> tuple[str, ...]:
@@ -55,15 +55,15 @@ def suffixes(pairs: int) -> tuple[str, ...]:
     return ("", *(f"_{i}" for i in range(1, pairs)))
 
 
-def masks(observation: PyTree) -> bool:
+def has_action_mask(observation: PyTree) -> bool:
     """Whether observations say which actions are possible, see `types.Discrete`."""
     return isinstance(observation, Mapping) and ACTION_MASK in observation
 
 
-def allowed(observation: PyTree, values: jax.Array) -> jax.Array:
+def mask_logits(observation: PyTree, values: jax.Array) -> jax.Array:
     """Logits or values `[*b, A]`, very low where the observation says that an action is not
     possible."""
-    if not masks(observation):
+    if not has_action_mask(observation):
         return values
     return jnp.where(observation[ACTION_MASK], values, -1e9)
 
@@ -136,18 +136,18 @@ def reuse(
     return policy(space, extras["policy"]), jnp.concatenate([extras["value"], last[None]])
 
 
-def init(network: Network, optimiser: optax.GradientTransformation, key: jax.Array) -> PyTree:
-    """Parameters and their optimiser's state."""
+def init(network: Network, optimizer: optax.GradientTransformation, key: jax.Array) -> PyTree:
+    """Parameters and their optimizer's state."""
     params = network.init(key)
-    return {"params": params, "optimiser": optimiser.init(params)}
+    return {"params": params, "optimizer": optimizer.init(params)}
 
 
 def apply_gradients(
-    optimiser: optax.GradientTransformation, state: LearnerState, grads: Params
+    optimizer: optax.GradientTransformation, state: LearnerState, grads: Params
 ) -> tuple[LearnerState, Metrics]:
-    """One optimiser step on `shared`."""
+    """One optimizer step on `shared`."""
     shared = state.shared
-    updates, optimiser_state = optimiser.update(grads, shared["optimiser"], shared["params"])
+    updates, optimizer_state = optimizer.update(grads, shared["optimizer"], shared["params"])
     params = optax.apply_updates(shared["params"], updates)
-    new = {**shared, "params": params, "optimiser": optimiser_state}
+    new = {**shared, "params": params, "optimizer": optimizer_state}
     return LearnerState(new, state.local), {"gradient_norm": optax.tree.norm(grads)}

@@ -13,10 +13,10 @@ from podracer.agents.common import actor_critic, off_policy
 from podracer.agents.common.off_policy import Transition
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import from_bounds, to_bounds
-from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalise
+from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
 from podracer.replay import Sample
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Continuous,
     EnvironmentSpec,
@@ -29,7 +29,7 @@ from podracer.types import (
 
 def space_of(spec: EnvironmentSpec | None) -> Continuous:
     """Its continuous actions, or `ConfigError`."""
-    spec = actor_critic.known(spec)
+    spec = actor_critic.require_spec(spec)
     if not isinstance(spec.action, Continuous):
         raise ConfigError(f"the agent needs continuous actions; {spec.name} has discrete ones.")
     return spec.action
@@ -39,13 +39,15 @@ def build_actor(network: NetworkBuilder, spec: EnvironmentSpec | None, outputs: 
     """`outputs` numbers for each coordinate of an action, in the head `action`."""
     space = space_of(spec)
     heads = {"action": Head(outputs * space.size, 0.01)}
-    return off_policy.without_memory(network.build(actor_critic.known(spec).observation, heads))
+    return off_policy.without_memory(
+        network.build(actor_critic.require_spec(spec).observation, heads)
+    )
 
 
 def build_critic(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Network:
     """The value of an observation and an action in [-1, 1] a coordinate, in the head `q`."""
-    action = Array((space_of(spec).size,))
-    seen = {"action": action, "observation": actor_critic.known(spec).observation}
+    action = ArraySpec((space_of(spec).size,))
+    seen = {"action": action, "observation": actor_critic.require_spec(spec).observation}
     return network.build(seen, {"q": Head(1)})
 
 
@@ -59,11 +61,11 @@ def init(
     actor: Network,
     critic: Network,
     critics: int,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     key: jax.Array,
     more: PyTree,
 ) -> PyTree:
-    """Parameters of an actor, of `critics` critics, and `more`; each with its optimiser's state."""
+    """Parameters of an actor, of `critics` critics, and `more`; each with its optimizer's state."""
     actor_key, critic_key = jax.random.split(key)
     params = {
         "actor": actor.init(actor_key),
@@ -72,20 +74,20 @@ def init(
     }
     return {
         "params": params,
-        "optimiser": {name: optimiser.init(part) for name, part in params.items()},
+        "optimizer": {name: optimizer.init(part) for name, part in params.items()},
         "explored": jnp.float32(0),
     }
 
 
 def stepped(
-    optimiser: optax.GradientTransformation, shared: PyTree, grads: dict[str, PyTree]
+    optimizer: optax.GradientTransformation, shared: PyTree, grads: dict[str, PyTree]
 ) -> PyTree:
-    """With new parameters and optimisers' states of the parts that have gradients."""
-    params, states = dict(shared["params"]), dict(shared["optimiser"])
+    """With new parameters and optimizers' states of the parts that have gradients."""
+    params, states = dict(shared["params"]), dict(shared["optimizer"])
     for name, grad in grads.items():
-        change, states[name] = optimiser.update(grad, states[name], params[name])
+        change, states[name] = optimizer.update(grad, states[name], params[name])
         params[name] = optax.apply_updates(params[name], change)
-    return {**shared, "params": params, "optimiser": states}
+    return {**shared, "params": params, "optimizer": states}
 
 
 def random_at_first(
@@ -104,13 +106,13 @@ def transition(
     [-1, 1]."""
     now = off_policy.transition(sample, discount)
 
-    def normalised(timestep: TimeStep) -> TimeStep:
+    def normalized(timestep: TimeStep) -> TimeStep:
         return dataclasses.replace(timestep, observation=seen(shared, timestep.observation))
 
     return dataclasses.replace(
         now,
-        first=normalised(now.first),
-        then=normalised(now.then),
+        first=normalized(now.first),
+        then=normalized(now.then),
         action=from_bounds(space, now.action),
     )
 
@@ -118,9 +120,9 @@ def transition(
 # --- observations --------------------------------------------------------------------------------
 
 
-def observations(normalised: bool, spec: EnvironmentSpec | None) -> PyTree:
+def observations(normalized: bool, spec: EnvironmentSpec | None) -> PyTree:
     """Their moments, or ()."""
-    return init_moments(actor_critic.known(spec).observation) if normalised else ()
+    return init_moments(actor_critic.require_spec(spec).observation) if normalized else ()
 
 
 def observed(shared: PyTree, trajectory: Trajectory, axis: str | None) -> PyTree:
@@ -134,7 +136,7 @@ def observed(shared: PyTree, trajectory: Trajectory, axis: str | None) -> PyTree
 def seen(known: PyTree, observation: PyTree) -> PyTree:
     """Observations as the networks see them, by the moments in `known["observations"]`."""
     moments = known["observations"]
-    return normalise(moments, observation) if isinstance(moments, Moments) else observation
+    return normalize(moments, observation) if isinstance(moments, Moments) else observation
 
 
 def acting(shared: PyTree) -> Params:

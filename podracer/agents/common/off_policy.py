@@ -31,7 +31,7 @@ Update = Callable[[PyTree, Sample, jax.Array], tuple[PyTree, Metrics, jax.Array]
 
 def buffer(replay: Replay, spec: EnvironmentSpec | None, n_step: int) -> Buffer:
     """For samples of `n_step` transitions."""
-    return Buffer(replay, actor_critic.known(spec), n_step + 1)
+    return Buffer(replay, actor_critic.require_spec(spec), n_step + 1)
 
 
 def without_memory(network: Network) -> Network:
@@ -99,7 +99,7 @@ class Transition:
 def transition(sample: Sample, discount: float | jax.Array) -> Transition:
     """From the first timestep of each sample to its last, or to where a time-out cut it."""
     trajectory = sample.trajectory
-    after, valid = trajectory.after(), trajectory.valid()
+    after, valid = trajectory.next_timesteps(), trajectory.valid()
     returns, discounts, k = n_step_returns(after.reward, discount * after.discount, valid)
     columns = jnp.arange(k.shape[0])
     return Transition(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from podracer.agents.common.actor_critic import masks
+from podracer.agents.common.actor_critic import has_action_mask
 from podracer.types import ACTION_MASK, Params, PyTree
 
 
@@ -36,7 +36,7 @@ def search(
         root,
         recurrent,
         simulations,
-        invalid_actions=~observation[ACTION_MASK] if masks(observation) else None,
+        invalid_actions=~observation[ACTION_MASK] if has_action_mask(observation) else None,
         max_num_considered_actions=considered,
         gumbel_scale=1.0 if explore else 0.0,
     )

@@ -22,7 +22,7 @@ from podracer.types import (
 
 def discrete(spec: EnvironmentSpec | None) -> Discrete:
     """Its discrete actions, or `ConfigError`."""
-    spec = actor_critic.known(spec)
+    spec = actor_critic.require_spec(spec)
     if not isinstance(spec.action, Discrete):
         raise ConfigError(f"the agent needs discrete actions; {spec.name} has continuous ones.")
     return spec.action
@@ -35,7 +35,7 @@ def build(
     heads = {"advantage": Head(discrete(spec).num_actions * size, noisy=noisy)}
     if dueling:
         heads["value"] = Head(size, noisy=noisy)
-    return network.build(actor_critic.known(spec).observation, heads)
+    return network.build(actor_critic.require_spec(spec).observation, heads)
 
 
 def combined(outputs: dict[str, jax.Array], size: int) -> jax.Array:
@@ -69,7 +69,7 @@ def epsilon(last: float | jax.Array, explored: jax.Array) -> jax.Array:
 
 def epsilon_greedy(values: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:
     """Actions i32 `[B]` from values `[B, A]`: the best, or with probability `epsilon` any that is
-    allowed, see `actor_critic.allowed`."""
+    allowed, see `actor_critic.mask_logits`."""
     possible = jnp.cumsum(values > -1e8, axis=-1)  # how many, up to each action
     uniform = random_uniform(keys)
     # Where it is below epsilon it is evenly spread there, and chooses the action as well.
@@ -88,21 +88,21 @@ def noise_keys(keys: jax.Array) -> jax.Array:
 # --- parameters and their copy -------------------------------------------------------------------
 
 
-def init(params: Params, optimiser: optax.GradientTransformation) -> PyTree:
-    """Parameters, their optimiser's state, their copy that targets are made with, and a counter."""
+def init(params: Params, optimizer: optax.GradientTransformation) -> PyTree:
+    """Parameters, their optimizer's state, their copy that targets are made with, and a counter."""
     return {
         "params": params,
-        "optimiser": optimiser.init(params),
+        "optimizer": optimizer.init(params),
         "target": jax.tree.map(jnp.copy, params),
         "updates": jnp.int32(0),
     }
 
 
 def apply_gradients(
-    optimiser: optax.GradientTransformation, shared: PyTree, grads: Params, period: int
+    optimizer: optax.GradientTransformation, shared: PyTree, grads: Params, period: int
 ) -> tuple[PyTree, Metrics]:
-    """One optimiser step, and a copy to the target every `period` updates."""
-    learner, metrics = actor_critic.apply_gradients(optimiser, LearnerState(shared), grads)
+    """One optimizer step, and a copy to the target every `period` updates."""
+    learner, metrics = actor_critic.apply_gradients(optimizer, LearnerState(shared), grads)
     shared = learner.shared
     updates = shared["updates"] + 1
     target = optax.periodic_update(shared["params"], shared["target"], updates, period)

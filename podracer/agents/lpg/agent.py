@@ -19,8 +19,8 @@ import optax
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.common.meta import meta_grad
 from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule import Experience, Rule, experience
-from podracer.agents.lpg.students import Learners, by_life, each, empty, in_order
+from podracer.agents.lpg.rule import Experience, UpdateRule, experience
+from podracer.agents.lpg.students import Students, by_life, each, empty, in_order
 from podracer.mesh import global_mean
 from podracer.networks import Head, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
@@ -66,13 +66,13 @@ class LPG:
     """K: updates of a learner that the gradient goes back through."""
     update_steps: int = static(default=20)
     """Of each environment before each of them: the driver's rollout length."""
-    optimiser: Literal["sgd", "adam"] = static(default="sgd")
+    optimizer: Literal["sgd", "adam"] = static(default="sgd")
     """Of the learners."""
     lifetime_groups: int = static(default=1)
     """Differentiate so many groups of lifetimes one after another: their share of the memory."""
     recompute: bool = static(default=False)
     """Compute inner values again on the way back instead of keeping them."""
-    rule: Rule = static(default=Rule())
+    rule: UpdateRule = static(default=UpdateRule())
     network: Table | TorsoNetwork = static(default=Table())
     """Of the learners."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -84,7 +84,7 @@ class LPG:
         learner, critic = self._learners.fresh(keys)
         shared = {
             "rule": rule,
-            "optimiser": self._rule_optimiser.init(rule),
+            "optimizer": self._rule_optimizer.init(rule),
             "stored": jnp.int32(0),
             "shown": dict.fromkeys(("loss", "gradient_norm", *self._reward_names), jnp.float32(0)),
         }
@@ -112,7 +112,7 @@ class LPG:
         seen = timestep.observation["seen"]
         observation = jax.tree.map(lambda x: x[None], seen)
         outputs = each(self._learners.network, params, observation, timestep.first[None])
-        policy = Categorical(actor_critic.allowed(seen, outputs["policy"][0]))
+        policy = Categorical(actor_critic.mask_logits(seen, outputs["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
@@ -162,14 +162,14 @@ class LPG:
         shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         grads, loss, rewards = global_mean(jax.lax.scan(add, zeros, parts)[0], axis)
-        updates, optimiser = self._rule_optimiser.update(grads, shared["optimiser"])
+        updates, optimizer = self._rule_optimizer.update(grads, shared["optimizer"])
         shown, before = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}, shared["shown"]
         for name, total, count in zip(self._reward_names, *rewards, strict=True):
             shown[name] = jnp.where(count > 0, total / jnp.maximum(count, 1e-8), before[name])
         return {
             **shared,
             "rule": optax.apply_updates(shared["rule"], updates),
-            "optimiser": optimiser,
+            "optimizer": optimizer,
             "shown": shown,
         }
 
@@ -208,7 +208,7 @@ class LPG:
         advantages: jax.Array,
         weights: jax.Array,
     ) -> jax.Array:
-        """Policy gradient of the learners `[L]` after K updates, and the regularisers over these;
+        """Policy gradient of the learners `[L]` after K updates, and the regularizers over these;
         `aux` leaves are `[K, L]`."""
         gains, last = self._learners.gain(learner, data, advantages)
         # Entropies are of the learners that the rule made, targets of what it said.
@@ -249,7 +249,7 @@ class LPG:
 
     @property
     def _lifetimes(self) -> Lifetimes:
-        spec = actor_critic.known(self.spec)
+        spec = actor_critic.require_spec(self.spec)
         if spec.lifetimes is None:
             raise ConfigError(f"LPG teaches learners in lifetimes: take lifetimes:{spec.name}.")
         # Two windows: with less a birth falls into every one, and nothing is ever learned.
@@ -268,20 +268,20 @@ class LPG:
 
     @property
     def _seen(self) -> PyTree:
-        return actor_critic.known(self.spec).observation["seen"]
+        return actor_critic.require_spec(self.spec).observation["seen"]
 
     @property
-    def _learners(self) -> Learners:
+    def _learners(self) -> Students:
         num_actions = value_based.discrete(self.spec).num_actions
         heads = update_rule.heads(num_actions, self.rule.predictions)
         network = self.network.build(self._seen, heads)
         if network.carry(1) != ():
             raise ConfigError("LPG's learners have no memory: take a network without.")
-        return Learners(
+        return Students(
             self.rule,
             network,
             self.network.build(self._seen, {"value": Head(1)}),
-            update_rule.optimiser(self.optimiser, self.learner_rate),
+            update_rule.optimizer(self.optimizer, self.learner_rate),
             optax.adam(self.value_rate),
             self.discount,
             self.lambda_,
@@ -289,7 +289,7 @@ class LPG:
         )
 
     @property
-    def _rule_optimiser(self) -> optax.GradientTransformation:
+    def _rule_optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate)
         )

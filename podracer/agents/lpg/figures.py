@@ -12,8 +12,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from podracer.agents.lpg.rule import Experience, Outputs, Rule
-from podracer.ops.returns import generalised_advantages
+from podracer.agents.lpg.rule import Experience, Outputs, UpdateRule
+from podracer.ops.returns import generalized_advantages
 from podracer.reports.curves import COLORS, dress, picture
 from podracer.types import Params
 
@@ -22,7 +22,7 @@ _CHANCES = (0.1, 0.5, 0.9)  # of the action that was taken
 
 
 def targets(
-    rule: Rule, params: Params, discount: float, chance: float
+    rule: UpdateRule, params: Params, discount: float, chance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For actions taken with this chance: the discounted return from each on `[n]`, by how much
     the rule would have it more likely `[n]`, and what should have been predicted there `[n, m]`."""
@@ -41,12 +41,12 @@ def targets(
     blank = Outputs(policy, jnp.zeros((_STEPS + 1, _EPISODES, rule.predictions)))
     asked = rule.apply(params, data, blank, discount)
     nothing = jnp.zeros(shape)
-    returns = generalised_advantages(nothing, nothing, reward, discount * going, always, 1.0)
+    returns = generalized_advantages(nothing, nothing, reward, discount * going, always, 1.0)
     made = (returns, asked.policy, asked.prediction)
     return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in made)  # type: ignore[return-value]
 
 
-def discovered(rule: Rule, params: Params, discount: float) -> str:
+def discovered(rule: UpdateRule, params: Params, discount: float) -> str:
     """Means over actions that led to about the same return, and the middle 80 % around them."""
     read = {chance: targets(rule, params, discount, chance) for chance in _CHANCES}
 
@@ -71,7 +71,7 @@ def discovered(rule: Rule, params: Params, discount: float) -> str:
 
 
 def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Equally wide bins over the middle 98 % of the returns: their centres, and what lies in each
+    """Equally wide bins over the middle 98 % of the returns: their centers, and what lies in each
     of those that are not nearly empty."""
     low, high = np.percentile(returns, [1, 99])
     edges = np.linspace(low, high, _BINS + 1)

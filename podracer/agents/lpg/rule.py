@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.actor_critic import allowed
+from podracer.agents.common.actor_critic import mask_logits
 from podracer.networks import Head, Network
 from podracer.ops.dense import dense
 from podracer.ops.distributions import Categorical
@@ -39,7 +39,7 @@ class Experience:
 
 def experience(trajectory: Trajectory) -> Experience:
     """The same steps without what acting remembered of them."""
-    timesteps, after = trajectory.timesteps(), trajectory.after()
+    timesteps, after = trajectory.timesteps(), trajectory.next_timesteps()
     return Experience(
         timesteps.observation, timesteps.first, trajectory.steps.action,
         after.reward, after.discount, trajectory.valid(), trajectory.carry,
@@ -63,7 +63,7 @@ class Targets:
 
 
 @struct
-class Rule:
+class UpdateRule:
     """The rule's network; its parameters are made by `init` and given to `apply`."""
 
     units: int = 256
@@ -121,7 +121,7 @@ def heads(num_actions: int, predictions: int) -> dict[str, Head]:
     return {"policy": Head(num_actions, 0.01), "prediction": Head(predictions, 0.01)}
 
 
-def optimiser(
+def optimizer(
     kind: Literal["sgd", "adam"], rate: float | jax.Array
 ) -> optax.GradientTransformation:
     """Of learners: plain descent for tables, Adam for networks."""
@@ -134,7 +134,7 @@ def optimiser(
 def forward(network: Network, data: Experience, params: Params) -> Outputs:
     """The learner's network on all timesteps of its experience."""
     made, _ = network.apply(params, data.carry, data.observation, data.first)
-    return Outputs(allowed(data.observation, made["policy"]), made["prediction"])
+    return Outputs(mask_logits(data.observation, made["policy"]), made["prediction"])
 
 
 def loss(outputs: Outputs, targets: Targets, data: Experience, cost: jax.Array | float):
@@ -150,7 +150,7 @@ def loss(outputs: Outputs, targets: Targets, data: Experience, cost: jax.Array |
 
 
 def learner_grads(
-    rule: Rule,
+    rule: UpdateRule,
     rule_params: Params,
     forward: Callable[[Params], Outputs],
     params: Params,

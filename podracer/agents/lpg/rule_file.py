@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.agents.lpg.rule import Rule
+from podracer.agents.lpg.rule import UpdateRule
 from podracer.types import ConfigError, Params
 
 SCHEMA = "schema"
@@ -23,7 +23,7 @@ _LIMIT = 64 * 2**20  # bytes of a schema or of an array
 _DAMAGE = (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError)
 
 
-def write_rule(path: Path, rule: Rule, params: Params, about: dict[str, Any]) -> None:
+def write_rule(path: Path, rule: UpdateRule, params: Params, about: dict[str, Any]) -> None:
     """Write the rule's parameters, f32, all or nothing. `about` says where it was learned."""
     schema = {"podracer_rule": _VERSION, "rule": dataclasses.asdict(rule), "about": about}
     arrays = {name: np.asarray(leaf) for name, leaf in _named(params).items()}
@@ -36,7 +36,7 @@ def write_rule(path: Path, rule: Rule, params: Params, about: dict[str, Any]) ->
     draft.replace(path)
 
 
-def read_rule(path: str | Path) -> tuple[Rule, Params]:
+def read_rule(path: str | Path) -> tuple[UpdateRule, Params]:
     """The shape and the parameters of a rule, exactly as they were written.
 
     Raises `ConfigError` for a file that is none, or is not whole.
@@ -49,7 +49,7 @@ def read_rule(path: str | Path) -> tuple[Rule, Params]:
             schema = json.loads(_array(archive, SCHEMA, None).tobytes())
             if schema["podracer_rule"] != _VERSION:
                 raise ValueError(f"its version is {schema['podracer_rule']}, not {_VERSION}")
-            rule = Rule(**schema["rule"])
+            rule = UpdateRule(**schema["rule"])
             if any(type(n) is not int or not 0 < n <= 2**16 for n in schema["rule"].values()):
                 raise ValueError(f"no rule has the shape {rule}")
             like = jax.eval_shape(rule.init, jax.eval_shape(lambda: jax.random.key(0)))

@@ -17,7 +17,7 @@ import optax
 
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule import Rule, experience
+from podracer.agents.lpg.rule import UpdateRule, experience
 from podracer.agents.lpg.rule_file import read_rule
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, Table, TorsoNetwork
@@ -38,7 +38,7 @@ from podracer.types import (
 
 
 @struct
-class Taught:
+class LPGStudent:
     """A learner under a learned rule, discrete actions."""
 
     learning_rate: float = 1e-3
@@ -47,9 +47,9 @@ class Taught:
     """Weight of the prediction against the policy."""
     file: str = static(default="")
     """The rule's numbers, as `podracer rule` writes them."""
-    rule: Rule = static(default=Rule())
-    """Its shape, which the file's must be: see `taught`."""
-    optimiser: Literal["sgd", "adam"] = static(default="adam")
+    rule: UpdateRule = static(default=UpdateRule())
+    """Its shape, which the file's must be: see `lpg_student`."""
+    optimizer: Literal["sgd", "adam"] = static(default="adam")
     network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     spec: EnvironmentSpec | None = static(default=None)
 
@@ -57,7 +57,7 @@ class Taught:
         rule, numbers = read_rule(self.file)
         if rule != self.rule:
             raise ConfigError(f"{self.file} holds {rule}, but the agent was made for {self.rule}.")
-        shared = actor_critic.init(self._network, self._optimiser, key)
+        shared = actor_critic.init(self._network, self._optimizer, key)
         return LearnerState({**shared, "rule": jax.tree.map(jnp.asarray, numbers)})
 
     def carry(self, num_envs: int) -> Carry:
@@ -71,7 +71,7 @@ class Taught:
     ) -> tuple[jax.Array, PyTree, Carry]:
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         outputs, carry = self._network.apply(params, carry, observation, timestep.first[None])
-        policy = Categorical(actor_critic.allowed(timestep.observation, outputs["policy"][0]))
+        policy = Categorical(actor_critic.mask_logits(timestep.observation, outputs["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
@@ -83,7 +83,7 @@ class Taught:
             shared["params"], data, self.discount, self.prediction_cost,
         )  # fmt: skip
         grads = global_mean(grads, axis)
-        state, metrics = actor_critic.apply_gradients(self._optimiser, state, grads)
+        state, metrics = actor_critic.apply_gradients(self._optimizer, state, grads)
         policy, valid = Categorical(outputs.policy[:-1]), data.valid
         return state, {
             **metrics,
@@ -98,20 +98,20 @@ class Taught:
         heads = update_rule.heads(
             value_based.discrete(self.spec).num_actions, self.rule.predictions
         )
-        spec = actor_critic.known(self.spec)
+        spec = actor_critic.require_spec(self.spec)
         if spec.model is not None:
             raise ConfigError(f"a rule teaches from what is seen, and {spec.name} shows its state.")
         return self.network.build(spec.observation, heads)
 
     @property
-    def _optimiser(self) -> optax.GradientTransformation:
-        return update_rule.optimiser(self.optimiser, self.learning_rate)
+    def _optimizer(self) -> optax.GradientTransformation:
+        return update_rule.optimizer(self.optimizer, self.learning_rate)
 
 
-def taught(file: str | Path, network: Table | TorsoNetwork, **settings: Any) -> Taught:
+def lpg_student(file: str | Path, network: Table | TorsoNetwork, **settings: Any) -> LPGStudent:
     """The agent that a rule's file teaches; unless `settings` say otherwise, tables learn by plain
     descent as LPG's learners do, networks by Adam."""
     rule, _ = read_rule(file)
     if isinstance(network, Table):
-        settings = {"learning_rate": 40.0, "optimiser": "sgd"} | settings
-    return Taught(file=str(Path(file).resolve()), rule=rule, network=network, **settings)
+        settings = {"learning_rate": 40.0, "optimizer": "sgd"} | settings
+    return LPGStudent(file=str(Path(file).resolve()), rule=rule, network=network, **settings)

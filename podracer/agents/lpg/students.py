@@ -15,24 +15,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.actor_critic import allowed
+from podracer.agents.common.actor_critic import mask_logits
 from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule import Experience, Outputs, Rule
+from podracer.agents.lpg.rule import Experience, Outputs, UpdateRule
 from podracer.networks import Network
 from podracer.ops.distributions import Categorical
-from podracer.ops.returns import generalised_advantages
+from podracer.ops.returns import generalized_advantages
 from podracer.types import Metrics, Params, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Learners:
-    """What all of them have in common; what they are is `{"params", "optimiser"}`, `[L, ...]`."""
+class Students:
+    """What all of them have in common; what they are is `{"params", "optimizer"}`, `[L, ...]`."""
 
-    rule: Rule
+    rule: UpdateRule
     network: Network
     critic: Network
-    optimiser: optax.GradientTransformation
-    critic_optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
+    critic_optimizer: optax.GradientTransformation
     discount: float | jax.Array
     lambda_: float | jax.Array
     prediction_cost: float | jax.Array
@@ -44,8 +44,8 @@ class Learners:
             keys = jax.random.split(key)
             params, values = self.network.init(keys[0]), self.critic.init(keys[1])
             return (
-                {"params": params, "optimiser": self.optimiser.init(params)},
-                {"params": values, "optimiser": self.critic_optimiser.init(values)},
+                {"params": params, "optimizer": self.optimizer.init(params)},
+                {"params": values, "optimizer": self.critic_optimizer.init(values)},
             )
 
         # On a CPU orthogonal weights of many at once can wait for ever, see population.
@@ -68,10 +68,10 @@ class Learners:
     def forward(self, params: Params, data: Experience) -> Outputs:
         """What each learner's network says of its own timesteps, `[T+1, B, n]`."""
         made = each(self.network, params, data.observation, data.first)
-        return Outputs(allowed(data.observation, made["policy"]), made["prediction"])
+        return Outputs(mask_logits(data.observation, made["policy"]), made["prediction"])
 
     def teach(self, rule: Params, learners: PyTree, data: Experience) -> tuple[PyTree, Metrics]:
-        """The learners after an update by the rule, and what regularises the rule, `[L]` each."""
+        """The learners after an update by the rule, and what regularizes the rule, `[L]` each."""
         params = learners["params"]
         lives = jax.tree.leaves(params)[0].shape[0]
         grads, (outputs, targets) = update_rule.learner_grads(
@@ -80,7 +80,7 @@ class Learners:
         )  # fmt: skip
         # Of the mean over all lives, of which each learner has its own.
         grads = jax.tree.map(lambda g: lives * g, grads)
-        return _stepped(self.optimiser, learners, grads), {
+        return _stepped(self.optimizer, learners, grads), {
             **entropies(outputs, data, lives),
             "policy_target": _means(data.valid * targets.policy**2, lives),
             "prediction_target": _means(
@@ -89,13 +89,13 @@ class Learners:
         }
 
     def judge(self, critics: PyTree, data: Experience) -> tuple[PyTree, jax.Array]:
-        """The critics after an update, and normalised advantages `[T, B]` by those before."""
+        """The critics after an update, and normalized advantages `[T, B]` by those before."""
         lives = jax.tree.leaves(critics["params"])[0].shape[0]
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
             values = each(self.critic, params, data.observation, data.first)["value"][..., 0]
             fixed = jax.lax.stop_gradient(values)
-            advantages = generalised_advantages(
+            advantages = generalized_advantages(
                 fixed[:-1], fixed[1:], data.reward, self.discount * data.discount, data.valid,
                 self.lambda_,
             )  # fmt: skip
@@ -107,7 +107,7 @@ class Learners:
         mean = jnp.mean(by_life, axis=(0, 2), keepdims=True)
         # The small number is of the size of rewards: what is noise beside them stays small.
         scaled = (by_life - mean) / (jnp.std(by_life, axis=(0, 2), keepdims=True) + 1e-3)
-        critics = _stepped(self.critic_optimiser, critics, grads)
+        critics = _stepped(self.critic_optimizer, critics, grads)
         return critics, data.valid * scaled.reshape(advantages.shape)
 
     def gain(
@@ -136,10 +136,10 @@ def each(
     return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, x.shape[-1]), made)
 
 
-def _stepped(optimiser: optax.GradientTransformation, old: PyTree, grads: Params) -> PyTree:
+def _stepped(optimizer: optax.GradientTransformation, old: PyTree, grads: Params) -> PyTree:
     def one(old: PyTree, grads: Params) -> PyTree:
-        updates, state = optimiser.update(grads, old["optimiser"])
-        return {"params": optax.apply_updates(old["params"], updates), "optimiser": state}
+        updates, state = optimizer.update(grads, old["optimizer"])
+        return {"params": optax.apply_updates(old["params"], updates), "optimizer": state}
 
     return jax.vmap(one)(old, grads)
 

@@ -16,7 +16,7 @@ from podracer.drivers.sebulba.trajectory import Batch, Opening, Programs, Slot, 
 from podracer.drivers.sebulba.validator import Inspector
 from podracer.environment import HostEnvironment, ask
 from podracer.mesh import Device
-from podracer.rollout import ActorState, Purpose, no_episodes, purpose_key
+from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
 
 
@@ -167,7 +167,7 @@ def _begun(slot: Slot, place: Place, length: int) -> tuple[Slot, Opening]:
     """An empty slot and its opening, where this actor begins."""
     moment = jnp.uint32(place.first_rollout * length)
     slot = dataclasses.replace(slot, carry=place.carry, moment=moment)
-    opening = Opening(slot.carry, no_episodes(len(place.indices)))
+    opening = Opening(slot.carry, zero_episode_stats(len(place.indices)))
     if place.standing is None:
         return slot, opening
     carry, past = place.standing.carry, place.standing.episodes

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, check_agent, check_policy
-from podracer.drivers.common import STOP, Progress, TrainState, report
+from podracer.drivers.common import STOP, Progress, TrainState, to_progress
 from podracer.drivers.sebulba.actor import STAGES, Actor, Parameters, Place, Rollout
 from podracer.drivers.sebulba.config import SebulbaConfig, Split, environment_indices
 from podracer.drivers.sebulba.learner import abstract_on_mesh, make_update, on_mesh
@@ -32,7 +32,7 @@ from podracer.drivers.sebulba.trajectory import (
 )
 from podracer.environment import HostEnvironments, ask
 from podracer.mesh import SHARDED, on_one_device, shardings
-from podracer.rollout import ActorState, no_episodes
+from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import ConfigError, EnvironmentSpec, Metrics, Params, PyTree
 
 WATCH_SECONDS = 0.5  # how often a wait for trajectories looks for threads that hang
@@ -249,7 +249,7 @@ class Team:
             )
             past = edges.episodes
             episodes = dataclasses.replace(
-                jax.tree.map(np.asarray, no_episodes(self._split.num_envs)),
+                jax.tree.map(np.asarray, zero_episode_stats(self._split.num_envs)),
                 running_return=past.running_return,
                 running_length=past.running_length,
             )
@@ -316,7 +316,7 @@ class Learner:
     def _fetch(self) -> None:
         """Wait for the oldest update. Raises what it met."""
         values = jax.device_get(self._waiting.pop(0))
-        self.agreed = report(self._version - len(self._waiting), values).request
+        self.agreed = to_progress(self._version - len(self._waiting), values).request
         self._values.append(values)
 
     def report(self, updates: int) -> Progress:
@@ -325,7 +325,7 @@ class Learner:
         while self._waiting:
             self._fetch()
         self._stages.enter("report")
-        progress = report(updates, _total(self._values))
+        progress = to_progress(updates, _total(self._values))
         own = self._stages.take()
         metrics = {**progress.metrics, **_who_waits(self._travels, own, self._split.threads)}
         metrics["queue_occupancy"] = self._team.occupancy()
@@ -401,7 +401,9 @@ def _compiled(
         keys = put(jax.random.split(jax.random.key(0), split.num_envs))
         copy = jax.tree.map(jnp.copy, put(slot))
         observation, signals = blank(spec, split.num_envs)
-        opening = put(Opening(jax.tree.map(jnp.copy, slot.carry), no_episodes(split.num_envs)))
+        opening = put(
+            Opening(jax.tree.map(jnp.copy, slot.carry), zero_episode_stats(split.num_envs))
+        )
         copy, _ = programs.infer(put(params), copy, keys, observation, signals)
         _, shards = programs.finish(copy, opening, observation, signals)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shards[0])

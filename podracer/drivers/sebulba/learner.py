@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.drivers.common import TRAIN_SPEC, TrainState, learn_guarded, reduced
+from podracer.drivers.common import TRAIN_SPEC, TrainState, learn_if_finite, reduce_metrics
 from podracer.drivers.sebulba.trajectory import Batch, over_rows
 from podracer.mesh import DATA, REPLICATED, SHARDED
 from podracer.types import LearnerState, Metrics, Params, PyTree
@@ -51,11 +51,11 @@ def _update(
     batch = over_rows(lambda axis, *parts: jnp.concatenate(parts, axis), *batches)
 
     if count == 1:  # without a scan, which would copy a replay
-        state, metrics = learn_guarded(agent, state, batch.trajectory, axis)
+        state, metrics = learn_if_finite(agent, state, batch.trajectory, axis)
         series = jax.tree.map(lambda x: x[None], metrics)
     else:
         state, series = _update_in_parts(agent, count, axis, state, batch)
-    metrics = reduced(batch.edges.episodes, state.fault, series, request[0], axis)
+    metrics = reduce_metrics(batch.edges.episodes, state.fault, series, request[0], axis)
     return state, agent.actor_params(state.learner), metrics
 
 
@@ -67,7 +67,7 @@ def _update_in_parts(
     def step(state: TrainState, piece: Any) -> tuple[TrainState, tuple[PyTree, Metrics]]:
         part, local, batch = piece
         whole = dataclasses.replace(state, learner=LearnerState(state.learner.shared, local))
-        whole, metrics = learn_guarded(agent, whole, batch.trajectory, axis, part)
+        whole, metrics = learn_if_finite(agent, whole, batch.trajectory, axis, part)
         learner = LearnerState(whole.learner.shared)
         new = dataclasses.replace(whole, learner=learner, update=state.update)
         return new, (whole.learner.local, metrics)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.rollout import Episodes, no_episodes, track
+from podracer.rollout import EpisodeStats, update_episode_stats, zero_episode_stats
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -37,7 +37,7 @@ class Edges:
     final: TimeStep
     carry: Carry
     final_carry: Carry
-    episodes: Episodes  # those within the trajectory
+    episodes: EpisodeStats  # those within the trajectory
 
 
 @struct
@@ -84,7 +84,7 @@ class Opening:
     """Where a trajectory began, all `[b, ...]`."""
 
     carry: Carry
-    episodes: Episodes  # running sums
+    episodes: EpisodeStats  # running sums
 
 
 def empty_slot(
@@ -155,10 +155,10 @@ def finish(
     """
     steps, final = slot.steps, unpacked(observation, signals)
     before = dataclasses.replace(steps.timestep, observation=())
-    after = Trajectory(steps, final, (), ()).after()
+    after = Trajectory(steps, final, (), ()).next_timesteps()
 
-    def count(episodes: Episodes, pair: tuple[TimeStep, TimeStep]) -> tuple[Episodes, None]:
-        return track(episodes, *pair), None
+    def count(episodes: EpisodeStats, pair: tuple[TimeStep, TimeStep]) -> tuple[EpisodeStats, None]:
+        return update_episode_stats(episodes, *pair), None
 
     episodes, _ = jax.lax.scan(count, opening.episodes, (before, after))
     broken = after.first & ~before.last & (after.discount > 0)
@@ -175,7 +175,7 @@ def finish(
         )
 
     running = dataclasses.replace(
-        no_episodes(num_envs),
+        zero_episode_stats(num_envs),
         running_return=episodes.running_return,
         running_length=episodes.running_length,
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from podracer.io.names import nearest
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Discrete,
     EnvironmentFault,
@@ -57,7 +57,7 @@ def sticky(game: str) -> Atari:
 class Atari:
     """One game and the whole protocol; the defaults are IMPALA's. Makes `HostEnvironment`s.
 
-    Observations are u8 `[height, width, stack]`, the newest frame last; in colour
+    Observations are u8 `[height, width, stack]`, the newest frame last; in color
     `[height, width, 3 * stack]`. The screens before a game's first are black. Raises `ConfigError`
     where ale-py or gymnasium is not installed and for an unknown game.
     """
@@ -84,7 +84,7 @@ class Atari:
         channels = self.stack * (1 if self.grey else 3)
         return EnvironmentSpec(
             f"atari:{self.game}",
-            Array((*self.size, channels), np.uint8, stacked=self.grey and self.stack > 1),
+            ArraySpec((*self.size, channels), np.uint8, stacked=self.grey and self.stack > 1),
             Discrete(_num_actions(self.game, self.full_action_set)),
         )
 
@@ -154,8 +154,8 @@ class AtariBatch:
         # make it one for 32 games.
         if self._atari.grey:
             return np.moveaxis(observation, 1, -1)
-        rows, stack, height, width, colours = observation.shape
-        return np.moveaxis(observation, 1, 3).reshape(rows, height, width, stack * colours)
+        rows, stack, height, width, colors = observation.shape
+        return np.moveaxis(observation, 1, 3).reshape(rows, height, width, stack * colors)
 
 
 class Games:

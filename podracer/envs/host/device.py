@@ -19,7 +19,7 @@ from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class DeviceEnvironments:
     """Batches of a device environment for actors on the host."""
 
     environment: Environment

@@ -22,7 +22,7 @@ import numpy as np
 from podracer.envs.host.atari import Games, checked_actions, row_seeds
 from podracer.io.names import nearest
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
@@ -163,7 +163,7 @@ def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
         channels, height, width = observation.shape
         chosen = dict(options)
         stacked = chosen["gray_scale"] and chosen["stack_num"] > 1
-        observation = Array((height, width, channels), observation.dtype, stacked)
+        observation = ArraySpec((height, width, channels), observation.dtype, stacked)
     return EnvironmentSpec(f"envpool:{task}", observation, _action(task, spec.action_space))
 
 
@@ -207,7 +207,7 @@ def _action(task: str, space: Any) -> Discrete | Continuous:
 
 
 def _arrays(space: Any) -> Any:
-    """A gymnasium space as `Array`s."""
+    """A gymnasium space as `ArraySpec`s."""
     if hasattr(space, "spaces"):
         return {key: _arrays(inner) for key, inner in space.spaces.items()}
-    return Array(space.shape, NARROW.get(space.dtype, space.dtype))
+    return ArraySpec(space.shape, NARROW.get(space.dtype, space.dtype))

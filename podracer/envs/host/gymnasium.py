@@ -37,7 +37,7 @@ from podracer.envs.host.gymnasium_worker import (
 )
 from podracer.io.names import nearest
 from podracer.types import (
-    Array,
+    ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
@@ -344,7 +344,7 @@ def _load(environment: str | Callable[[], Env]) -> tuple[EnvironmentSpec, Setup]
         action, shape, detail = _action(name, env.action_space)
     finally:
         env.close()
-    leaves = jax.tree.map(lambda leaf: Array(leaf.shape, leaf.dtype), observation)
+    leaves = jax.tree.map(lambda leaf: ArraySpec(leaf.shape, leaf.dtype), observation)
     setup = Setup(pickled, main, observation, shape, detail, (), 0.0, 0.0)  # `make` has the rest
     return EnvironmentSpec(name, leaves, action), setup
 

@@ -17,7 +17,7 @@ import numpy as np
 from podracer.environment import AutoReset, restart, transition
 from podracer.envs.trading.indicators import FEATURES, features, turbulence
 from podracer.envs.trading.market import Period, Split
-from podracer.types import Array, ConfigError, Continuous, EnvironmentSpec, TimeStep, struct
+from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, TimeStep, struct
 
 FIRST_SHARES = 64  # a random start holds fewer of each ticker
 CASH_RANGE = (0.95, 1.05)  # and this much of the usual cash
@@ -120,7 +120,7 @@ class Trading:
         tickers = len(self.bars.market.tickers)
         size = 3 + (3 + len(FEATURES)) * tickers
         action = Continuous((-1.0,) * tickers, (1.0,) * tickers)
-        return EnvironmentSpec(f"trading:{self.name}", Array((size,)), action)
+        return EnvironmentSpec(f"trading:{self.name}", ArraySpec((size,)), action)
 
     def for_evaluation(self) -> Trading:
         """The same in the validation period, all of it, always from the same start."""
