@@ -12,6 +12,7 @@ Arrays are time-major, `[T, B, ...]`; `[*b, ...]` means any leading batch shape.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, dataclass_transform
 
@@ -27,12 +28,19 @@ Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
 
 
-def static(*, default: Any = dataclasses.MISSING) -> Any:
-    """A field of a `struct` that is part of its structure, not a leaf."""
-    return dataclasses.field(default=default, metadata={"static": True})
+def static(*, default: Any = dataclasses.MISSING, low: float | None = None) -> Any:
+    """A field of a `struct` that is part of its structure, not a leaf; at least `low` if given."""
+    metadata = {"static": True} | ({} if low is None else {"range": (low, math.inf)})
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def bounded(default: Any, low: float = 0.0, high: float = math.inf) -> Any:
+    """A field of a dataclass whose value must be finite and lie in `[low, high]`; a tuple's items,
+    likewise. `check_ranges` checks it."""
+    return dataclasses.field(default=default, metadata={"range": (low, high)})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, bounded, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
     """A frozen dataclass that is a pytree; fields declared with `static()` are structure."""
     cls = dataclasses.dataclass(frozen=True)(cls)
@@ -40,6 +48,24 @@ def struct(cls: type[T]) -> type[T]:
     meta = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if f.name not in meta]
     return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+
+
+def check_ranges(config: Any, path: str) -> None:
+    """Raise `ConfigError` if a field of a dataclass, or of one within it, leaves the range that it
+    was declared with by `bounded` or `static`. `path` is the name of `config` in the message."""
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{path}.{field.name}"
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, name)
+            continue
+        if "range" in field.metadata and value is not None:
+            low, high = field.metadata["range"]
+            values: tuple[float, ...] = value if isinstance(value, tuple) else (value,)
+            if not all(math.isfinite(v) and low <= v <= high for v in values):
+                limits = (
+                    f"be at least {low:g}" if high == math.inf else f"lie in [{low:g}, {high:g}]"
+                )
+                raise ConfigError(f"{name} must {limits}, but it is {value}.")
 
 
 @struct
