@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from podracer.environment import check_environment as check_environment
     from podracer.environment import restart as restart
     from podracer.environment import transition as transition
+    from podracer.envs.host.gymnasium import Gymnasium as Gymnasium
     from podracer.experiments.experiment import Experiment as Experiment
     from podracer.experiments.training import Result as Result
     from podracer.experiments.training import load as load
@@ -44,6 +45,7 @@ _HOMES = {
         "restart",
         "transition",
     ),
+    "envs.host.gymnasium": ("Gymnasium",),
     "experiments.experiment": ("Experiment",),
     "experiments.training": ("Result", "load", "train"),
     "types": (

@@ -409,6 +409,42 @@ def test_bad_settings_and_a_missing_package(monkeypatch):
         library().Gymnasium("CartPole-v1")
 
 
+# --- from Python ---------------------------------------------------------------------------------
+
+
+def test_a_class_of_ones_own_trains_in_one_line(tmp_path):
+    podracer = importlib.import_module("podracer")
+    result = podracer.train(
+        "cartpole_sebulba",
+        environment=podracer.Gymnasium(Walk),
+        driver=library("drivers.sebulba.config").SebulbaConfig(4, 8, 1, threads=1, env_threads=2),
+        frames=96,
+        evaluations=1,
+        evaluation_episodes=1,
+        target_return=None,
+        run_dir=tmp_path / "run",
+    )
+    assert result.metrics["updates"] == 3
+    assert 0 < result.metrics["frames"] <= 96
+
+
+def test_the_class_has_one_short_name():
+    podracer, envs = importlib.import_module("podracer"), library("envs")
+    assert podracer.Gymnasium is envs.Gymnasium is library().Gymnasium
+    assert "Gymnasium" in dir(envs)
+    with pytest.raises(AttributeError, match="no attribute 'Gymnasiun'"):
+        _ = envs.Gymnasiun
+
+
+@pytest.mark.parametrize("name", ["podracer", "podracer.envs.host.gymnasium_worker"])
+def test_imports_of_a_worker_leave_jax_out(name):
+    code = f"import sys, {name}; print('jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=GENEROUS, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
 # --- faults --------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,30 @@
 """Environments and adapters, one file each.
 
-`make` and `names` are imported when they are first used: a worker process of a host environment
+Public names are imported when they are first used: a worker process of a Gymnasium environment
 imports this package and must not import JAX.
 """
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podracer.envs.catalog import ADAPTERS as ADAPTERS
+    from podracer.envs.catalog import ENVIRONMENTS as ENVIRONMENTS
+    from podracer.envs.catalog import make as make
+    from podracer.envs.catalog import names as names
+    from podracer.envs.host.gymnasium import Gymnasium as Gymnasium
+
+_HOME = dict.fromkeys(("ADAPTERS", "ENVIRONMENTS", "make", "names"), "catalog") | {
+    "Gymnasium": "host.gymnasium"
+}
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ADAPTERS", "ENVIRONMENTS", "make", "names"):
+    if name not in _HOME:
         raise AttributeError(f"module 'podracer.envs' has no attribute {name!r}")
-    from podracer.envs import catalog
+    return getattr(importlib.import_module(f"podracer.envs.{_HOME[name]}"), name)
 
-    return getattr(catalog, name)
+
+def __dir__() -> list[str]:
+    return __all__
