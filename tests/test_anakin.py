@@ -1,138 +1,35 @@
 """The Anakin driver: one program, any number of devices, nothing non-finite ever applied."""
 
 import dataclasses
-import os
 import re
-import tempfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import AGENTS, EVERY_AGENT, KINDS, SMALL, environment_for
+from programs import collectives_by_computation
+from runs import anakin_setup, train_anakin
 
 from podracer import mesh as mesh_module
 from podracer.agents.a2c import A2C
-from podracer.agents.alphazero import AlphaZero
-from podracer.agents.ddpg import td3
-from podracer.agents.dqn import DQN
-from podracer.agents.impala import Impala
-from podracer.agents.lpg.rule import UpdateRule
-from podracer.agents.lpg.rule_file import write_rule
-from podracer.agents.lpg.student import lpg_student
-from podracer.agents.muzero import MuZero
-from podracer.agents.ppo import PPO
-from podracer.agents.q_lambda import QLambda
-from podracer.agents.r2d2 import R2D2
-from podracer.agents.sac import SAC
-from podracer.agents.stacx import Stacx
-from podracer.drivers.anakin import AnakinConfig, anakin, check, make_chunk
-from podracer.drivers.common import init_state
+from podracer.drivers.anakin import anakin, make_chunk
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
-from podracer.mesh import make_mesh
-from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.action_values import Atoms
-from podracer.replay import Replay
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import ConfigError, Continuous, NonFiniteError
-
-SMALL = TorsoNetwork(MLP((16,)))
-RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
-REPLAY = Replay(16 * 40, batch_size=16, updates=2, warmup=16 * 16)
-
-
-def a_rule():
-    """The file of a rule that has learned nothing yet, the same for all processes of the tests."""
-    shape = UpdateRule(units=8, embedding=4, predictions=4)
-    path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
-    write_rule(path, shape, shape.init(jax.random.key(0)), {})
-    return path
-
-
-AGENTS = {
-    "q_lambda": QLambda(network=SMALL),
-    "a2c": A2C(network=SMALL),
-    "impala": Impala(network=SMALL),
-    "stacx": Stacx(network=SMALL),
-    "ppo": PPO(network=SMALL, epochs=2, normalize_observations=True, normalize_rewards=True),
-    "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
-    "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_frames=2000),
-    "rainbow": DQN(
-        network=SMALL,
-        replay=dataclasses.replace(REPLAY, prioritized=True),
-        n_step=3,
-        dueling=True,
-        noisy=True,
-        value=Atoms(-2.0, 2.0, 11),
-        ladder=7.0,
-    ),
-    "r2d2": R2D2(
-        network=RECURRENT,
-        replay=dataclasses.replace(REPLAY, prioritized=True),
-        stride=8,
-        burn_in=4,
-        unroll=8,
-        n_step=2,
-    ),
-    "muzero": MuZero(
-        network=SMALL,
-        replay=dataclasses.replace(REPLAY, prioritized=True),
-        latent=8,
-        dynamics=(8,),
-        prediction=(8,),
-        bins=11,
-        bound=3.0,
-        simulations=4,
-        unroll=3,
-        n_step=2,
-    ),
-    "alphazero": AlphaZero(network=SMALL, simulations=4),
-    "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
-    "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
-    "taught": lpg_student(a_rule(), SMALL),
-}
-CONTINUOUS = ("sac", "td3")
-
-
-# One of each kind; the others are slow tests, where all that differs is their arithmetic.
-KINDS = ("a2c", "ppo")
-EVERY_AGENT = [
-    pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in AGENTS
-]
-
-
-def world(name):
-    """The name of an environment for an agent of `AGENTS`."""
-    if name == "alphazero":
-        return "model:catch"
-    return "pendulum" if name in CONTINUOUS else "catch"
-
-
-def setup(agent, environment="catch", devices=1, **config):
-    env = make(environment) if isinstance(environment, str) else environment
-    agent = dataclasses.replace(agent, spec=env.spec)
-    config = AnakinConfig(**{"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5} | config)
-    mesh = make_mesh(jax.devices()[:devices])
-    check(agent, env, config, devices)
-    return agent, env, mesh, config, init_state(agent, env, mesh, config, jax.random.key(7))
-
-
-def run(agent, env, mesh, config, state, num_updates):
-    progress = list(anakin(agent, env, mesh, config, state, num_updates=num_updates))
-    return progress[-1].state, progress
 
 
 @pytest.mark.parametrize("name", EVERY_AGENT)
 def test_two_runs_are_equal_to_the_bit(name):
-    first, _ = run(*setup(AGENTS[name], world(name)), 10)
-    second, _ = run(*setup(AGENTS[name], world(name)), 10)
+    first, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
+    second, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
     assert fingerprint(first) == fingerprint(second)
 
 
 @pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
-    state, _ = run(*setup(AGENTS["a2c"], devices=devices), 50)
+    state, _ = train_anakin(*anakin_setup(AGENTS["a2c"], devices=devices), 50)
     for leaf in jax.tree.leaves(state.learner.shared):
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
         assert len(copies) == devices
@@ -142,8 +39,8 @@ def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
     """One update moves every environment and the episode statistics exactly alike."""
-    one, _ = run(*setup(AGENTS["a2c"], updates_per_chunk=1), 1)
-    many, _ = run(*setup(AGENTS["a2c"], devices=devices, updates_per_chunk=1), 1)
+    one, _ = train_anakin(*anakin_setup(AGENTS["a2c"], updates_per_chunk=1), 1)
+    many, _ = train_anakin(*anakin_setup(AGENTS["a2c"], devices=devices, updates_per_chunk=1), 1)
     for a, b in zip(jax.tree.leaves(one.actor), jax.tree.leaves(many.actor), strict=True):
         assert np.array_equal(a, b)
     for a, b in zip(jax.tree.leaves(one.learner), jax.tree.leaves(many.learner), strict=True):
@@ -155,15 +52,15 @@ def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
     [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
 )
 def test_going_on_from_a_state_equals_never_having_stopped(name):
-    whole, _ = run(*setup(AGENTS[name], world(name)), 20)
-    *parts, state = setup(AGENTS[name], world(name))
-    half, _ = run(*parts, state, 10)
-    rest, _ = run(*parts, half, 20)
+    whole, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 20)
+    *parts, state = anakin_setup(AGENTS[name], environment_for(name))
+    half, _ = train_anakin(*parts, state, 10)
+    rest, _ = train_anakin(*parts, half, 20)
     assert fingerprint(rest) == fingerprint(whole)
 
 
 def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
-    agent, env, mesh, config, state = setup(AGENTS["a2c"])
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
     progresses = anakin(agent, env, mesh, config, state, num_updates=30, boundary={15}.__contains__)
     seen = [(p.updates, p.state is not None) for p in progresses]
     expected = [5, 10, 15, 20, 25, 30]
@@ -171,7 +68,7 @@ def test_metrics_come_for_every_chunk_and_the_state_at_boundaries_only():
 
 
 def test_a_request_makes_a_boundary():
-    agent, env, mesh, config, state = setup(AGENTS["a2c"])
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
     progresses = anakin(agent, env, mesh, config, state, num_updates=500, request=lambda: 2)
     progress = next(progresses)
     assert progress.updates == 5
@@ -181,8 +78,8 @@ def test_a_request_makes_a_boundary():
 
 def test_counts_frames_and_episodes_exactly():
     """Catch episodes last nine steps and never time out."""
-    *parts, state = setup(AGENTS["a2c"], num_envs=18, rollout_length=9, updates_per_chunk=4)
-    _, (progress,) = run(*parts, state, 4)
+    *parts, state = anakin_setup(AGENTS["a2c"], num_envs=18, rollout_length=9, updates_per_chunk=4)
+    _, (progress,) = train_anakin(*parts, state, 4)
     assert progress.frames == 18 * 9 * 4
     assert progress.metrics["episodes"] == 18 * 4
     assert progress.metrics["episode_length"] == 9.0
@@ -190,15 +87,19 @@ def test_counts_frames_and_episodes_exactly():
 
 def test_resets_after_a_time_out_are_no_frames():
     """The probe is cut every five steps and then spends one on its reset."""
-    *parts, state = setup(AGENTS["a2c"], "probe:timeout", rollout_length=6, updates_per_chunk=3)
-    _, (progress,) = run(*parts, state, 3)
+    *parts, state = anakin_setup(
+        AGENTS["a2c"], "probe:timeout", rollout_length=6, updates_per_chunk=3
+    )
+    _, (progress,) = train_anakin(*parts, state, 3)
     assert progress.frames == 16 * 5 * 3
     assert progress.metrics["episode_length"] == 5.0
     assert progress.metrics["episode_return"] == 5.0
 
 
 def compiled_text(devices, agent="ppo"):
-    agent, env, mesh, config, state = setup(AGENTS[agent], world(agent), devices=devices)
+    agent, env, mesh, config, state = anakin_setup(
+        AGENTS[agent], environment_for(agent), devices=devices
+    )
     request = jax.device_put(
         jnp.zeros(devices, jnp.int32),
         jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
@@ -212,33 +113,6 @@ def test_the_program_has_no_callback_and_no_collective_but_reductions():
     for word in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter"):
         assert word not in text
     assert not re.search(r"custom-call.*callback|infeed|outfeed", text)
-
-
-def collectives_by_computation(text):
-    """Of a compiled program: for each computation, its instructions that reduce over devices (by
-    themselves or in what they call), each with the instructions that it waits for."""
-    computations, name = {}, None
-    for line in text.splitlines():
-        if opening := re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line):
-            name = opening[1]
-            computations[name] = {}
-        elif instruction := re.match(r"\s+(?:ROOT )?%(\S+) = (.*)$", line):
-            code = re.sub(r"metadata=\{.*", "", instruction[2])
-            computations[name][instruction[1]] = (code, re.findall(r"%([\w.\-]+)", code))
-
-    def reduces(code, names):
-        if re.search(r" (all-reduce|all-gather|collective-permute|all-to-all)", code):
-            return True
-        return any(
-            reduces(*inner) for name in names for inner in computations.get(name, {}).values()
-        )
-
-    for instructions in computations.values():
-        waits = {}
-        for name, (_, names) in instructions.items():  # in an order that can be executed
-            direct = [other for other in names if other in waits]
-            waits[name] = set(direct).union(*(waits[other] for other in direct))
-        yield {name: waits[name] for name in instructions if reduces(*instructions[name])}
 
 
 @pytest.mark.parametrize(
@@ -262,22 +136,22 @@ def test_one_device_needs_no_collective():
 
 def test_a_program_that_would_not_fit_does_not_run(monkeypatch):
     """What it needs beside its state is known once it is compiled."""
-    *parts, state = setup(AGENTS["a2c"])
+    *parts, state = anakin_setup(AGENTS["a2c"])
     monkeypatch.setattr(mesh_module, "free_bytes", lambda mesh: 1000)
     with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
-        run(*parts, state, 5)
+        train_anakin(*parts, state, 5)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_the_state_is_donated():
-    *parts, state = setup(AGENTS["a2c"])
-    run(*parts, state, 5)
+    *parts, state = anakin_setup(AGENTS["a2c"])
+    train_anakin(*parts, state, 5)
     donated = [leaf for leaf in jax.tree.leaves(state) if leaf.size > 1]
     assert all(leaf.is_deleted() for leaf in donated)
 
 
 def test_nothing_is_compiled_after_the_first_chunk():
-    agent, env, mesh, config, state = setup(AGENTS["a2c"])
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
     progresses = anakin(agent, env, mesh, config, state, num_updates=100)
     next(progresses)
     compiles = []
@@ -351,7 +225,7 @@ jax.tree_util.register_dataclass(
 
 
 def collect(agent, env, devices, num_updates=100):
-    agent, env, mesh, config, state = setup(agent, env, devices)
+    agent, env, mesh, config, state = anakin_setup(agent, env, devices)
     seen = []
 
     def consume():
@@ -400,7 +274,7 @@ def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
 
 def test_an_environment_that_does_not_restart_is_named():
     env = make("cartpole").inner
-    agent, env, mesh, config, state = setup(
+    agent, env, mesh, config, state = anakin_setup(
         AGENTS["a2c"], env, rollout_length=64, updates_per_chunk=1
     )
     with pytest.raises(ConfigError, match="auto_reset"):
@@ -429,16 +303,16 @@ def test_what_cannot_run_is_refused_in_a_sentence(agent, environment, devices, c
     )
     try:
         with pytest.raises(ConfigError, match=message):
-            setup(AGENTS[agent], environment, devices, **config)
+            anakin_setup(AGENTS[agent], environment, devices, **config)
     finally:
         jax.monitoring.clear_event_listeners()
     assert compiles == []
 
 
 def test_continuous_actions_stay_within_their_bounds():
-    agent, env, mesh, config, state = setup(AGENTS["a2c"], "pendulum")
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], "pendulum")
     assert isinstance(env.spec.action, Continuous)
-    state, _ = run(agent, env, mesh, config, state, 5)
+    state, _ = train_anakin(agent, env, mesh, config, state, 5)
     keys = jax.random.split(jax.random.key(0), 16)
     action, _, _ = agent.act(
         agent.actor_params(state.learner), (), state.actor.timestep, keys, True

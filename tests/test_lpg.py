@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import records
-from test_anakin import collectives_by_computation, run, setup
+from programs import collectives_by_computation
+from runs import anakin_setup, train_anakin
 
 import podracer
 from podracer.agent import check_agent
@@ -328,7 +329,7 @@ DRIVER = AnakinConfig(LIVES * ENVS * 2, T, 1)
 
 def lpg(devices=1):
     """The same program in all tests, which is dear to compile."""
-    return setup(SMALL, WORLDS, devices=devices, **dataclasses.asdict(DRIVER))
+    return anakin_setup(SMALL, WORLDS, devices=devices, **dataclasses.asdict(DRIVER))
 
 
 @functools.cache
@@ -369,8 +370,8 @@ def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_the_number_of_devices_changes_nothing(devices):
-    one, _ = run(*lpg(), 10)
-    many, _ = run(*lpg(devices=devices), 10)
+    one, _ = train_anakin(*lpg(), 10)
+    many, _ = train_anakin(*lpg(devices=devices), 10)
     shared = zip(jax.tree.leaves(one.learner), jax.tree.leaves(many.learner), strict=True)
     for a, b in shared:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)

@@ -6,8 +6,8 @@ import json
 import jax
 import numpy as np
 import pytest
+from agents import AGENTS, environment_for
 from child import records
-from test_anakin import AGENTS, world
 
 import podracer
 from podracer.agents.a2c import A2C
@@ -77,10 +77,10 @@ def test_a_pod_is_the_run_that_it_would_be_alone(name):
     agent = AGENTS[name]
     rate = agent.learning_rate
     pods = [pod(3), pod(5, learning_rate=rate * 2)]
-    states, progress = train(agent, pods, world(name), updates=5)
+    states, progress = train(agent, pods, environment_for(name), updates=5)
     for index, (seed, scale) in enumerate(((3, 1), (5, 2))):
         single = dataclasses.replace(agent, learning_rate=rate * scale)
-        state, reports = alone(single, seed, world(name), updates=5)
+        state, reports = alone(single, seed, environment_for(name), updates=5)
         assert int(states.update[index]) == int(state.update) == 5
         frames = sum(int(p.pods["frames"][index]) for p in progress)
         assert frames == sum(p.frames for p in reports)

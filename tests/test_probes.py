@@ -13,89 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import CONTINUOUS_PROBE_AGENTS, PROBE_AGENTS, RECURRENT_TANH
 
-from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic, continuous
-from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
-from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
-from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
-from podracer.agents.stacx import Stacx
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.envs import make
-from podracer.envs.probes import GAMMA, PROBES
+from podracer.envs.probes import PROBES
 from podracer.mesh import find_devices, make_mesh
-from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.action_values import Atoms, Quantiles
-from podracer.replay import Replay
 from podracer.types import LearnerState, TimeStep
-
-SMALL = TorsoNetwork(MLP((16,), "tanh"))
-RECURRENT = TorsoNetwork(MLP((16,), "tanh"), memory="gru", memory_size=16)
-COMMON = {"network": SMALL, "learning_rate": 0.01, "discount": GAMMA}
-REPLAY = Replay(32 * 200, batch_size=128, updates=4, warmup=256)
-EXPLORING = {"epsilon": 0.05, "epsilon_frames": 10_000, "target_period": 20}
-AGENTS = {
-    "a2c": A2C(**COMMON, entropy_cost=0.003),
-    "impala": Impala(**COMMON, entropy_cost=0.003),
-    # Slowly enough that its discount is still near the one that the known values have.
-    "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.001),
-    "ppo": PPO(**COMMON, entropy_cost=0.003, epochs=2, minibatches=2),
-    "q_lambda": QLambda(**COMMON, lambda_=0.9),
-    "dqn": DQN(**COMMON, **EXPLORING, replay=REPLAY),
-    "rainbow": DQN(
-        **COMMON,
-        replay=dataclasses.replace(REPLAY, prioritized=True),
-        epsilon=0.0,
-        epsilon_frames=0,
-        target_period=20,
-        n_step=3,
-        dueling=True,
-        noisy=True,
-        value=Atoms(-12.0, 12.0, 121),
-    ),
-    "qr": DQN(**COMMON | {"learning_rate": 0.003}, **EXPLORING, replay=REPLAY, value=Quantiles(11)),
-    "muzero": MuZero(
-        **COMMON,
-        replay=dataclasses.replace(REPLAY, prioritized=True, batch_size=64),
-        latent=16,
-        dynamics=(32,),
-        prediction=(32,),
-        bound=5.0,
-        bins=41,
-        simulations=8,
-        n_step=2,
-        target_period=20,
-    ),
-    "r2d2": R2D2(
-        **COMMON,
-        replay=dataclasses.replace(REPLAY, prioritized=True, batch_size=32),
-        epsilon=0.05,
-        ladder=1.0,
-        stride=8,
-        burn_in=4,
-        unroll=8,
-        n_step=2,
-        target_period=20,
-        squashed=False,
-    ),
-}
-RANDOM = {"replay": REPLAY, "random_frames": 30_000, "target_rate": 0.05}
-CONTINUOUS = {
-    "a2c": AGENTS["a2c"],
-    "impala": AGENTS["impala"],
-    "stacx": AGENTS["stacx"],
-    # Its advantages never shrink, so its steps must.
-    "ppo": dataclasses.replace(AGENTS["ppo"], decay_updates=300),
-    "ddpg": DDPG(**COMMON, **RANDOM),
-    "td3": td3(**COMMON, **RANDOM),
-    "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
-}
 
 
 def train(agent: Any, probe: str, updates: int = 200) -> tuple[Any, LearnerState, float]:
@@ -167,7 +99,7 @@ FAST = (
 )
 
 
-def cases(probes: tuple[str, ...], names: Any = AGENTS) -> list[Any]:
+def cases(probes: tuple[str, ...], names: Any = PROBE_AGENTS) -> list[Any]:
     """Agents and probes, those that are not in `FAST` marked as slow."""
     return [
         pytest.param(name, probe, marks=() if (name, probe) in FAST else pytest.mark.slow)
@@ -181,23 +113,23 @@ def cases(probes: tuple[str, ...], names: Any = AGENTS) -> list[Any]:
     cases(("constant", "observation", "discount", "action", "policy", "timeout")),
 )
 def test_values_and_actions(name, probe):
-    check(AGENTS[name], probe, updates=400 if name == "muzero" else 200)
+    check(PROBE_AGENTS[name], probe, updates=400 if name == "muzero" else 200)
 
 
-@pytest.mark.parametrize(("name", "probe"), cases(("continuous",), CONTINUOUS))
+@pytest.mark.parametrize(("name", "probe"), cases(("continuous",), CONTINUOUS_PROBE_AGENTS))
 def test_continuous_actions(name, probe):
-    check(CONTINUOUS[name], probe, updates=300)
+    check(CONTINUOUS_PROBE_AGENTS[name], probe, updates=300)
 
 
 @pytest.mark.parametrize(
     ("name", "probe"), cases(("memory",), ("a2c", "impala", "stacx", "ppo", "q_lambda", "r2d2"))
 )
 def test_memory_recalls_the_cue(name, probe):
-    check(dataclasses.replace(AGENTS[name], network=RECURRENT), probe, updates=300)
+    check(dataclasses.replace(PROBE_AGENTS[name], network=RECURRENT_TANH), probe, updates=300)
 
 
 @pytest.mark.slow
 def test_without_memory_the_cue_is_lost():
     """The other side of the test above: nothing leaks the cue to a feed-forward agent."""
-    _, _, episode_return = train(AGENTS["ppo"], "memory", updates=300)
+    _, _, episode_return = train(PROBE_AGENTS["ppo"], "memory", updates=300)
     assert abs(episode_return) < 0.15

@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import itertools
-import threading
 
 import jax
 import numpy as np
 import pytest
+from agents import AGENTS, EVERY_AGENT, SMALL, environment_for
 from hosts import SPEC, CounterBatch, Counters, slow
-from test_anakin import AGENTS, EVERY_AGENT, collectives_by_computation, world
+from programs import collectives_by_computation
+from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -40,36 +41,11 @@ from podracer.types import (
     struct,
 )
 
-SMALL = TorsoNetwork(MLP((16,)))
-
-
-def setup(agent=None, env=None, devices=1, **config):
-    """Everything that `sebulba` takes; the state has acting in it where it can be saved."""
-    env = Counters() if env is None else env
-    agent = dataclasses.replace(agent or Impala(network=SMALL), spec=env.spec)
-    defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads": 2}
-    config = SebulbaConfig(**defaults | config)
-    split = split_devices(jax.devices()[:devices], config)
-    check(agent, env, config, split)
-    kept = env.environment if isinstance(env, DeviceEnvironments) and config.lag == 0 else None
-    return agent, env, split, config, init_state(agent, kept, split.mesh, config, jax.random.key(7))
-
-
-def run(*parts, num_updates=10, **options):
-    progress = sebulba(*parts, seed=7, num_updates=num_updates, **options)
-    with contextlib.closing(progress):
-        made = list(progress)
-    return made[-1].state, made
-
-
-def own_threads():
-    return [t.name for t in threading.enumerate() if t.name.startswith("podracer-actor")]
-
 
 @pytest.fixture(autouse=True)
 def _nothing_left():
     yield
-    assert own_threads() == []
+    assert actor_threads() == []
     assert CounterBatch.open == 0
 
 
@@ -88,7 +64,7 @@ def _nothing_left():
 @pytest.mark.usefixtures("optimized")
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""
-    env = make(world(name))
+    env = make(environment_for(name))
     agent = dataclasses.replace(AGENTS[name], spec=env.spec)
     rollout = AnakinConfig(16, 8, 5)
     mesh = make_mesh(jax.devices()[:learners])
@@ -96,8 +72,8 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
     expected = list(anakin(agent, env, mesh, rollout, state, num_updates=10))
     # On one device actors and learner share it. As many threads as learners: equal batch shapes.
     placed = {"devices": 1} if learners == 1 else {"devices": learners + 1, "learners": learners}
-    got, progress = run(
-        *setup(AGENTS[name], DeviceEnvironments(env), lag=0, threads=learners, **placed)
+    got, progress = train_sebulba(
+        *sebulba_setup(AGENTS[name], DeviceEnvironments(env), lag=0, threads=learners, **placed)
     )
     leaves = jax.tree_util.tree_leaves_with_path(expected[-1].state)
     for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
@@ -113,14 +89,14 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
 
 @pytest.mark.parametrize("lag", [1, 2])
 def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
-    one, _ = run(*setup(lag=lag))
-    two, _ = run(*setup(lag=lag))
+    one, _ = train_sebulba(*sebulba_setup(lag=lag))
+    two, _ = train_sebulba(*sebulba_setup(lag=lag))
     assert fingerprint(one) == fingerprint(two)
 
 
 def test_lags_are_what_they_are_said_to_be():
     for lag in (0, 1, 3):
-        _, progress = run(*setup(lag=lag))
+        _, progress = train_sebulba(*sebulba_setup(lag=lag))
         # The first `lag` rollouts cannot be that old yet.
         ages = [min(lag, update) for update in range(10)]
         assert [p.metrics["lag_mean"] for p in progress] == [np.mean(ages[:5]), np.mean(ages[5:])]
@@ -131,7 +107,7 @@ def test_lags_are_what_they_are_said_to_be():
 def test_newer_parameters_within_a_rollout_stay_within_the_bound(lag, bound):
     """Without a lag, one trajectory is learned from, one waits in the queue, one is being made."""
     env = Counters(slow(0.001))
-    _, progress = run(*setup(env=env, lag=lag, refresh="step"), num_updates=20)
+    _, progress = train_sebulba(*sebulba_setup(env=env, lag=lag, refresh="step"), num_updates=20)
     assert all(0 <= p.metrics["lag_max"] <= bound for p in progress)
 
 
@@ -202,7 +178,7 @@ def expected_rows(num_envs, length, rollouts):
 def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
     devices, threads, learners, lag
 ):
-    parts = setup(
+    parts = sebulba_setup(
         Mirror(), devices=devices, threads=threads, lag=lag, updates_per_chunk=1,
         learners=0 if devices == 1 else learners,
     )  # fmt: skip
@@ -217,10 +193,10 @@ def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers
 
 def test_a_batch_can_be_learned_from_in_parts():
     """N sequential updates of a batch: the agent's counter says N for each batch."""
-    state, _ = run(*setup(Mirror(), updates_per_batch=4), num_updates=5)
+    state, _ = train_sebulba(*sebulba_setup(Mirror(), updates_per_batch=4), num_updates=5)
     assert float(state.learner.shared["updates"]) == 20
     assert int(state.update) == 5
-    whole, _ = run(*setup(Mirror()), num_updates=5)
+    whole, _ = train_sebulba(*sebulba_setup(Mirror()), num_updates=5)
     for name, value in whole.learner.local.items():
         if name != "version":
             np.testing.assert_array_equal(value, state.learner.local[name], name)
@@ -242,8 +218,11 @@ def test_numbers_of_environments_cover_all_hosts_once():
 
 
 def update_program(name, learners=2):
-    agent, env, split, config, state = setup(
-        AGENTS[name], DeviceEnvironments(make(world(name))), devices=learners + 1, learners=learners
+    agent, env, split, config, state = sebulba_setup(
+        AGENTS[name],
+        DeviceEnvironments(make(environment_for(name))),
+        devices=learners + 1,
+        learners=learners,
     )
     with contextlib.ExitStack() as made, Supervisor(60) as supervisor:
         team = Team(agent, env, split, config, state, 7, supervisor, made)
@@ -267,7 +246,7 @@ def test_no_reduction_of_the_update_can_overtake_another(name):
 
 def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
     """The learner donates its state while the actors' parameters still travel."""
-    agent, env, split, config, state = setup(env=DeviceEnvironments(make("catch")))
+    agent, env, split, config, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
     seen = []
     publish = Team.publish
 
@@ -277,14 +256,16 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Team, "publish", keep)
-        run(agent, env, split, config, state, num_updates=10)
+        train_sebulba(agent, env, split, config, state, num_updates=10)
     assert len(seen) == 12
     for _, params, value in seen:
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), value)
 
 
 def test_nothing_is_compiled_once_it_runs():
-    progress = sebulba(*setup(env=DeviceEnvironments(make("catch"))), seed=7, num_updates=50)
+    progress = sebulba(
+        *sebulba_setup(env=DeviceEnvironments(make("catch"))), seed=7, num_updates=50
+    )
     with contextlib.closing(progress):
         next(progress)
         compiles = []
@@ -328,7 +309,7 @@ def test_evaluation_on_the_host_plays_each_environment_once():
 
 
 def test_episode_statistics_are_those_of_the_environments():
-    _, progress = run(*setup(), num_updates=20)
+    _, progress = train_sebulba(*sebulba_setup(), num_updates=20)
     lengths, returns = [], []
     for want in expected_rows(16, 8, 20):
         ends = np.flatnonzero(want.last)
@@ -359,14 +340,16 @@ def poison(where, value):
     [("observation", np.nan), ("observation", np.inf), ("reward", np.nan), ("discount", np.nan)],
 )
 def test_bad_rows_are_counted_and_never_train(where, value):
-    parts = setup(Mirror(), Counters(poison(where, value)), threads=1, updates_per_chunk=1)
+    parts = sebulba_setup(Mirror(), Counters(poison(where, value)), threads=1, updates_per_chunk=1)
     (seen, progress), _ = received(*parts, num_updates=2)
     assert progress.metrics["environment_faults"] == 1
     assert all(np.isfinite(seen[name]).all() for name in ("observation", "reward", "discount"))
 
 
 def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
-    parts = setup(Mirror(), Counters(poison("reward", np.nan)), threads=1, updates_per_chunk=1)
+    parts = sebulba_setup(
+        Mirror(), Counters(poison("reward", np.nan)), threads=1, updates_per_chunk=1
+    )
     seen, _ = received(*parts, num_updates=1)[0]
     for row, want in enumerate(expected_rows(16, 8, 1)):
         if row != 2:
@@ -405,7 +388,7 @@ def change(where, make_value):
 )
 def test_data_of_another_kind_ends_the_run_in_one_sentence(where, make_value, message):
     with pytest.raises(EnvironmentFault, match=message) as fault:
-        run(*setup(env=Counters(change(where, make_value))), num_updates=10)
+        train_sebulba(*sebulba_setup(env=Counters(change(where, make_value))), num_updates=10)
     assert fault.value.component.startswith("actor")
 
 
@@ -414,12 +397,12 @@ def test_environments_that_do_not_restart_are_named():
         return dataclasses.replace(timestep, first=np.zeros(batch.num_envs, bool))
 
     with pytest.raises(ConfigError, match="did not restart"):
-        run(*setup(env=Counters(trouble)), num_updates=10)
+        train_sebulba(*sebulba_setup(env=Counters(trouble)), num_updates=10)
 
 
 def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
     """Collected is learned plus in flight, and no more is in flight than the queues hold."""
-    parts = setup(lag=None, queue_depth=2, updates_per_chunk=1)
+    parts = sebulba_setup(lag=None, queue_depth=2, updates_per_chunk=1)
     progress = sebulba(*parts, seed=7, num_updates=30)
     steps = 16 * 8
     with contextlib.closing(progress):
@@ -438,7 +421,7 @@ def test_an_update_that_is_not_finite_is_never_applied():
             return state, {"loss": loss}
 
     with pytest.raises(NonFiniteError, match="update 4: not finite: loss"):
-        run(*setup(Bad()), num_updates=10)
+        train_sebulba(*sebulba_setup(Bad()), num_updates=10)
 
 
 # --- stopping and going on -----------------------------------------------------------------------
@@ -446,10 +429,10 @@ def test_an_update_that_is_not_finite_is_never_applied():
 
 def test_lock_step_goes_on_to_the_bit():
     env = DeviceEnvironments(make("catch"))
-    whole, _ = run(*setup(env=env, lag=0), num_updates=20)
-    *parts, state = setup(env=env, lag=0)
-    half, _ = run(*parts, state, num_updates=10)
-    rest, _ = run(*parts, half, num_updates=20)
+    whole, _ = train_sebulba(*sebulba_setup(env=env, lag=0), num_updates=20)
+    *parts, state = sebulba_setup(env=env, lag=0)
+    half, _ = train_sebulba(*parts, state, num_updates=10)
+    rest, _ = train_sebulba(*parts, half, num_updates=20)
     assert fingerprint(rest) == fingerprint(whole)
 
 
@@ -461,10 +444,10 @@ def test_other_runs_go_on_with_new_episodes_and_exact_counters():
             seeds.append(batch.seeds)
         return timestep
 
-    *parts, state = setup(env=Counters(trouble))
-    half, _ = run(*parts, state, num_updates=10)
+    *parts, state = sebulba_setup(env=Counters(trouble))
+    half, _ = train_sebulba(*parts, state, num_updates=10)
     assert half.actor == ()
-    rest, progress = run(*parts, half, num_updates=20)
+    rest, progress = train_sebulba(*parts, half, num_updates=20)
     assert int(rest.update) == 20
     assert [p.updates for p in progress] == [15, 20]
     assert len(set(seeds)) == 4  # two threads, begun twice: no seed stream twice
@@ -472,7 +455,7 @@ def test_other_runs_go_on_with_new_episodes_and_exact_counters():
 
 
 def test_a_stop_comes_after_the_update_at_hand():
-    parts = setup(updates_per_chunk=1000)
+    parts = sebulba_setup(updates_per_chunk=1000)
     answers = itertools.chain([0] * 7, itertools.repeat(2))
     progress = sebulba(*parts, seed=7, num_updates=1000, request=lambda: next(answers))
     with contextlib.closing(progress):
@@ -484,7 +467,7 @@ def test_a_stop_comes_after_the_update_at_hand():
 
 def test_a_boundary_state_survives_what_comes_after():
     """The state of a boundary is given away until the iterator moves on."""
-    progress = sebulba(*setup(), seed=7, num_updates=10, boundary=lambda updates: True)
+    progress = sebulba(*sebulba_setup(), seed=7, num_updates=10, boundary=lambda updates: True)
     with contextlib.closing(progress):
         before = fingerprint(next(progress).state)
         assert fingerprint(next(progress).state) != before
@@ -506,7 +489,7 @@ def test_a_boundary_state_survives_what_comes_after():
 )
 def test_what_does_not_fit_is_one_sentence(devices, config, message):
     with pytest.raises(ConfigError, match=message):
-        setup(devices=devices, **config)
+        sebulba_setup(devices=devices, **config)
 
 
 @pytest.mark.parametrize(

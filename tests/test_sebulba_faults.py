@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts import CounterBatch, Counters
-from test_sebulba import own_threads, setup
+from runs import actor_threads, sebulba_setup
 
 from podracer import envs
 from podracer.agents.impala import Impala
@@ -151,7 +151,7 @@ def once():
 
     @functools.cache
     def made(**config):
-        return setup(num_envs=8, rollout_length=4, updates_per_chunk=2, **config)
+        return sebulba_setup(num_envs=8, rollout_length=4, updates_per_chunk=2, **config)
 
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -159,7 +159,7 @@ def once():
         patch.setattr(driver_module, "make_programs", make_programs)
         patch.setattr(driver_module, "make_update", updates)
         patch.setattr(driver_module, "on_mesh", visited("on_mesh", driver_module.on_mesh))
-        patch.setattr(driver_module, "report", visited("fetch", driver_module.to_progress))
+        patch.setattr(driver_module, "to_progress", visited("fetch", driver_module.to_progress))
         team = driver_module.Team
         patch.setattr(team, "publish", visited("publish", team.publish))
         patch.setattr(actor_module, "ClosableQueue", Queue)
@@ -171,7 +171,7 @@ def once():
 @pytest.fixture(autouse=True)
 def _nothing_left():
     yield
-    assert own_threads() == []
+    assert actor_threads() == []
     assert CounterBatch.open == 0
 
 
@@ -212,7 +212,7 @@ def attempt(made, injector, *, num_updates=10**6, pace=(0.0, 0.0), devices=1, **
     ended = time.perf_counter()
     now = NOTHING
     moment = getattr(injector, "moment", None)
-    return Outcome(error, moment and ended - moment, updates, own_threads())
+    return Outcome(error, moment and ended - moment, updates, actor_threads())
 
 
 def check_root(outcome, injector):
@@ -359,7 +359,7 @@ def hanging(place, visit, seconds=PATIENCE):
     yield Hang(place, visit)
     release.set()
     deadline = time.monotonic() + PATIENCE
-    while own_threads() and time.monotonic() < deadline:
+    while actor_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -604,7 +604,7 @@ def test_starting_and_stopping_leaves_nothing(kind, times, once, capsys):
     """Some runs end, some are stopped half way, some fail; environments in processes too."""
     if kind == "gymnasium":
         pytest.importorskip("gymnasium")
-        parts = setup(env=envs.make("gymnasium:CartPole-v1"), num_envs=8, rollout_length=4)
+        parts = sebulba_setup(env=envs.make("gymnasium:CartPole-v1"), num_envs=8, rollout_length=4)
     else:
         parts = once()
 

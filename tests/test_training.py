@@ -6,8 +6,8 @@ import json
 import jax
 import numpy as np
 import pytest
+from agents import AGENTS, environment_for
 from child import records
-from test_anakin import AGENTS, world
 
 import podracer
 from podracer.agents.a2c import A2C
@@ -40,7 +40,9 @@ EXPERIMENT = Experiment(
 )
 def test_resumed_equals_uninterrupted(name, tmp_path):
     """State and records, to the byte, when the run is cut at its middle boundary."""
-    experiment = dataclasses.replace(EXPERIMENT, agent=AGENTS[name], environment=world(name))
+    experiment = dataclasses.replace(
+        EXPERIMENT, agent=AGENTS[name], environment=environment_for(name)
+    )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(experiment, run_dir=whole)
     half = dataclasses.replace(experiment, frames=20 * STEPS, evaluations=2)

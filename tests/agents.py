@@ -1,0 +1,166 @@
+"""One small agent of each kind for the tests of drivers, and agents that learn the probes."""
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+import jax
+import pytest
+
+from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.dqn import DQN
+from podracer.agents.impala import Impala
+from podracer.agents.lpg.rule import UpdateRule
+from podracer.agents.lpg.rule_file import write_rule
+from podracer.agents.lpg.student import lpg_student
+from podracer.agents.muzero import MuZero
+from podracer.agents.ppo import PPO
+from podracer.agents.q_lambda import QLambda
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
+from podracer.agents.stacx import Stacx
+from podracer.envs.probes import GAMMA
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms, Quantiles
+from podracer.replay import Replay
+
+SMALL = TorsoNetwork(MLP((16,)))
+RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
+REPLAY = Replay(16 * 40, batch_size=16, updates=2, warmup=16 * 16)
+
+
+def untrained_rule():
+    """The file of a rule that has learned nothing yet, the same for all processes of the tests."""
+    shape = UpdateRule(units=8, embedding=4, predictions=4)
+    path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
+    write_rule(path, shape, shape.init(jax.random.key(0)), {})
+    return path
+
+
+AGENTS = {
+    "q_lambda": QLambda(network=SMALL),
+    "a2c": A2C(network=SMALL),
+    "impala": Impala(network=SMALL),
+    "stacx": Stacx(network=SMALL),
+    "ppo": PPO(network=SMALL, epochs=2, normalize_observations=True, normalize_rewards=True),
+    "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
+    "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_frames=2000),
+    "rainbow": DQN(
+        network=SMALL,
+        replay=dataclasses.replace(REPLAY, prioritized=True),
+        n_step=3,
+        dueling=True,
+        noisy=True,
+        value=Atoms(-2.0, 2.0, 11),
+        ladder=7.0,
+    ),
+    "r2d2": R2D2(
+        network=RECURRENT,
+        replay=dataclasses.replace(REPLAY, prioritized=True),
+        stride=8,
+        burn_in=4,
+        unroll=8,
+        n_step=2,
+    ),
+    "muzero": MuZero(
+        network=SMALL,
+        replay=dataclasses.replace(REPLAY, prioritized=True),
+        latent=8,
+        dynamics=(8,),
+        prediction=(8,),
+        bins=11,
+        bound=3.0,
+        simulations=4,
+        unroll=3,
+        n_step=2,
+    ),
+    "alphazero": AlphaZero(network=SMALL, simulations=4),
+    "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
+    "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
+    "lpg_student": lpg_student(untrained_rule(), SMALL),
+}
+CONTINUOUS = ("sac", "td3")
+
+
+# One of each kind; the others are slow tests, where all that differs is their arithmetic.
+KINDS = ("a2c", "ppo")
+EVERY_AGENT = [
+    pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in AGENTS
+]
+
+
+def environment_for(name):
+    """The name of an environment for an agent of `AGENTS`."""
+    if name == "alphazero":
+        return "model:catch"
+    return "pendulum" if name in CONTINUOUS else "catch"
+
+
+# --- agents that learn the probes ----------------------------------------------------------------
+
+TANH = TorsoNetwork(MLP((16,), "tanh"))
+RECURRENT_TANH = TorsoNetwork(MLP((16,), "tanh"), memory="gru", memory_size=16)
+COMMON = {"network": TANH, "learning_rate": 0.01, "discount": GAMMA}
+PROBE_REPLAY = Replay(32 * 200, batch_size=128, updates=4, warmup=256)
+EXPLORING = {"epsilon": 0.05, "epsilon_frames": 10_000, "target_period": 20}
+PROBE_AGENTS = {
+    "a2c": A2C(**COMMON, entropy_cost=0.003),
+    "impala": Impala(**COMMON, entropy_cost=0.003),
+    # Slowly enough that its discount is still near the one that the known values have.
+    "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.001),
+    "ppo": PPO(**COMMON, entropy_cost=0.003, epochs=2, minibatches=2),
+    "q_lambda": QLambda(**COMMON, lambda_=0.9),
+    "dqn": DQN(**COMMON, **EXPLORING, replay=PROBE_REPLAY),
+    "rainbow": DQN(
+        **COMMON,
+        replay=dataclasses.replace(PROBE_REPLAY, prioritized=True),
+        epsilon=0.0,
+        epsilon_frames=0,
+        target_period=20,
+        n_step=3,
+        dueling=True,
+        noisy=True,
+        value=Atoms(-12.0, 12.0, 121),
+    ),
+    "qr": DQN(
+        **COMMON | {"learning_rate": 0.003}, **EXPLORING, replay=PROBE_REPLAY, value=Quantiles(11)
+    ),
+    "muzero": MuZero(
+        **COMMON,
+        replay=dataclasses.replace(PROBE_REPLAY, prioritized=True, batch_size=64),
+        latent=16,
+        dynamics=(32,),
+        prediction=(32,),
+        bound=5.0,
+        bins=41,
+        simulations=8,
+        n_step=2,
+        target_period=20,
+    ),
+    "r2d2": R2D2(
+        **COMMON,
+        replay=dataclasses.replace(PROBE_REPLAY, prioritized=True, batch_size=32),
+        epsilon=0.05,
+        ladder=1.0,
+        stride=8,
+        burn_in=4,
+        unroll=8,
+        n_step=2,
+        target_period=20,
+        squashed=False,
+    ),
+}
+RANDOM = {"replay": PROBE_REPLAY, "random_frames": 30_000, "target_rate": 0.05}
+CONTINUOUS_PROBE_AGENTS = {
+    "a2c": PROBE_AGENTS["a2c"],
+    "impala": PROBE_AGENTS["impala"],
+    "stacx": PROBE_AGENTS["stacx"],
+    # Its advantages never shrink, so its steps must.
+    "ppo": dataclasses.replace(PROBE_AGENTS["ppo"], decay_updates=300),
+    "ddpg": DDPG(**COMMON, **RANDOM),
+    "td3": td3(**COMMON, **RANDOM),
+    "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
+}

@@ -1,0 +1,30 @@
+"""Collectives in the text of compiled programs."""
+
+import re
+
+
+def collectives_by_computation(text):
+    """Of a compiled program: for each computation, its instructions that reduce over devices (by
+    themselves or in what they call), each with the instructions that it waits for."""
+    computations, name = {}, None
+    for line in text.splitlines():
+        if opening := re.match(r"(?:ENTRY )?%(\S+) \(.*\{$", line):
+            name = opening[1]
+            computations[name] = {}
+        elif instruction := re.match(r"\s+(?:ROOT )?%(\S+) = (.*)$", line):
+            code = re.sub(r"metadata=\{.*", "", instruction[2])
+            computations[name][instruction[1]] = (code, re.findall(r"%([\w.\-]+)", code))
+
+    def reduces(code, names):
+        if re.search(r" (all-reduce|all-gather|collective-permute|all-to-all)", code):
+            return True
+        return any(
+            reduces(*inner) for name in names for inner in computations.get(name, {}).values()
+        )
+
+    for instructions in computations.values():
+        waits = {}
+        for name, (_, names) in instructions.items():  # in an order that can be executed
+            direct = [other for other in names if other in waits]
+            waits[name] = set(direct).union(*(waits[other] for other in direct))
+        yield {name: waits[name] for name in instructions if reduces(*instructions[name])}

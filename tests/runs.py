@@ -1,0 +1,56 @@
+"""Short runs of both drivers, on the smallest environments."""
+
+import contextlib
+import dataclasses
+import threading
+
+import jax
+from agents import SMALL
+from hosts import Counters
+
+from podracer.agents.impala import Impala
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.anakin import check as check_anakin
+from podracer.drivers.common import init_state
+from podracer.drivers.sebulba import SebulbaConfig, sebulba, split_devices
+from podracer.drivers.sebulba import check as check_sebulba
+from podracer.envs import make
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.mesh import make_mesh
+
+
+def anakin_setup(agent, environment="catch", devices=1, **config):
+    env = make(environment) if isinstance(environment, str) else environment
+    agent = dataclasses.replace(agent, spec=env.spec)
+    config = AnakinConfig(**{"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5} | config)
+    mesh = make_mesh(jax.devices()[:devices])
+    check_anakin(agent, env, config, devices)
+    return agent, env, mesh, config, init_state(agent, env, mesh, config, jax.random.key(7))
+
+
+def train_anakin(agent, env, mesh, config, state, num_updates):
+    progress = list(anakin(agent, env, mesh, config, state, num_updates=num_updates))
+    return progress[-1].state, progress
+
+
+def sebulba_setup(agent=None, env=None, devices=1, **config):
+    """Everything that `sebulba` takes; the state has acting in it where it can be saved."""
+    env = Counters() if env is None else env
+    agent = dataclasses.replace(agent or Impala(network=SMALL), spec=env.spec)
+    defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads": 2}
+    config = SebulbaConfig(**defaults | config)
+    split = split_devices(jax.devices()[:devices], config)
+    check_sebulba(agent, env, config, split)
+    kept = env.environment if isinstance(env, DeviceEnvironments) and config.lag == 0 else None
+    return agent, env, split, config, init_state(agent, kept, split.mesh, config, jax.random.key(7))
+
+
+def train_sebulba(*parts, num_updates=10, **options):
+    progress = sebulba(*parts, seed=7, num_updates=num_updates, **options)
+    with contextlib.closing(progress):
+        reports = list(progress)
+    return reports[-1].state, reports
+
+
+def actor_threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("podracer-actor")]
