@@ -34,7 +34,7 @@ from harness import (
     plain_convolutions,
 )
 
-from podracer.agents import ppo
+from podracer import mesh
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import anakin as train
@@ -178,11 +178,11 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     with plain_convolutions():
         contenders.append(_convolutional("plain convolution", agent, env, config, options))
         if title != "nature":  # whose minibatches are smaller than a block
-            in_blocks = ppo.in_blocks
-            ppo.in_blocks = lambda items, most: items[None]
+            split_evenly = mesh.split_evenly
+            mesh.split_evenly = lambda indices, limit: indices[None]
             name = "plain, whole minibatches"
             contenders.append(_convolutional(name, agent, env, config, options))
-            ppo.in_blocks = in_blocks
+            mesh.split_evenly = split_evenly
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,

@@ -1,7 +1,7 @@
-"""Devices, partition specs and gradients: the only file with a collective besides the drivers.
+"""Devices, partition specs, and means over shards: all collectives but those of the drivers.
 
-An agent meets the mesh in `global_grad`, or `global_grad_in_blocks`, and `global_mean`. They take
-the name of the mesh axis and do nothing more than their local work when it is None.
+Agents use `global_grad`, `global_grad_in_blocks`, `global_mean` and `num_shards`. Each takes the
+name of a mesh axis; with `axis=None` there is one shard and nothing is reduced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
 
 
 def find_devices(count: int = 0) -> list[Device]:
-    """The first `count` devices of all hosts (0: every one), or `ConfigError`."""
+    """Return `count` devices, equally many of each host; all devices if `count` is 0.
+
+    Raises `ConfigError` where there are too few, or where the hosts cannot have equal shares.
+    """
     devices = jax.devices()
     if count < 0 or count > len(devices):
         raise ConfigError(
@@ -41,20 +44,19 @@ def find_devices(count: int = 0) -> list[Device]:
         raise ConfigError(
             f"--devices {count} cannot be split evenly over {jax.process_count()} processes."
         )
-    # The same number from every host, so that each host has a share of the work.
     share = count // jax.process_count()
     by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
     return [device for host in by_host for device in host[:share]]
 
 
 def make_mesh(devices: Sequence[Device] | None = None, axis: str = DATA) -> Mesh:
-    """A mesh with the one axis over the given devices (all of them by default)."""
+    """Return a mesh with one axis over the given devices (all devices by default)."""
     devices = list(devices) if devices is not None else jax.devices()
     return Mesh(np.asarray(devices), (axis,), axis_types=(AxisType.Auto,))
 
 
 def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
-    """Partition specs to shardings on this mesh."""
+    """Return a tree of shardings on a mesh for a tree of partition specs."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec),
         specs,
@@ -63,24 +65,26 @@ def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
 
 
 def wait_for_all_processes(where: str) -> None:
-    """Until every process of the run has come here; nothing to wait for in a run of one."""
+    """Block until every process of the run has called this with the same name `where`."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(where)
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Replicated arrays as they lie on the first of this host's devices that has them."""
+    """Return the copy of replicated arrays that the first local device holds."""
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
 def from_first_process(tree: PyTree) -> PyTree:
-    """Arrays as the first process has them, so that all decide alike."""
+    """Return the first process's values of a tree of arrays on every process."""
     return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
 
 def free_bytes(mesh: Mesh) -> int | None:
-    """Memory that each device of a mesh has left, None where it does not say. The CPU devices of a
-    host share its memory."""
+    """Return the free memory of each device of a mesh in bytes, or None where it is unknown.
+
+    The CPU devices of a host share its memory equally.
+    """
     device = mesh.local_devices[0]
     if device.platform == "cpu":
         with contextlib.suppress(OSError, StopIteration):
@@ -93,29 +97,31 @@ def free_bytes(mesh: Mesh) -> int | None:
 
 
 def format_bytes(size: int) -> str:
-    """Bytes with a unit: `7.1 GiB`."""
+    """Return a number of bytes as text with a unit, such as `7.1 GiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
     return f"{size} B"
 
 
-def fitting(program: Any, mesh: Mesh) -> Any:
-    """A compiled program, if the memory that it needs besides its arguments is free; `ConfigError`
-    with the sizes, before anything runs, where it is not."""
+def check_program_memory(program: Any, mesh: Mesh) -> Any:
+    """Return a compiled program if its temporary memory is free on the mesh.
+
+    Raises `ConfigError` with both sizes otherwise, before anything runs.
+    """
     free = free_bytes(mesh)
     needed = getattr(program.memory_analysis(), "temp_size_in_bytes", 0)
     if free is not None and needed > free:
         raise ConfigError(
             f"the program needs {format_bytes(needed)} on each device beside its state, but "
             f"{format_bytes(free)} are free: take fewer environments, a shorter rollout or "
-            "more devices (LPG: more --lifetime-groups, or --recompute)."
+            "more devices."
         )
     return program
 
 
 def check_divisible(what: str, count: int, num_devices: int) -> None:
-    """`ConfigError` where a batch cannot be split evenly over the devices."""
+    """Raise `ConfigError` where `count` items cannot be split evenly over the devices."""
     if count < 1 or count % num_devices:
         down = count // num_devices * num_devices
         near = " or ".join(str(n) for n in (down, down + num_devices) if n > 0)
@@ -124,11 +130,16 @@ def check_divisible(what: str, count: int, num_devices: int) -> None:
         )
 
 
-def global_mean(tree: PyTree, axis: str | None) -> PyTree:
-    """Mean over all shards of a tree of float arrays, in one all-reduce.
+def num_shards(axis: str | None) -> int:
+    """Return the number of shards along a mesh axis; 1 if `axis` is None."""
+    return 1 if axis is None else jax.lax.axis_size(axis)
 
-    Two reductions of a program must depend on each other (decision 0012): give one call all that
-    is known, or let the later one use the result of the earlier.
+
+def global_mean(tree: PyTree, axis: str | None) -> PyTree:
+    """Return the mean over all shards of a tree of float arrays, with one all-reduce.
+
+    Two reductions of a program must depend on each other (decision 0012): reduce everything in one
+    call, or compute the later one from the result of the earlier.
     """
     if axis is None:
         return tree
@@ -139,11 +150,11 @@ def global_mean(tree: PyTree, axis: str | None) -> PyTree:
 def global_grad(
     loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, *args: Any, axis: str | None
 ) -> tuple[PyTree, Any]:
-    """Gradient of `loss(params, *args) -> (scalar, aux)`, averaged over all shards; and aux.
+    """Return the gradient of `loss(params, *args) -> (scalar, aux)`, averaged over shards, and aux.
 
     The drivers run under `shard_map(check_vma=False)`, where differentiating a replicated input
-    gives one shard's gradient and the mean is ours to take. (With `check_vma=True` JAX sums such
-    gradients by itself and this mean would silently return the sum.) Where each shard's loss is a
+    gives the gradient of one shard and the mean is ours to take. (With `check_vma=True` JAX sums
+    such gradients itself and this mean would silently return the sum.) Where each shard's loss is a
     mean over equally many items, the result is the gradient of the mean over all items.
     """
     grads, aux = jax.grad(loss, has_aux=True)(params, *args)
@@ -151,21 +162,43 @@ def global_grad(
 
 
 def global_grad_in_blocks(
-    loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, blocks: PyTree, *, axis: str | None
+    loss: Callable[[PyTree, jax.Array], tuple[jax.Array, Any]],
+    params: PyTree,
+    indices: jax.Array,
+    *,
+    indices_in_cache: int,
+    axis: str | None,
 ) -> tuple[PyTree, Any]:
-    """`global_grad` of a mean over equal blocks, the leading axis of `blocks`, one at a time.
+    """Return `global_grad(loss, params, indices)`, on a CPU computed in equal blocks of indices.
 
-    What a block's backward pass keeps then stays in a processor's cache. `aux` is averaged too.
+    `loss(params, indices)` must be a mean over its items, whose `indices [n]` it gathers itself. On
+    a CPU a block has at most `indices_in_cache` of them, so that what its backward pass keeps stays
+    in the processor's cache; an accelerator takes all at once. `aux`, a tree of float arrays, is
+    averaged over the blocks.
     """
-    count = jax.tree.leaves(blocks)[0].shape[0]
-    one = partial(jax.grad(loss, has_aux=True), params)
+    on_cpu = jax.default_backend() == "cpu"
+    blocks = split_evenly(indices, indices_in_cache if on_cpu else indices.shape[0])
+    count = blocks.shape[0]
     if count == 1:
-        return global_grad(loss, params, jax.tree.map(lambda x: x[0], blocks), axis=axis)
+        return global_grad(loss, params, blocks[0], axis=axis)
+    block_grad = partial(jax.grad(loss, has_aux=True), params)
 
-    def add(total: PyTree, block: PyTree) -> tuple[PyTree, None]:
-        return jax.tree.map(lambda t, x: t + x / count, total, one(block)), None
+    def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
+        return jax.tree.map(lambda t, x: t + x / count, total, block_grad(block)), None
 
-    shapes = jax.eval_shape(one, jax.tree.map(lambda x: x[0], blocks))
+    shapes = jax.eval_shape(block_grad, blocks[0])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     grads, aux = jax.lax.scan(add, zeros, blocks)[0]
     return global_mean(grads, axis), aux
+
+
+def split_evenly(indices: jax.Array, limit: int) -> jax.Array:
+    """Return indices `[n]` in order as equal blocks `[num_blocks, n / num_blocks]`.
+
+    A block has at most `limit` and more than half as many, or all n where no divisor of n lies
+    between.
+    """
+    n = indices.shape[0]
+    limit = max(1, limit)
+    sizes = (size for size in range(min(limit, n), limit // 2, -1) if n % size == 0)
+    return indices.reshape(-1, next(sizes, n))

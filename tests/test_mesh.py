@@ -18,6 +18,7 @@ from podracer.mesh import (
     global_mean,
     make_mesh,
     shardings,
+    split_evenly,
 )
 from podracer.types import ConfigError
 
@@ -67,9 +68,13 @@ def test_blocks_have_the_gradient_of_the_whole(devices, count):
     expected, metrics = global_grad(loss, params, x, y, axis=None)
 
     def step(params, x, y):
-        blocks = jax.tree.map(lambda v: v.reshape(count, -1, *v.shape[1:]), (x, y))
+        indices = jnp.arange(len(x))
         grads, aux = global_grad_in_blocks(
-            lambda params, block: loss(params, *block), params, blocks, axis=DATA
+            lambda params, i: loss(params, x[i], y[i]),
+            params,
+            indices,
+            indices_in_cache=len(x) // count,
+            axis=DATA,
         )
         return grads, global_mean(aux, DATA)
 
@@ -142,3 +147,20 @@ def test_uneven_shares_are_refused_with_the_nearest_even_ones(count, devices, ad
 def test_even_shares_pass():
     check_divisible("num_envs", 12, 4)
     check_divisible("num_envs", 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "limit", "blocks"),
+    [
+        (24, 24, 1),  # all of it fits
+        (24, 12, 2),
+        (24, 11, 3),  # a divisor below the limit
+        (23, 12, 1),  # none but 1 and the whole
+        (24, 0, 24),  # at least one item each
+    ],
+)
+def test_blocks_keep_the_order_and_the_limit(n, limit, blocks):
+    indices = jnp.arange(n, dtype=jnp.uint32) * 3
+    split = split_evenly(indices, limit)
+    assert split.shape == (blocks, n // blocks)
+    np.testing.assert_array_equal(split.ravel(), indices)

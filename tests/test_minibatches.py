@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.minibatches import in_blocks, permutation, take
+from podracer.ops.minibatches import permutation, take
 
 KEYS = 2000
 SIZES = [1, 2, 3, 5, 8, 13, 32, 33, 97, 300, 1024]
@@ -83,20 +83,3 @@ def test_items_are_taken_from_every_leaf_alike():
     np.testing.assert_array_equal(taken["carry"][0], items[None] * 2.0)
     for t in range(T):
         np.testing.assert_array_equal(taken["both"][t], np.tile(100 * t + items, (5, 1)).T)
-
-
-@pytest.mark.parametrize(
-    ("n", "most", "blocks"),
-    [
-        (24, 24, 1),  # all of it fits
-        (24, 12, 2),
-        (24, 11, 3),  # a divisor below the limit
-        (23, 12, 1),  # none but 1 and the whole
-        (24, 0, 24),  # at least one item each
-    ],
-)
-def test_blocks_keep_the_order_and_the_limit(n, most, blocks):
-    items = jnp.arange(n, dtype=jnp.uint32) * 3
-    made = in_blocks(items, most)
-    assert made.shape == (blocks, n // blocks)
-    np.testing.assert_array_equal(made.ravel(), items)

@@ -18,7 +18,7 @@ from podracer.agents.common import actor_critic
 from podracer.mesh import global_grad_in_blocks
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import policy
-from podracer.ops.minibatches import in_blocks, permutation, take
+from podracer.ops.minibatches import permutation, take
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
 from podracer.ops.returns import discounted_sums, generalized_advantages
 from podracer.types import (
@@ -196,15 +196,11 @@ class PPO:
     def _minibatch_update(
         self, axis: str | None, batch: Batch, learner: LearnerState, items: jax.Array
     ) -> tuple[LearnerState, Metrics]:
-        # Blocks whose activations fit a processor's cache (convolutions have more of them), each
-        # gathered where it is used; an accelerator takes the minibatch at once.
-        dense = isinstance(getattr(self.network, "torso", None), MLP)
-        on_cpu = jax.default_backend() == "cpu"
-        rows = (512 if dense else 256) if on_cpu else batch.valid.size
         grads, metrics = global_grad_in_blocks(
-            lambda params, block: self._loss(params, take(batch, block)),
+            lambda params, items: self._loss(params, take(batch, items)),
             learner.shared["params"],
-            in_blocks(items, rows // batch.valid.shape[0]),
+            items,
+            indices_in_cache=self._network.rows_in_cache // batch.valid.shape[0],
             axis=axis,
         )
         learner, more = actor_critic.apply_gradients(self._optimizer, learner, grads)

@@ -16,7 +16,7 @@ import numpy as np
 from podracer import envs
 from podracer.experiments.training import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
-from podracer.mesh import DATA, SHARDED, make_mesh
+from podracer.mesh import DATA, SHARDED, global_mean, make_mesh
 
 PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "mctx", "tyro",
             "tensorboardX")  # fmt: skip
@@ -63,7 +63,7 @@ def _compute() -> None:
 def _average() -> None:
     mesh = make_mesh()
     mean = jax.shard_map(
-        lambda x: jax.lax.pmean(x, DATA), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED
+        lambda x: global_mean(x, DATA), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED
     )
     x = jax.jit(mean)(jnp.arange(mesh.size, dtype=jnp.float32))
     if not np.allclose(jax.device_get(x), (mesh.size - 1) / 2):

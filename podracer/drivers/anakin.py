@@ -36,7 +36,7 @@ from podracer.mesh import (
     REPLICATED,
     SHARDED,
     check_divisible,
-    fitting,
+    check_program_memory,
     global_grad,
     shardings,
 )
@@ -191,7 +191,7 @@ def anakin(
     """
     program = make_chunk(agent, env, mesh, config)
     yield from run_chunks(
-        lambda *args: fitting(program.lower(*args).compile(), mesh),  # type: ignore[attr-defined]
+        lambda *args: check_program_memory(program.lower(*args).compile(), mesh),  # type: ignore[attr-defined]
         state,
         mesh,
         config,

@@ -27,7 +27,7 @@ from podracer.drivers.common import Progress, TrainState
 from podracer.environment import Environment
 from podracer.evaluate import MAX_STEPS, Evaluation, greedy_episodes
 from podracer.io.names import nearest
-from podracer.mesh import POD, Device, fitting, make_mesh
+from podracer.mesh import POD, Device, check_program_memory, make_mesh
 from podracer.types import ConfigError, Metrics
 
 PODS = PartitionSpec(POD)
@@ -142,7 +142,7 @@ def population(
     agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
 
     def compile(*args: Any) -> Callable[..., tuple[TrainState, Metrics]]:
-        return partial(fitting(program.lower(agents, *args).compile(), mesh), agents)
+        return partial(check_program_memory(program.lower(agents, *args).compile(), mesh), agents)
 
     yield from anakin.run_chunks(
         compile,

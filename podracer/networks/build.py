@@ -27,12 +27,14 @@ class Network:
 
     Memory is cleared where `first` is set; networks without memory have the carry `()`. Only for
     noisy heads `apply` also takes `noise`: one key for each item `[T, B]` or one for all `[1, 1]`;
-    None for no noise.
+    None for no noise. `rows_in_cache` is the number of observations whose forward and backward
+    pass fit the cache of a CPU.
     """
 
     init: Callable[[jax.Array], Params]
     carry: Callable[[int], Carry]
     apply: Callable[..., tuple[dict[str, jax.Array], Carry]]
+    rows_in_cache: int = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +185,7 @@ class TorsoNetwork:
                 outputs |= made
             return outputs, (memories if carry else ())
 
-        return Network(init, carry, apply)
+        return Network(init, carry, apply, 512 if isinstance(self.torso, MLP) else 256)
 
 
 MOST_VALUES = 4096  # of an index that a torso sees: each has a row of weights, as a table does

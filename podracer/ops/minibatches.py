@@ -37,15 +37,6 @@ def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
     return items if n == 1 << bits else walk(items)
 
 
-def in_blocks(items: UInt32[Array, "n"], most: int) -> UInt32[Array, "K m"]:
-    """The items in equal blocks of at most `most` where n has a divisor that comes near; otherwise
-    K is 1. They stay in order."""
-    n = items.shape[0]
-    most = max(1, most)
-    fits = (size for size in range(min(most, n), most // 2, -1) if n % size == 0)
-    return items.reshape(-1, next(fits, n))
-
-
 def take(batch: PyTree, items: UInt32[Array, "m"]) -> PyTree:
     """The given items of leaves `[T, N, ...]`: `[T, m, ...]`."""
     # Promising bounds spares a comparison and a fill of every number.

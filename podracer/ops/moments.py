@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from podracer.mesh import global_mean
+from podracer.mesh import global_mean, num_shards
 from podracer.types import PyTree, struct
 
 
@@ -35,8 +35,7 @@ def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Momen
     # architectures would differ in the last bit.
     items = jax.lax.optimization_barrier(items)
     batch = tuple(range(batch_axes))
-    shards = 1 if axis is None else jax.lax.axis_size(axis)
-    count = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * shards
+    count = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * num_shards(axis)
     mean = global_mean(jax.tree.map(lambda x: jnp.mean(x, batch), items), axis)
     spread = jax.tree.map(
         lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch)) ** 2, batch), items, mean

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common import actor_critic
+from podracer.mesh import num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Replay, Sample
@@ -55,7 +56,7 @@ def learn(
     Nothing is learned, and metrics are 0, until `warmup` timesteps were kept.
     """
     settings = buffer.settings
-    shards = 1 if axis is None else jax.lax.axis_size(axis)
+    shards = num_shards(axis)
     if settings.batch_size % shards:
         raise ConfigError(
             f"replay.batch_size is {settings.batch_size}, which {shards} devices cannot share "
@@ -117,6 +118,6 @@ def explored(shared: PyTree, trajectory: Trajectory, frames: int, axis: str | No
     on: `shared["explored"]`, from 0 to 1."""
     if not frames:
         return shared
-    shards = 1 if axis is None else jax.lax.axis_size(axis)
+    shards = num_shards(axis)
     share = trajectory.steps.timestep.reward.size * shards / frames
     return {**shared, "explored": jnp.minimum(1.0, shared["explored"] + share)}
