@@ -146,14 +146,17 @@ def experiments(options: argparse.Namespace) -> list[tuple[Experiment, float]]:
     if options.figure == "minatar":
         driver = AnakinConfig(64, 20, 100)
         game = dataclasses.replace(
-            recipes.breakout_ppo(), driver=driver, frames=options.minatar_frames, evaluations=1
+            recipes.find("breakout_ppo"),
+            driver=driver,
+            frames=options.minatar_frames,
+            evaluations=1,
         )
         return [
             (dataclasses.replace(game, environment=f"gymnax:{name}-MinAtar"), 5e-4)
             for name in ("Breakout", "SpaceInvaders")
         ]
-    pong = dataclasses.replace(recipes.pong_ppo(), frames=options.pong_frames, evaluations=1)
-    catch = dataclasses.replace(recipes.catch_a2c().under("sebulba"), frames=1_000_000)
+    pong = dataclasses.replace(recipes.find("pong_ppo"), frames=options.pong_frames, evaluations=1)
+    catch = dataclasses.replace(recipes.find("catch_a2c").under("sebulba"), frames=1_000_000)
     return [(catch, 2e-3), (pong, 5e-4)]
 
 

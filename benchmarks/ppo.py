@@ -208,7 +208,7 @@ def _convolutional(
 def solve(seed: int, limit: int) -> dict[str, Any]:
     """Seconds and steps of the recipe `cartpole_ppo` until an evaluation is at 475, through the
     same driver as every run."""
-    experiment = replace(recipes.cartpole_ppo(), seed=seed)
+    experiment = replace(recipes.find("cartpole_ppo"), seed=seed)
     agent, env = build(experiment)
     mesh = make_mesh(find_devices(1))
     state = init_state(agent, env, mesh, experiment.chunk, jax.random.key(seed))
@@ -243,7 +243,7 @@ def solve_elsewhere(python: str, seed: int, settings: dict[str, Any]) -> dict[st
 
 
 def time_to_solve(options: argparse.Namespace) -> None:
-    recipe = recipes.cartpole_ppo()
+    recipe = recipes.find("cartpole_ppo")
     every = min(recipe.evaluation_updates) * recipe.driver.steps_per_update
     equal = {
         "--envs": recipe.driver.num_envs,

@@ -428,7 +428,9 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
 
     agent = lpg_student(whole / "rule.npz", TorsoNetwork(MLP((8,))))
     driver = SebulbaConfig(8, 4, 5, threads=1)
-    other = Experiment("test", "catch", agent, driver, frames=320, evaluations=1, devices=1)
+    other = Experiment(
+        environment="catch", agent=agent, driver=driver, frames=320, evaluations=1, devices=1
+    )
     result = podracer.train(other, run_dir=tmp_path / "taught", evaluation_episodes=4)
     assert result.exit_code == 0
     assert result.metrics["gradient_norm"] > 0
@@ -442,7 +444,7 @@ def test_a_rule_learns_to_teach(tmp_path):
     """In chains, where only the first action counts: learners under the rule come to earn what
     those under the one it began as do not."""
     experiment = dataclasses.replace(
-        recipes.lpg(), environment="lifetimes:worlds:chain_short,envs=16,steps=1000"
+        recipes.find("lpg"), environment="lifetimes:worlds:chain_short,envs=16,steps=1000"
     )
     podracer.train(experiment, run_dir=tmp_path / "run", frames=10_000_000)
     rewards = [r["reward_chain_short"] for r in records(tmp_path / "run")]
@@ -494,14 +496,14 @@ def test_a_rule_of_another_shape_is_refused(tmp_path):
 def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
     path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
     write_rule(path, rule, rule.init(jax.random.key(0)), {})
-    made = recipes.with_update_rule(recipes.catch(), str(path))
+    made = recipes.with_update_rule(recipes.find("catch"), str(path))
     assert (made.recipe, made.environment) == ("catch_taught", "catch")
-    assert made.agent.network == recipes.catch().agent.network
+    assert made.agent.network == recipes.find("catch").agent.network
     assert made.agent.rule == rule
-    assert made.agent.learning_rate == recipes.catch().agent.learning_rate
-    tables = recipes.with_update_rule(recipes.worlds_a2c(), str(path)).agent
+    assert made.agent.learning_rate == recipes.find("catch").agent.learning_rate
+    tables = recipes.with_update_rule(recipes.find("worlds_a2c"), str(path)).agent
     assert (tables.learning_rate, tables.optimizer) == (40.0, "sgd")
     assert lpg_student(path, Table(), learning_rate=3.0).learning_rate == 3.0
-    planner = recipes.with_update_rule(recipes.catch_alphazero(), str(path))
+    planner = recipes.with_update_rule(recipes.find("catch_alphazero"), str(path))
     with pytest.raises(ConfigError, match="shows its state"):
         check_agent(dataclasses.replace(planner.agent, spec=make("model:catch").spec))

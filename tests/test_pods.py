@@ -42,7 +42,12 @@ SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
 ROUND = 10 * STEPS
 EXPERIMENT = Experiment(
-    "test", "catch", A2C(network=SMALL), AnakinConfig(16, 8, 5), ROUND, devices=1
+    recipe="test",
+    environment="catch",
+    agent=A2C(network=SMALL),
+    driver=AnakinConfig(16, 8, 5),
+    frames=ROUND,
+    devices=1,
 )
 TOURNAMENT = Tournament(
     (EXPERIMENT,), selection.Independent(), pods=2, rounds=2, round_frames=ROUND, episodes=8

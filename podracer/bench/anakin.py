@@ -178,7 +178,7 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
     """The Catch experiment of the published notebook, and the share of each of its parts."""
     use_compilation_cache()
     mesh = make_mesh(find_devices(devices))
-    experiment = recipes.catch()
+    experiment = recipes.find("catch")
     agent, env = build(experiment)
     assert isinstance(experiment.driver, AnakinConfig)
     assert not isinstance(env, HostEnvironments)

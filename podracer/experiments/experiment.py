@@ -42,12 +42,12 @@ from podracer.replay import Replay
 from podracer.types import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything that decides what a run computes. Same experiment, same topology: same bytes."""
 
-    recipe: str
-    """Name shown in reports."""
+    recipe: str = "experiment"
+    """Name of the experiment in reports and in the names of run directories."""
     environment: str
     """See `podracer list environments`."""
     agent: (

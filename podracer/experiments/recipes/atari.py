@@ -1,0 +1,122 @@
+"""Atari games, stepped on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.dqn import DQN, rainbow
+from podracer.agents.impala import Impala
+from podracer.agents.ppo import PPO
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import CNN, ResNet, TorsoNetwork
+from podracer.replay import Replay
+
+# The shallow network of Espeholt et al. 2018 (figure 3, left).
+IMPALA_SHALLOW = CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=(256,))
+
+
+@recipe
+def atari_impala(game: str = "pong") -> Experiment:
+    """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol."""
+    return Experiment(
+        environment=f"atari:{game}",
+        agent=Impala(learning_rate=6e-4, network=TorsoNetwork(IMPALA_SHALLOW)),
+        driver=SebulbaConfig(num_envs=64, rollout_length=20, updates_per_chunk=50),
+        frames=50_000_000,
+        evaluations=10,
+        evaluation_episodes=10,
+        save_seconds=300.0,
+    )
+
+
+@recipe
+def atari_impala_deep(game: str = "pong") -> Experiment:
+    """IMPALA on an Atari game (`--game NAME`), with the paper's deep residual network."""
+    agent = Impala(learning_rate=6e-4, network=TorsoNetwork(ResNet()))
+    return dataclasses.replace(atari_impala(game), agent=agent)
+
+
+@recipe
+def pong_impala() -> Experiment:
+    """IMPALA on Atari Pong."""
+    return dataclasses.replace(atari_impala("pong"), recipe="pong_impala")
+
+
+@recipe
+def breakout_impala() -> Experiment:
+    """IMPALA on Atari Breakout."""
+    return dataclasses.replace(atari_impala("breakout"), recipe="breakout_impala")
+
+
+@recipe
+def atari_ppo(game: str = "pong") -> Experiment:
+    """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions."""
+    return dataclasses.replace(
+        atari_impala(game),
+        environment=f"atari-sticky:{game}",
+        agent=PPO(
+            learning_rate=2.5e-4,
+            epochs=4,
+            minibatches=4,
+            clip=0.1,
+            network=TorsoNetwork(CNN()),
+        ),
+        driver=SebulbaConfig(num_envs=64, rollout_length=128, updates_per_chunk=10),
+    )
+
+
+@recipe
+def atari_dqn(game: str = "pong") -> Experiment:
+    """Double DQN on an Atari game (`--game NAME`) with the Nature network: a replay of 7 GiB."""
+    return dataclasses.replace(
+        atari_impala(game),
+        agent=DQN(
+            learning_rate=1e-4,
+            epsilon_frames=1_000_000,
+            target_period=2_000,
+            replay=Replay(capacity=1_000_000, batch_size=32, updates=16, warmup=50_000),
+            network=TorsoNetwork(CNN()),
+        ),
+        driver=SebulbaConfig(num_envs=16, rollout_length=4, updates_per_chunk=500),
+    )
+
+
+@recipe
+def atari_rainbow(game: str = "pong") -> Experiment:
+    """Rainbow on an Atari game (`--game NAME`): a replay of 7 GiB."""
+    return dataclasses.replace(
+        atari_dqn(game),
+        agent=rainbow(
+            learning_rate=6.25e-5,
+            target_period=2_000,
+            replay=Replay(
+                capacity=1_000_000,
+                batch_size=32,
+                updates=16,
+                warmup=50_000,
+                prioritized=True,
+                priority_exponent=0.5,
+            ),
+            network=TorsoNetwork(CNN()),
+        ),
+    )
+
+
+@recipe
+def pong_ppo() -> Experiment:
+    """PPO on Atari Pong with a small network and few epochs: half an hour on two cores."""
+    return dataclasses.replace(
+        atari_impala("pong"),
+        agent=PPO(
+            learning_rate=5e-4,
+            epochs=3,
+            minibatches=8,
+            clip=0.1,
+            network=TorsoNetwork(IMPALA_SHALLOW),
+        ),
+        driver=SebulbaConfig(num_envs=32, rollout_length=64, updates_per_chunk=10),
+        frames=3_000_000,
+        evaluations=4,
+    )

@@ -1,0 +1,131 @@
+"""CartPole, on the device and from Gymnasium."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.alphazero import AlphaZero
+from podracer.agents.dqn import DQN, rainbow
+from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
+from podracer.agents.ppo import PPO
+from podracer.agents.stacx import Stacx
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms
+from podracer.replay import Replay
+
+# Of both actor-critics with V-trace, which can so be compared.
+NETWORK = TorsoNetwork(MLP((64, 64), "tanh"))
+
+
+@recipe
+def cartpole_ppo() -> Experiment:
+    """PPO on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=PPO(learning_rate=1e-3),
+        driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_impala() -> Experiment:
+    """IMPALA on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=Impala(learning_rate=2e-3, discount=0.97, lambda_=0.95, network=NETWORK),
+        driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
+        frames=1_536_000,
+        evaluation_episodes=128,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_stacx() -> Experiment:
+    """STACX on CartPole: `cartpole_impala` that tunes itself."""
+    return dataclasses.replace(
+        cartpole_impala(),
+        agent=Stacx(learning_rate=2e-3, discount=0.97, lambda_=0.95, network=NETWORK),
+    )
+
+
+@recipe
+def cartpole_sebulba() -> Experiment:
+    """PPO on Gymnasium's CartPole, stepped by processes of the host."""
+    return Experiment(
+        environment="gymnasium:CartPole-v1",
+        agent=PPO(learning_rate=1e-3),
+        driver=SebulbaConfig(num_envs=32, rollout_length=32, updates_per_chunk=10, threads=1),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=32,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_dqn() -> Experiment:
+    """Double DQN on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=DQN(
+            learning_rate=1e-3,
+            epsilon=0.05,
+            epsilon_frames=20_000,
+            target_period=50,
+            replay=Replay(capacity=50_000, updates=4),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
+        frames=320_000,
+        evaluations=20,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_rainbow() -> Experiment:
+    """Rainbow on CartPole: everything that DQN can be extended with, at once."""
+    return dataclasses.replace(
+        cartpole_dqn(),
+        agent=rainbow(
+            learning_rate=1e-3,
+            target_period=50,
+            value=Atoms(0.0, 100.0, 51),
+            replay=Replay(capacity=50_000, updates=4, prioritized=True),
+        ),
+    )
+
+
+@recipe
+def cartpole_muzero() -> Experiment:
+    """Gumbel MuZero on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=MuZero(replay=Replay(capacity=50_000, batch_size=128, updates=4, prioritized=True)),
+        driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
+        frames=256_000,
+        evaluation_episodes=64,
+        target_return=475.0,
+    )
+
+
+@recipe
+def cartpole_alphazero() -> Experiment:
+    """Gumbel AlphaZero on CartPole, planning in CartPole itself."""
+    return Experiment(
+        environment="model:cartpole",
+        agent=AlphaZero(),
+        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=20),
+        frames=128_000,
+        evaluation_episodes=64,
+        target_return=475.0,
+    )

@@ -1,0 +1,87 @@
+"""Catch, the small game of the published Anakin notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.a2c import A2C
+from podracer.agents.alphazero import AlphaZero
+from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
+from podracer.agents.q_lambda import QLambda
+from podracer.agents.stacx import Stacx
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+
+NETWORK = TorsoNetwork(MLP((256,)))
+
+
+@recipe
+def catch() -> Experiment:
+    """Greedy Q(λ) on Catch: the experiment of the published Anakin notebook, fused."""
+    return Experiment(
+        environment="catch",
+        agent=QLambda(),
+        driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100, fused=True),
+        frames=4_096_000,
+    )
+
+
+@recipe
+def catch_a2c() -> Experiment:
+    """A2C on Catch, fused."""
+    return Experiment(
+        environment="catch",
+        agent=A2C(learning_rate=2e-3, network=NETWORK),
+        driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100, fused=True),
+        frames=2_048_000,
+    )
+
+
+@recipe
+def catch_impala() -> Experiment:
+    """IMPALA on Catch."""
+    return Experiment(
+        environment="catch",
+        agent=Impala(learning_rate=2e-3, network=NETWORK),
+        driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100),
+        frames=2_048_000,
+    )
+
+
+@recipe
+def catch_stacx() -> Experiment:
+    """STACX on Catch: `catch_impala` that tunes itself."""
+    agent = Stacx(learning_rate=2e-3, meta_learning_rate=1e-2, network=NETWORK)
+    return dataclasses.replace(catch_impala(), agent=agent)
+
+
+@recipe
+def catch_muzero() -> Experiment:
+    """Gumbel MuZero on Catch."""
+    return Experiment(
+        environment="catch",
+        agent=MuZero(
+            bound=1.0,
+            bins=21,
+            replay=Replay(capacity=50_000, batch_size=128, updates=8, prioritized=True),
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
+        frames=256_000,
+        evaluation_episodes=64,
+    )
+
+
+@recipe
+def catch_alphazero() -> Experiment:
+    """Gumbel AlphaZero on Catch, planning in Catch itself."""
+    return Experiment(
+        environment="model:catch",
+        agent=AlphaZero(),
+        driver=AnakinConfig(num_envs=32, rollout_length=9, updates_per_chunk=20),
+        frames=64_000,
+        evaluation_episodes=64,
+    )

@@ -1,0 +1,81 @@
+"""Tasks that only memory solves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.dqn import DQN
+from podracer.agents.ppo import PPO
+from podracer.agents.r2d2 import R2D2
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+
+
+@recipe
+def memory_ppo() -> Experiment:
+    """Recurrent PPO on a task that only memory solves."""
+    return Experiment(
+        environment="probe:memory",
+        agent=PPO(
+            learning_rate=1e-3,
+            network=TorsoNetwork(MLP((32,), "tanh"), memory="gru", memory_size=32),
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
+        frames=409_600,
+    )
+
+
+@recipe
+def memory_r2d2() -> Experiment:
+    """R2D2 on a task that only memory solves."""
+    return Experiment(
+        environment="probe:memory",
+        agent=R2D2(
+            target_period=50,
+            burn_in=8,
+            unroll=16,
+            n_step=2,
+            stride=16,
+            replay=Replay(capacity=40_000, batch_size=64, updates=4, prioritized=True),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=16, updates_per_chunk=20),
+        frames=102_400,
+    )
+
+
+@recipe
+def memorychain_r2d2() -> Experiment:
+    """R2D2 on bsuite's memory chain: to say after 15 steps what the first one showed (gymnax)."""
+    return Experiment(
+        environment="gymnax:MemoryChain-bsuite,memory_length=15",
+        agent=R2D2(
+            learning_rate=2e-3,
+            target_period=50,
+            burn_in=8,
+            unroll=40,
+            n_step=3,
+            stride=32,
+            replay=Replay(capacity=40_000, batch_size=64, updates=8, prioritized=True),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=32, updates_per_chunk=20),
+        frames=307_200,
+    )
+
+
+@recipe
+def memorychain_dqn() -> Experiment:
+    """Feed-forward DQN on the memory chain: without a memory its mean return stays 0 (gymnax)."""
+    return dataclasses.replace(
+        memorychain_r2d2(),
+        agent=DQN(
+            learning_rate=1e-3,
+            epsilon=0.05,
+            epsilon_frames=20_000,
+            target_period=50,
+            replay=Replay(capacity=50_000, updates=4),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
+    )

@@ -1,0 +1,82 @@
+"""MinAtar Breakout (Young and Tian 2019), from gymnax."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.dqn import DQN, rainbow
+from podracer.agents.ppo import PPO
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms
+from podracer.replay import Replay
+
+# As in MinAtar: one convolution and one fully connected layer.
+MINATAR = CNN(channels=(16,), kernels=(3,), strides=(1,), hidden=(128,))
+
+
+@recipe
+def breakout_ppo() -> Experiment:
+    """PPO on MinAtar Breakout (needs gymnax), fully connected as in the peers' benchmarks."""
+    return Experiment(
+        environment="gymnax:Breakout-MinAtar",
+        agent=PPO(
+            learning_rate=5e-3,
+            lambda_=0.9,
+            decay_updates=620,
+            minibatches=8,
+            network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
+        ),
+        driver=AnakinConfig(num_envs=128, rollout_length=64, updates_per_chunk=20),
+        frames=5_000_000,
+        evaluations=20,
+    )
+
+
+@recipe
+def breakout_cnn_ppo() -> Experiment:
+    """PPO with a convolutional network on MinAtar Breakout (needs gymnax)."""
+    return dataclasses.replace(
+        breakout_ppo(),
+        agent=PPO(learning_rate=1e-3, minibatches=8, network=TorsoNetwork(MINATAR)),
+        frames=5_000_000,
+    )
+
+
+@recipe
+def breakout_dqn() -> Experiment:
+    """Double DQN on MinAtar Breakout (needs gymnax), fully connected as `breakout_ppo`."""
+    return Experiment(
+        environment="gymnax:Breakout-MinAtar",
+        agent=DQN(
+            learning_rate=5e-4,
+            epsilon_frames=250_000,
+            target_period=250,
+            replay=Replay(capacity=200_000, updates=8, warmup=5_000),
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=4, updates_per_chunk=100),
+        frames=1_000_000,
+        evaluations=20,
+    )
+
+
+@recipe
+def breakout_rainbow() -> Experiment:
+    """Rainbow on MinAtar Breakout (needs gymnax).
+
+    The game has two openings and is deterministic after them, so epsilon-greedy actions explore
+    besides the noisy heads.
+    """
+    return dataclasses.replace(
+        breakout_dqn(),
+        agent=rainbow(
+            learning_rate=2.5e-4,
+            epsilon=0.02,
+            epsilon_frames=250_000,
+            target_period=250,
+            value=Atoms(0.0, 25.0, 51),
+            replay=Replay(capacity=200_000, updates=8, warmup=5_000, prioritized=True),
+        ),
+    )

@@ -1,0 +1,60 @@
+"""MuJoCo's HalfCheetah, stepped on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.ppo import PPO
+from podracer.agents.sac import SAC
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+
+# What all agents with a replay share, so that they can be compared.
+REPLAY = Replay(capacity=1_000_000, batch_size=128, updates=8, warmup=5_000)
+
+
+@recipe
+def halfcheetah_ppo() -> Experiment:
+    """PPO on MuJoCo's HalfCheetah (needs `podracer[mujoco]`), everything normalized."""
+    return Experiment(
+        environment="gymnasium:HalfCheetah-v5",
+        agent=PPO(
+            learning_rate=3e-4,
+            entropy_cost=0.0,
+            epochs=10,
+            minibatches=32,
+            normalize_observations=True,
+            normalize_rewards=True,
+            network=TorsoNetwork(MLP((64, 64), "tanh"), shared=False),
+        ),
+        driver=SebulbaConfig(num_envs=16, rollout_length=128, updates_per_chunk=10, threads=1),
+        frames=1_000_000,
+        evaluations=10,
+        evaluation_episodes=16,
+    )
+
+
+@recipe
+def halfcheetah_sac() -> Experiment:
+    """SAC on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    return dataclasses.replace(
+        halfcheetah_ppo(),
+        agent=SAC(random_frames=5_000, replay=REPLAY),
+        driver=SebulbaConfig(num_envs=16, rollout_length=1, updates_per_chunk=200, threads=1),
+    )
+
+
+@recipe
+def halfcheetah_td3() -> Experiment:
+    """TD3 on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    return dataclasses.replace(halfcheetah_sac(), agent=td3(random_frames=5_000, replay=REPLAY))
+
+
+@recipe
+def halfcheetah_ddpg() -> Experiment:
+    """DDPG on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=5_000, replay=REPLAY))

@@ -1,0 +1,66 @@
+"""Pendulum, with continuous actions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.ppo import PPO
+from podracer.agents.sac import SAC
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.recipes.registry import recipe
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+
+# What all agents with a replay share, so that they can be compared.
+REPLAY = Replay(capacity=100_000, updates=4, warmup=2_000)
+NETWORK = TorsoNetwork(MLP((64, 64)))
+
+
+@recipe
+def pendulum_ppo() -> Experiment:
+    """PPO with continuous actions on Pendulum, observations and rewards normalized."""
+    return Experiment(
+        environment="pendulum",
+        agent=PPO(
+            learning_rate=1e-3,
+            discount=0.95,
+            entropy_cost=0.0,
+            epochs=10,
+            minibatches=8,
+            normalize_observations=True,
+            normalize_rewards=True,
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=64, updates_per_chunk=10),
+        frames=1_228_800,
+    )
+
+
+@recipe
+def pendulum_sac() -> Experiment:
+    """SAC on Pendulum."""
+    return Experiment(
+        environment="pendulum",
+        agent=SAC(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+        driver=AnakinConfig(num_envs=16, rollout_length=1, updates_per_chunk=100),
+        frames=64_000,
+    )
+
+
+@recipe
+def pendulum_td3() -> Experiment:
+    """TD3 on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=td3(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_ddpg() -> Experiment:
+    """DDPG on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=DDPG(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
