@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from podracer import envs, networks
-from podracer.bench.anakin import Lap, Program, machine, prepare, training
+from podracer.bench.anakin import Program, Timing, machine, prepare, training
 from podracer.drivers.anakin import AnakinConfig
 from podracer.mesh import find_devices, make_mesh
 from podracer.types import PyTree
@@ -32,7 +32,7 @@ class Contender:
     name: str
     steps: int
     compile_seconds: float
-    lap: Callable[[], Lap]
+    lap: Callable[[], Timing]
     about: dict[str, Any] = field(default_factory=dict)  # more for its JSON line
 
 
@@ -63,11 +63,11 @@ def elsewhere(name: str, command: Sequence[str]) -> Contender:
             raise SystemExit(f"{name} ended with code {process.wait()}: {' '.join(command)}")
         return json.loads(line)
 
-    def lap() -> Lap:
+    def lap() -> Timing:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        return Lap(**read())
+        return Timing(**read())
 
     hello = read()
     return Contender(name, hello.pop("steps"), hello.pop("compile_seconds"), lap, hello)
@@ -78,7 +78,7 @@ class Result:
     """The repetitions of one contender."""
 
     contender: Contender
-    laps: list[Lap]
+    laps: list[Timing]
 
     def rates(self) -> list[float]:
         return [self.contender.steps / lap.seconds for lap in self.laps]

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from harness import append, compare, here, parse, parser
 
-from podracer.bench.anakin import Lap
+from podracer.bench.anakin import Timing
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import make_chunk as make_single
 from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack
@@ -56,11 +56,11 @@ def contenders(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) 
     compiled = step.lower(states[0]).compile()
     compile_seconds = time.perf_counter() - began
 
-    def lap() -> Lap:
+    def lap() -> Timing:
         began, used = time.perf_counter(), time.process_time()
         for index, state in enumerate(states):
             states[index] = jax.block_until_ready(compiled(state))
-        return Lap(time.perf_counter() - began, time.process_time() - used)
+        return Timing(time.perf_counter() - began, time.process_time() - used)
 
     lap()
     first = here("one program", together, first_states, steps)

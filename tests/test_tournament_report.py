@@ -15,7 +15,12 @@ from PIL import Image
 
 from podracer.cli import main as cli
 from podracer.reports.tournament import write_tournament_report
-from podracer.reports.tournament_log import Attempt, Course, read_course, varied
+from podracer.reports.tournament_log import (
+    Attempt,
+    TournamentLog,
+    read_tournament_log,
+    varying_hyperparameters,
+)
 from podracer.tournament import leaderboard
 from podracer.tournament.events import Failed, Header, Stopped, Submitted
 from podracer.tournament.leaderboard import Leaderboard
@@ -134,7 +139,7 @@ def test_a_page_is_self_contained_and_runs_nothing(page):
 
 
 def test_attempts_are_bars_in_time(tournament):
-    assert sorted(read_course(tournament).attempts()) == [
+    assert sorted(read_tournament_log(tournament).attempts()) == [
         Attempt(0, 10.0, 40.0, "reported"),
         Attempt(0, 120.0, 130.0, "reported"),
         Attempt(1, 20.0, 50.0, "reported"),
@@ -145,22 +150,22 @@ def test_attempts_are_bars_in_time(tournament):
 
 
 def test_links_follow_parents_and_pods(tournament):
-    course = read_course(tournament)
+    course = read_tournament_log(tournament)
     assert [(a.id, b.id) for a, b in course.links(course.ancestry)] == [("p0r0", "p1r1")]
     assert [(a.id, b.id) for a, b in course.pods()] == [("p0r0", "p0r1"), ("p1r0", "p1r1")]
-    assert varied(course.entries.values()) == ["learning_rate"]
-    assert varied(course.ancestry[:1]) == []
+    assert varying_hyperparameters(course.entries.values()) == ["learning_rate"]
+    assert varying_hyperparameters(course.ancestry[:1]) == []
 
 
 def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
-    events = read_course(tournament).events
+    events = read_tournament_log(tournament).events
     lines = (tournament / "leaderboard.jsonl").read_text().splitlines(keepends=True)
     for count in (1, 2, 5):
         directory = tmp_path / f"after {count}"
         directory.mkdir()
         (directory / "leaderboard.jsonl").write_text("".join(lines[:count]) + '{"event": "sta')
         page = page_of(directory)
-        course = Course(events[:count])
+        course = TournamentLog(events[:count])
         assert f"{len(course.entries)}, {len(course.state.board)} on the board" in page
         running = any(pod.status == "running" for pod in course.state.pods.values())
         assert ("running" in page) == running == (count > 1)

@@ -78,14 +78,14 @@ def _commit() -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lap:
+class Timing:
     """One warm repetition. The processor's seconds, of all threads, hardly feel a busy machine."""
 
     seconds: float
     cpu_seconds: float
 
 
-def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Callable[[], Lap]]:
+def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Callable[[], Timing]]:
     """Compile seconds, and what runs a warm repetition of `calls` calls, each on the last's state.
 
     `state` is consumed. The first call of all is left out of every repetition.
@@ -95,13 +95,13 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Cal
     compile_seconds = time.perf_counter() - began
     state = jax.block_until_ready(compiled(state))
 
-    def lap() -> Lap:
+    def lap() -> Timing:
         nonlocal state
         began, used = time.perf_counter(), time.process_time()
         for _ in range(calls):
             # More than two programs in flight can starve virtual CPU devices of threads.
             state = jax.block_until_ready(compiled(state))
-        return Lap(time.perf_counter() - began, time.process_time() - used)
+        return Timing(time.perf_counter() - began, time.process_time() - used)
 
     return compile_seconds, lap
 

@@ -141,10 +141,10 @@ def tournament(arguments: Sequence[str]) -> int:
 
 def run_tournament(chosen: Tournament, directory: Path) -> int:
     """Begin a tournament or go on with it, shown on the terminal, to its last lines."""
-    from podracer.reports.standings import Watch
+    from podracer.reports.standings import LiveStandings
     from podracer.tournament.orchestrator import run
 
-    with Watch(chosen.rounds, directory) as watch:
+    with LiveStandings(chosen.rounds, directory) as watch:
         code = run(chosen, directory, watch.show)
     outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
     print(f"{outcome:10}podracer report {directory}")
@@ -166,7 +166,7 @@ def leaderboard(arguments: Sequence[str]) -> int:
         """Print one JSON object for each entry, best first."""
 
     parsed = parse(Board, "leaderboard", arguments)
-    from podracer.reports.standings import Watch, plain
+    from podracer.reports.standings import LiveStandings, entry_as_json
     from podracer.tournament.config import read_tournament
     from podracer.tournament.events import replay
     from podracer.tournament.leaderboard import read_events
@@ -174,10 +174,10 @@ def leaderboard(arguments: Sequence[str]) -> int:
     state = replay(read_events(parsed.directory))
     if parsed.json:
         for entry in state.board:
-            print(json.dumps(plain(entry)))
+            print(json.dumps(entry_as_json(entry)))
         return 0
     rounds = read_tournament(parsed.directory).rounds
-    with Watch(rounds, parsed.directory, whole=True) as watch, suppress(KeyboardInterrupt):
+    with LiveStandings(rounds, parsed.directory, whole=True) as watch, suppress(KeyboardInterrupt):
         watch.show(state)
         while parsed.watch:
             time.sleep(1.0)

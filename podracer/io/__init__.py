@@ -1,1 +1,1 @@
-"""What is kept on disk: run directories, checkpoints, metrics; and signals."""
+"""Durable storage of a run (directories, checkpoints, metrics), and signals."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole and unchanged, or refused: Orbax's arrays under a SHA-256 seal.
+"""Checkpoints that are restored complete and unchanged, or refused.
 
 `checkpoints/<step>/` holds `state/` (Orbax), `meta.json` (schema and metadata) and, written last,
 `manifest.json` with size and SHA-256 of every file and of itself. Only a step whose manifest agrees
@@ -50,14 +50,14 @@ def _to_stderr(message: str) -> None:
 
 
 class StorageError(PodracerError, OSError):
-    """A checkpoint could not be written; those before it are untouched."""
+    """A checkpoint could not be written; earlier ones are untouched."""
 
     exit_code = 73
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint, back on its devices."""
+    """A restored checkpoint, its arrays on their devices."""
 
     step: int
     state: PyTree  # structure, shapes, dtypes and shardings of `like`
@@ -65,18 +65,18 @@ class Restored:
 
 
 class Checkpointer:
-    """Writes and restores the checkpoints of one run; a context manager.
+    """Writer and reader of the checkpoints of one run; a context manager.
 
-    Only the holder of the run's lock may have one: at the start it removes what killed saves left
-    in `directory`. Readers of a run that may be alive take `load`.
+    Only the holder of the run's lock may have one, because it removes at the start what interrupted
+    saves left in `directory`. Readers of a run that may still be running use `load`.
 
     With several processes (`jax.distributed`) all share `directory` and must call `save` and
     `restore` alike; process 0 decides, seals and deletes, so `wait` promises the seal there only.
 
     Args:
         directory: usually `RUN/checkpoints`.
-        keep: sealed steps to keep; an older one goes once a newer one was read back whole.
-        report: told, in a sentence, of each step that was found damaged.
+        keep: number of sealed steps to keep; an older one is deleted once a newer one was verified.
+        report: called with one sentence for each damaged step.
     """
 
     def __init__(self, directory: Path, *, keep: int = 3, report: Report = _to_stderr) -> None:
@@ -97,9 +97,9 @@ class Checkpointer:
     def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
         """Start to save `state` under `step`; a sealed step is left as it is.
 
-        Waits for the save before, then returns once `state` is copied to the host: its buffers may
-        be donated or overwritten at once. `metadata` must be JSON-able.
-        Raises `StorageError` for this save or the one before.
+        Waits for the previous save, then returns once `state` is copied to the host: its buffers
+        may be donated or overwritten at once. `metadata` must be JSON-serializable.
+        Raises `StorageError` if this save or the previous one failed.
         """
         self.wait()
         target = self.directory / _name(step)
@@ -118,24 +118,24 @@ class Checkpointer:
         self._pending = self._worker.submit(self._finish, target, meta)
 
     def check(self) -> None:
-        """Raise the `StorageError` of a save that has failed meanwhile; never blocks."""
+        """Raise the `StorageError` of a save that has failed in the background; never block."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is sealed. Raises `StorageError` if it failed."""
+        """Wait until the last save is sealed. Raises `StorageError` if it failed."""
         if self._pending is not None:
             concurrent.futures.wait([self._pending])
             pending, self._pending = self._pending, None
             pending.result()
 
     def restore(self, like: PyTree, step: int | None = None) -> Restored:
-        """The newest valid checkpoint, or exactly `step`, in the structure of `like`.
+        """Restore the newest valid checkpoint, or exactly `step`, in the structure of `like`.
 
         Each leaf of `like` is an array or a `ShapeDtypeStruct`, and its sharding says where the
-        restored leaf goes (host for numpy arrays, default device if there is none). A damaged step
-        is reported and moved to `quarantine/`, and the one before is taken, unless `step` is given.
-        Raises `CheckpointError` if there is nothing valid, or if shapes, dtypes, keys or paths
+        restored leaf is placed (host for numpy arrays, default device if there is none). A damaged
+        step is reported and moved to `quarantine/`, and the previous one is used, unless `step` is
+        given. Raises `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths
         differ from `like`: nothing is ever cast, padded or left out.
         """
         self.wait()
@@ -144,7 +144,7 @@ class Checkpointer:
         return _read(self.directory / _name(chosen), like)
 
     def steps(self) -> list[int]:
-        """Sealed steps, oldest first; whether their bytes still agree is not checked."""
+        """Return the sealed steps, oldest first, without verifying their bytes."""
         return [int(path.name) for path in _step_directories(self.directory) if _is_sealed(path)]
 
     def close(self) -> None:
@@ -192,25 +192,25 @@ class Checkpointer:
 def load(
     directory: Path, like: PyTree, step: int | None = None, *, report: Report = _to_stderr
 ) -> Restored:
-    """`Checkpointer.restore` for a reader: moves nothing, so the run may be alive."""
+    """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running."""
     directory = Path(directory).absolute()
     return _read(directory / _name(_valid_step(directory, step, report)), like)
 
 
 def fingerprint(state: PyTree) -> str:
-    """SHA-256 over path, dtype, shape, key implementation and bytes of all leaves, by path.
+    """Return the SHA-256 over path, dtype, shape, key implementation and bytes of all leaves.
 
-    Every leaf must be addressable in this process.
+    Leaves are sorted by path. Every leaf must be addressable in this process.
     """
     leaves = _leaves(state)
     return _digest(schema(state), lambda path: np.asarray(_data(leaves[path])))
 
 
 def stored_fingerprint(directory: Path, *, report: Report = _to_stderr) -> tuple[int, str]:
-    """Step of the newest valid checkpoint, and the `fingerprint` of what `restore` would give.
+    """Return the newest valid step and the `fingerprint` of what `restore` would return.
 
-    Read by the checkpoint's own schema; moves nothing. Raises `CheckpointError` if there is none,
-    or if it declares more than this machine's memory.
+    Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if no step is
+    valid, or if it declares more than this machine's memory.
     """
     directory = Path(directory).absolute()
     step = _valid_step(directory, None, report)
@@ -220,9 +220,10 @@ def stored_fingerprint(directory: Path, *, report: Report = _to_stderr) -> tuple
 
 
 def schema(state: PyTree) -> Schema:
-    """JSON-able: path -> [shape, dtype, key implementation or None], typed keys by their data.
+    """Return path -> [shape, dtype, key implementation or None]; of typed keys, their data.
 
-    Leaves are arrays or `ShapeDtypeStruct`. Raises `CheckpointError` naming a leaf that is neither.
+    The result is JSON-serializable. Leaves are arrays or `ShapeDtypeStruct`. Raises
+    `CheckpointError` naming a leaf that is neither.
     """
     return {path: _describe(path, leaf) for path, leaf in _leaves(state).items()}
 
@@ -273,7 +274,7 @@ def _read(path: Path, like: PyTree) -> Restored:
 def _read_arrays(
     path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
 ) -> dict[str, Any]:
-    """Arrays by path: on their devices, or on the host where there is no sharding."""
+    """Read arrays by path: onto their devices, or onto the host where there is no sharding."""
     stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
     host = ocp.RestoreArgs(restore_type=np.ndarray)
     targets = {
@@ -297,7 +298,7 @@ def _read_arrays(
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    """`meta.json` of a verified step. Its author is unknown all the same, so trust no type."""
+    """Parse `meta.json` of a verified step; anybody may have written it, so trust no type."""
     try:
         meta = json.loads(read_limited(path / "meta.json"))
         if meta["format"] != _FORMAT:
@@ -358,7 +359,7 @@ def _describe(path: str, leaf: Any) -> list[Any]:
 
 
 def _data(leaf: Any) -> Any:
-    """What is stored of a leaf."""
+    """Return the array that is stored for a leaf."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and leaf.is_fully_replicated and leaf.is_fully_addressable:
@@ -382,7 +383,7 @@ def _place(leaf: Any, value: Any, impl: str | None) -> Any:
 
 
 def _from_first_process(decide: Callable[[], int]) -> int:
-    """Process 0 decides for all. Raises `CheckpointError` on all if it cannot."""
+    """Return the decision of process 0 on all processes. Raises its `CheckpointError` on all."""
     if jax.process_count() == 1:
         return decide()
     answer, failure = -1, CheckpointError("process 0 has no valid checkpoint")

@@ -1,4 +1,4 @@
-"""Nested JSON, such as configurations: its leaves, and in which of them two differ."""
+"""Differences between nested JSON objects, such as configurations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its dotted name; lists and empty objects count as leaves."""
+    """Yield every leaf with its dotted name; lists and empty objects count as leaves."""
     for key, value in tree.items():
         name = f"{path}.{key}" if path else key
         if isinstance(value, Mapping) and value:
@@ -17,7 +17,7 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Names of leaves that differ, with both values; None for a leaf that is not there."""
+    """Return the dotted names of leaves that differ with both values, None for a missing leaf."""
     old, new = dict(leaves(before)), dict(leaves(after))
     pairs = {name: (old.get(name), new.get(name)) for name in old | new}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,4 +1,4 @@
-"""Names that a user may have mistyped."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The rest of a message that refuses `name`: what could have been meant."""
+    """Return the end of an error message about an unknown `name`: the nearest known names."""
     known = list(known)
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)

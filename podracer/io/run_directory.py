@@ -1,5 +1,4 @@
-"""The run directory: its name and lock, files that appear whole or not at all, sealed directories
-whose every byte is vouched for, and crash.json."""
+"""Run directories: names, locks, atomic files, sealed directories and `crash.json`."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ _PACKAGES = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-ch
 
 
 def run_directory(root: Path, name: str) -> Path:
-    """The directory of the run `name` directly under `root`; nothing is created.
+    """Return the path of the run `name` directly under `root`; create nothing.
 
     Raises `ConfigError` for a name that is not 1 to 80 of `A-Z a-z 0-9 . _ -`, that starts with
     a dot or names a device on some system, and for a path that is a symbolic link or a file.
@@ -64,9 +63,9 @@ def run_directory(root: Path, name: str) -> Path:
 
 
 class RunLock:
-    """Holds `directory` for one run; the directory is created if need be.
+    """Lock of a run directory, which is created if it does not exist; a context manager.
 
-    The kernel drops the lock with the process, however that ends, so nothing is ever stale.
+    The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
     Raises `ConfigError` naming the holder if another run has it.
     """
 
@@ -108,20 +107,21 @@ def _holder(record: bytes) -> str:
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Write `obj` as JSON so that a reader, also after a power cut, sees the old or the new file.
+    """Write `obj` as JSON atomically.
 
-    Raises `OSError` if the disk refuses; the old file then stays.
+    A reader sees the old or the new file, even after a power cut. Raises `OSError`
+    if the disk refuses; the old file then stays.
     """
     write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode())
 
 
 def encode_json(obj: Any) -> bytes:
-    """The one spelling of `obj`, so that equal content means equal bytes."""
+    """Encode `obj` canonically, so that equal content means equal bytes."""
     return json.dumps(obj, sort_keys=True, indent=1).encode()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """As `write_json`, for bytes."""
+    """Write bytes atomically, as `write_json` does."""
     path = Path(path)
     # One name per thread: a watchdog may write crash.json while the main thread does.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -152,7 +152,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def seal(directory: Path) -> None:
-    """Make `directory` durable and then valid: the manifest, with SHA-256 of all, comes last."""
+    """Make `directory` durable, then valid by writing the manifest with all SHA-256 last."""
     files = {
         name: {"size": size, "sha256": _sha256(directory / name, sync=True)}
         for name, size in _files(directory).items()
@@ -164,7 +164,7 @@ def seal(directory: Path) -> None:
 
 
 def verify_seal(directory: Path) -> None:
-    """Every file in `directory` is what was sealed under this name, and there is no other.
+    """Check that the files in `directory` are exactly those that were sealed under this name.
 
     Raises `CheckpointError` naming the first file that differs. Opens only what lies in the
     directory itself, never what a link or the manifest points to.
@@ -190,7 +190,7 @@ def verify_seal(directory: Path) -> None:
 
 
 def read_limited(path: Path) -> bytes:
-    """The bytes of a JSON file; `CheckpointError` if they are too many to be one of ours."""
+    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB."""
     if path.stat().st_size > _JSON_LIMIT:
         raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
     return path.read_bytes()
@@ -201,7 +201,7 @@ def _manifest(body: dict[str, Any]) -> bytes:
 
 
 def _files(directory: Path) -> dict[str, int]:
-    """Sizes of all files in `directory` but the manifest, by relative path."""
+    """Return the size of each file in `directory` except the manifest, by relative path."""
     if directory.is_symlink():
         raise CheckpointError(f"{directory} is a symbolic link")
     sizes = {}
@@ -237,11 +237,11 @@ def write_crash(
     last_checkpoint: int | None = None,
     **facts: Any,
 ) -> None:
-    """Leave `crash.json`: what failed, where, how far the run had come, what every thread did.
+    """Write `crash.json`: the error, its component, the last update and checkpoint, and all stacks.
 
     `code` is the exit code, by default that of the error. A disk that refuses is only reported on
-    stderr, for it must not hide the error at hand. Redacted are the values of environment variables
-    with telling names wherever they appear, and whatever stands beside such a name.
+    stderr, because it must not hide the error at hand. Values of environment variables with
+    secret-sounding names are redacted wherever they appear, and so is whatever follows such a name.
     """
     crash = {
         "code": getattr(error, "exit_code", 70) if code is None else code,
@@ -278,13 +278,13 @@ def _versions() -> dict[str, str]:
 
 
 def _secrets() -> list[str]:
-    """Longest first, so that no secret survives in part inside a longer one."""
+    """Return secret values, longest first, so that none survives in part inside a longer one."""
     values = (v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 6)
     return sorted(values, key=len, reverse=True)
 
 
 def _redact(value: Any, secrets: list[str]) -> Any:
-    """A JSON-able copy of `value` without what looks secret."""
+    """Return a JSON-serializable copy of `value` without what looks secret."""
     if isinstance(value, Mapping):
         return {
             _redact(str(k), secrets): _REDACTED

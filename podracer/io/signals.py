@@ -1,4 +1,4 @@
-"""Signals and time: how a run is told to stop, and what notices that it stands still."""
+"""Stop signals, a watchdog against hangs, and a stopwatch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ STOPPED = 130
 
 
 class StopSignals:
-    """Notes SIGTERM (preemption) and Ctrl-C; a second Ctrl-C leaves the process at once.
+    """Record of SIGTERM (preemption) and Ctrl-C; a second Ctrl-C ends the process at once.
 
-    Signals are read from a wakeup socket by a thread, so they count also while the main thread
+    Signals are read from a wakeup socket by a thread, so they count even while the main thread
     is inside a compiled program and could not run a Python handler.
     """
 
@@ -28,7 +28,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignals]:
-        """Take the signals over for a while. Off the main thread nothing can be taken over."""
+        """Handle the signals within the context. Off the main thread this does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -63,7 +63,10 @@ class StopSignals:
 
 
 class Watchdog:
-    """Ends the process with code 76, all stacks printed, when `alive()` was not called for long."""
+    """Guard that ends the process with exit code 76 if `alive` is not called in time.
+
+    The stacks of all threads are printed.
+    """
 
     def __init__(self, seconds: float, on_expiry: Callable[[str], None]) -> None:
         self._seconds, self._on_expiry = seconds, on_expiry
@@ -94,7 +97,7 @@ class Watchdog:
 
 
 class Stopwatch:
-    """Wall seconds by stage; what no stage claims is `time_step`, the driver's."""
+    """Wall-clock seconds by stage; time that no stage claims is `time_step`, the driver's."""
 
     def __init__(self) -> None:
         self._mark = time.perf_counter()
@@ -102,17 +105,17 @@ class Stopwatch:
         self._ended = dict.fromkeys(self._stages, self._mark)
 
     def add(self, stage: str) -> None:
-        """Give the time since the last lap or stage to `stage`."""
+        """Add the time since the last lap or stage to `stage`."""
         now = time.perf_counter()
         self._stages[stage] += now - self._mark
         self._mark = self._ended[stage] = now
 
     def since(self, stage: str) -> float:
-        """Seconds since `stage` last ended, or since the beginning."""
+        """Return the seconds since `stage` last ended, or since the beginning."""
         return time.perf_counter() - self._ended[stage]
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each stage since the last lap."""
+        """Return the seconds of each stage since the last lap, and begin a new lap."""
         now = time.perf_counter()
         seconds = {"time_step": now - self._mark, **self._stages}
         self._mark = now

@@ -1,8 +1,8 @@
-"""Where the records of a run go: `metrics.jsonl`, TensorBoard, the terminal.
+"""Sinks of a run's records: `metrics.jsonl`, TensorBoard, the terminal, or a user's own.
 
 A record is a flat dictionary, one for each logged chunk, with a strictly increasing `updates`.
-The JSON lines are the run's memory and are written at once. Every other sink works behind a
-bounded queue on its own thread: one that raises or blocks costs its output, never the run.
+The JSON lines are written synchronously. Every other sink runs behind a bounded queue on its own
+thread: one that raises or blocks loses its output and never stops the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEBULBA_KEYS = frozenset({
 
 
 class Sink(Protocol):
-    """Takes records, one at a time and from one thread, until it is closed."""
+    """Receiver of records, called from one thread until it is closed."""
 
     def write(self, record: Record) -> None: ...
 
@@ -38,9 +38,9 @@ class Sink(Protocol):
 
 
 def group(key: str) -> str:
-    """What a key of a record tells of: run, episode, evaluation, time, or learn (the agent's).
+    """Return the category of a metric: run, episode, evaluation, time, sebulba or learn.
 
-    Or sebulba: how far actors and learner are apart, and how they spend their time.
+    `sebulba` holds policy lag, queue occupancy and idle shares; `learn` holds the agent's metrics.
     """
     if key in _RUN_KEYS:
         return "run"
@@ -51,7 +51,7 @@ def group(key: str) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All records of a `metrics.jsonl`, oldest first; a torn last line is left out.
+    """Return all records of a `metrics.jsonl`, oldest first, without a torn last line.
 
     Raises `PodracerError` for any other line that is not a record.
     """
@@ -77,10 +77,10 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 class JsonlSink:
-    """One JSON object a line, flushed line by line; what is not finite becomes null.
+    """Sink that writes one JSON object a line; values that are not finite become null.
 
-    A new run's file must not exist (`FileExistsError`). With `resume_updates` an existing one is
-    continued: only its complete records up to that update stay.
+    The file of a new run must not exist (`FileExistsError`). With `resume_updates` an existing file
+    is continued: only its complete records up to that update are kept.
     """
 
     def __init__(self, path: Path, *, resume_updates: int | None = None) -> None:
@@ -105,7 +105,7 @@ class JsonlSink:
 
 
 def _truncate(path: Path, updates: int) -> float:
-    """Keep the increasing records up to an update, atomically; return the last one kept."""
+    """Keep the increasing records up to an update, atomically, and return the last update kept."""
     last = -math.inf
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
@@ -128,10 +128,10 @@ def _plain(value: Any) -> Any:
 
 
 class TensorBoardSink:
-    """Scalars over updates in a TensorBoard event file, named `group/metric`.
+    """Sink that writes scalars over updates to a TensorBoard event file, named `group/metric`.
 
-    After a resume TensorBoard forgets what an earlier file holds beyond `resume_updates`. The file
-    is opened by the first record, so that a slow or full disk is met on the sink's own thread.
+    After a resume TensorBoard ignores what an earlier file holds beyond `resume_updates`. The file
+    is opened by the first record, so that a slow or full disk only affects the sink's own thread.
     """
 
     def __init__(self, directory: Path, *, resume_updates: int | None = None) -> None:
@@ -181,11 +181,11 @@ def _short(key: str) -> str:
 
 
 class Sinks:
-    """All sinks of a run as one. The first is the record and is written by the caller.
+    """All sinks of a run. The first is written by the caller; the others have a thread each.
 
-    The others each have a thread and a queue of `queue_size` records that drops its oldest when
-    full. A sink that raises is dropped with one warning. Leaving the context closes everything
-    within `close_seconds`; a sink that is still busy then is abandoned with a warning.
+    Each background sink has a queue of `queue_size` records that drops its oldest when full. A sink
+    that raises is removed with one warning. Leaving the context closes all sinks within
+    `close_seconds`; a sink that is still busy then is abandoned with a warning.
     """
 
     def __init__(
@@ -198,11 +198,11 @@ class Sinks:
 
     @property
     def dropped(self) -> int:
-        """Records that never reached a background sink because it was too slow."""
+        """Number of records that never reached a background sink because it was too slow."""
         return sum(worker.dropped for worker in self._workers)
 
     def write(self, record: Record) -> None:
-        """Hand a record to every sink; never raises because of one and never waits for one."""
+        """Hand a record to every sink; never raise because of one and never wait for one."""
         if self._record is not None:
             try:
                 self._record.write(record)
@@ -238,7 +238,7 @@ class Sinks:
 
 
 class _Worker:
-    """A sink, its thread, and the queue between: `put` never waits and drops the oldest."""
+    """Thread of one sink, behind a queue whose `put` never waits and drops the oldest record."""
 
     def __init__(self, sink: Sink, queue_size: int) -> None:
         self.dropped = 0

@@ -1,1 +1,1 @@
-"""What a person looks at: pages, figures, the terminal and videos."""
+"""Reports for people: HTML pages, figures, the terminal and videos."""

@@ -1,6 +1,6 @@
-"""The terminal: a live panel where there is one, short aligned lines where there is not.
+"""Progress on the terminal: a live panel, or aligned lines of text where there is no terminal.
 
-Also the few closing lines of a run, and how numbers are written for people.
+Also the closing lines of a run, and how numbers are formatted for people.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_WIDTH = 92
 
 
 def compact(value: float | None) -> str:
-    """A count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B."""
+    """Format a count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B."""
     if value is None or not math.isfinite(value):
         return "-"
     if abs(value) < 999.5:
@@ -44,7 +44,7 @@ def compact(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A measure with three significant digits: 0.930, 21.0, 4,210, 1.50e-05."""
+    """Format a measurement with three significant digits: 0.930, 21.0, 4,210, 1.50e-05."""
     if value is None or not math.isfinite(value):
         return "-"
     if abs(value) >= 1e6:
@@ -55,12 +55,12 @@ def number(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of one: 0 %, 58 %."""
+    """Format a fraction as a percentage: 0 %, 58 %."""
     return "-" if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
 
 
 def clock(seconds: float | None) -> str:
-    """A duration: 0:42, 12:03, 3:04:05, 2d 03:04."""
+    """Format a duration in seconds: 0:42, 12:03, 3:04:05, 2d 03:04."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     minutes, second = divmod(round(seconds), 60)
@@ -71,7 +71,7 @@ def clock(seconds: float | None) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """One bar for each value, from the lowest to the highest among them."""
+    """Return one bar character for each value, scaled from the lowest to the highest."""
     if not values:
         return ""
     low, span = min(values), max(values) - min(values)
@@ -79,10 +79,10 @@ def sparkline(values: list[float]) -> str:
 
 
 class Console:
-    """Shows a run's progress on `file`; restores the terminal when closed, also at exit.
+    """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
-    Without a terminal it prints a line every `interval` seconds, and always those with an
-    evaluation and the last one. The panel appears at once and lives until `close`.
+    Without a terminal it prints a line every `interval` seconds, and always for an evaluation and
+    for the last record. The panel appears at once and stays until `close`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Console:
                 self._print()
 
     def close(self) -> None:
-        """Leave the terminal as it was found, the last state on it; again does nothing."""
+        """Restore the terminal with the last state on it; calling it again does nothing."""
         atexit.unregister(self.close)
         if self._live is not None:
             self._live.stop()
@@ -235,7 +235,7 @@ class Console:
 
 
 def _waiting_row(latest: dict[str, Any]) -> Text:
-    """Who waits for whom in a Sebulba run, below the figures and in line with them."""
+    """Format the idle shares of actors and learner of a Sebulba run as a row of the panel."""
     shown = {
         "actors": percent(latest.get("actor_idle")),
         "learner": percent(latest.get("learner_idle")),
@@ -258,7 +258,7 @@ def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
 
 
 def line(record: Record, total_updates: int) -> str:
-    """A record in one line of plain text; the columns of successive lines stand in line."""
+    """Format a record as one line of plain text; columns of successive lines are aligned."""
     width = len(str(total_updates))
     parts = [
         f"update {record.get('updates', 0):>{width}}/{total_updates}",
@@ -278,8 +278,10 @@ def line(record: Record, total_updates: int) -> str:
 def summarize(
     run: Path, outcome: str = "Finished", *, then: str = "play", file: TextIO | None = None
 ) -> None:
-    """Print how a run ended, from what it recorded, where it is, and what to do next: a report,
-    and the command `then`."""
+    """Print the last metrics of a run, its directory, and the commands to use next.
+
+    These are `podracer report` and the command `then`.
+    """
     path = run / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
     last = {key: v for record in records for key, v in record.items() if v is not None}

@@ -1,6 +1,6 @@
-"""Learning curves as pictures: runs over each other, seeds as a mean with its interval.
+"""Learning curves as figures: several runs in one plot, seeds as a mean with its interval.
 
-Drawn twice for each figure, for a light and a dark page.
+Each figure is drawn twice, for a light and for a dark page.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _GRID = 200  # points at which the seeds of a group are compared
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """What a run directory says of its run; whatever is missing there is empty here."""
+class RunRecords:
+    """Contents of a run directory; whatever is missing there is empty here."""
 
     name: str
     config: dict[str, Any]
@@ -43,7 +43,7 @@ class Run:
     path: Path = Path()
 
     def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
-        """The finite values of a metric and where they stand, both f64 `[records]`."""
+        """Return the finite values of a metric and their positions, both f64 `[records]`."""
         pairs = np.array([(r.get(over), r.get(key)) for r in self.records], float).reshape(-1, 2)
         x, y = pairs[np.isfinite(pairs).all(axis=1)].T
         return x, y
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The experiment's settings by dotted name, as JSON."""
+        """Settings of the experiment by dotted name, as JSON."""
         return as_text(self.config.get("experiment", {}))
 
     @property
@@ -63,15 +63,15 @@ class Run:
 
 
 def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Leaves of nested JSON by dotted name, as JSON but for strings."""
+    """Return the leaves of nested JSON by dotted name, as JSON except for strings."""
     return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
 
 
-Groups = dict[str, list[Run]]  # label to its runs
+Groups = dict[str, list[RunRecords]]  # label to its runs
 
 
 class Panel(NamedTuple):
-    """What to draw in one pair of axes: a metric over frames or seconds, perhaps with dots."""
+    """Contents of one pair of axes: a metric over frames or seconds, perhaps with dots."""
 
     title: str
     key: str
@@ -80,7 +80,7 @@ class Panel(NamedTuple):
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """Centered mean over about 2 % of the values `[n]`, over fewer of them near the ends."""
+    """Return the centered mean over about 2 % of the values `[n]`, over fewer near the ends."""
     half = len(values) // _SMOOTH // 2
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
@@ -89,15 +89,15 @@ def running_mean(values: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean `[...]` over the middle half of `[seeds, ...]`; of fewer than four seeds, the mean."""
+    """Return the mean `[...]` over the middle half of `[seeds, ...]`; below four seeds, of all."""
     cut = len(values) // 4
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)
 
 
 def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval of the interquartile mean of `[seeds, ...]`, seeds drawn anew 1000 times.
+    """Return the 95 % interval of the interquartile mean of `[seeds, ...]`.
 
-    The percentile bootstrap, with the same draws at every call.
+    This is the percentile bootstrap with 1000 resamples of the seeds, the same at every call.
     """
     generator = np.random.default_rng(0)
     draws = generator.integers(len(values), size=(1000, len(values)))
@@ -107,7 +107,7 @@ def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
-    """A list of (label, color), after a title if it needs one."""
+    """Draw a legend of (label, color) pairs, below a title if it needs one."""
     swatch = '<li><i style="background:{}"></i>{}</li>'
     items = [swatch.format(color, html.escape(label)) for label, color in entries]
     head = [f"<li><b>{html.escape(title)}</b></li>"] if title else []
@@ -115,18 +115,18 @@ def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
 
 
 def figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float) -> str:
-    """Panels as one picture for a light page and one for a dark page."""
+    """Draw panels as one figure for a light page and one for a dark page."""
     rows = -(-len(panels) // columns)
 
     def draw(figure: Figure) -> None:
         for index, panel in enumerate(panels):
             _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
 
-    return picture(", ".join(panel.title for panel in panels), rows * height, draw)
+    return render(", ".join(panel.title for panel in panels), rows * height, draw)
 
 
-def picture(alt: str, height: float, draw: Callable[[Figure], None]) -> str:
-    """What `draw` puts on a figure, `height` inches high, for a light page and for a dark page."""
+def render(alt: str, height: float, draw: Callable[[Figure], None]) -> str:
+    """Render what `draw` puts on a figure, `height` inches high, for a light and a dark page."""
     pictures = {}
     for theme, style in _THEMES.items():
         with matplotlib.rc_context(_style(*style)):
@@ -155,7 +155,7 @@ def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
 
 
 def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
-    """One curve for each group, with a band if it has several seeds."""
+    """Draw one curve for each group, with a band if it has several seeds."""
     for color, members in zip(itertools.cycle(COLORS), groups.values(), strict=False):
         series = [run.series(panel.key, panel.over) for run in members]
         series = [(x, y) for x, y in series if len(x)]
@@ -168,11 +168,11 @@ def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
             x, y = run.series(panel.points, panel.over)
             axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
     axes.margins(x=0.02, y=0.08)
-    dress(axes, panel.title, panel.over)
+    style_axes(axes, panel.title, panel.over)
 
 
-def dress(axes: Axes, title: str, over: str) -> None:
-    """Give axes their title, a grid, and few round ticks."""
+def style_axes(axes: Axes, title: str, over: str) -> None:
+    """Style axes: title, grid, and few round ticks."""
     axes.set(title=title, xlabel=over)
     axes.grid(axis="y")
     for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
@@ -200,7 +200,7 @@ def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -
 
 
 def _tick(value: float, _: int | None) -> str:
-    """A round number, so without the zeros that `compact` keeps in line."""
+    """Format a round number, without the trailing zeros that `compact` keeps for alignment."""
     if abs(value) < 1000:
         return f"{value:.4g}"
     power = min(int(math.log10(abs(value)) + 1e-9) // 3, 4)

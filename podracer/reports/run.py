@@ -1,6 +1,6 @@
-"""One self-contained HTML page about one run, or comparing several: no script, no address.
+"""Self-contained HTML report on one run, or comparing several: no script, no external address.
 
-Runs whose configurations differ in nothing but the seed form a group: it is drawn as the
+Runs whose configurations differ in nothing but the seed form a group, which is drawn as the
 interquartile mean over its seeds with a bootstrap interval (Agarwal et al. 2021, "Deep
 reinforcement learning at the edge of the statistical precipice").
 """
@@ -22,7 +22,7 @@ from podracer.reports.curves import (
     COLORS,
     Groups,
     Panel,
-    Run,
+    RunRecords,
     as_text,
     bootstrap_interval,
     figure,
@@ -30,7 +30,7 @@ from podracer.reports.curves import (
     legend,
     running_mean,
 )
-from podracer.reports.timeline import waiting, waiting_facts
+from podracer.reports.timeline import utilization_facts, utilization_section
 
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 
@@ -49,7 +49,7 @@ _CURVES = (
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write the report on run directories to the file `out`, and return that.
+    """Write the report on run directories to the file `out`, and return its path.
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
@@ -63,18 +63,20 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _load(path: Path, name: str) -> list[Run]:
-    """The run of a directory; of a population one for each of its pods."""
+def _load(path: Path, name: str) -> list[RunRecords]:
+    """Return the run of a directory; for a population, one run for each member."""
     metrics = path / "metrics.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
         _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
     records = read_metrics(metrics) if metrics.exists() else []
-    run = Run(name, _object(path / "config.json"), records, _object(path / "crash.json"), path)
+    run = RunRecords(
+        name, _object(path / "config.json"), records, _object(path / "crash.json"), path
+    )
     pods = run.config.get("experiment", {}).get("pods")
     return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
 
 
-def _pods(path: Path, run: Run, pods: Sequence[dict[str, Any]]) -> list[Run]:
+def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[RunRecords]:
     """Each pod of a population as a run with its seed and hyperparameters."""
     whole = {record["updates"]: record for record in run.records}
     shared = ("updates", "seconds", "frames_per_second", "time_step", "time_compile")
@@ -91,7 +93,7 @@ def _pods(path: Path, run: Run, pods: Sequence[dict[str, Any]]) -> list[Run]:
             frames += own["frames"]
             both = {k: v for k, v in whole[record["updates"]].items() if k in shared}
             records.append({**both, **own, "frames": frames})
-        found.append(Run(f"{run.name} pod {index}", config, records, run.crash))
+        found.append(RunRecords(f"{run.name} pod {index}", config, records, run.crash))
     return found
 
 
@@ -109,8 +111,8 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
-def _groups(runs: Sequence[Run]) -> Groups:
-    """Runs that differ in nothing but the seed, under what sets them apart from the others."""
+def _groups(runs: Sequence[RunRecords]) -> Groups:
+    """Group the runs that differ in nothing but the seed; keys name what differs between groups."""
     found: Groups = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
@@ -119,7 +121,7 @@ def _groups(runs: Sequence[Run]) -> Groups:
     return {_label(members, runs): members for members in found.values()}
 
 
-def _label(members: Sequence[Run], runs: Sequence[Run]) -> str:
+def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
     first = members[0]
     if len(members) == 1:
         return first.name
@@ -132,7 +134,7 @@ def _label(members: Sequence[Run], runs: Sequence[Run]) -> str:
     return ", ".join([first.recipe, *apart, f"{len(members)} seeds"])
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[RunRecords]) -> str:
     groups = _groups(runs)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     body = [
@@ -141,7 +143,7 @@ def _page(runs: Sequence[Run]) -> str:
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
         *(section(f"What {run.name} discovered", _discovered(run)) for run in runs),
-        section("Who waits for whom", waiting(runs)),
+        section("Who waits for whom", utilization_section(runs)),
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
     ]
@@ -149,26 +151,26 @@ def _page(runs: Sequence[Run]) -> str:
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """A whole page of parts in HTML; the title is plain text."""
+    """Return a whole HTML page; the title is plain text, the parts are HTML."""
     title = html.escape(title)
     head = f"<small>podracer</small><h1>{title}</h1>"
     return _TEMPLATE.format(title=title, style=_STYLE, body="\n".join([head, *body]))
 
 
 def section(title: str, content: str) -> str:
-    """A part of the page under its title in HTML, nothing if it has no content."""
+    """Return a titled section of HTML, or nothing if it has no content."""
     return f"<section><h2>{title}</h2>{content}</section>" if content else ""
 
 
 def tiles(facts: Mapping[str, str]) -> str:
-    """Names and values, all plain text, side by side; the first four are large."""
+    """Return names and values, all plain text, as tiles side by side; the first four are large."""
     cells = [f"<div><dt>{k}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts.items()]
     cells += ["<div></div>"] * (-len(cells) % 4)
     return f'<dl class="tiles">{"".join(cells)}</dl>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of plain text below the names of their columns."""
+    """Return rows of plain text as a table with named columns."""
     body = "".join(_row(first, rest) for first, *rest in rows)
     top = _row(head[0], head[1:], tag="th")
     return f'<div class="wide"><table><thead>{top}</thead>{body}</table></div>'
@@ -179,7 +181,7 @@ def _row(head: str, values: Iterable[str], attributes: str = "", tag: str = "td"
     return f"<tr><th>{html.escape(head)}</th>{cells}</tr>"
 
 
-def _summary(runs: Sequence[Run]) -> str:
+def _summary(runs: Sequence[RunRecords]) -> str:
     facts = [_facts(run) for run in runs]
     if len(runs) == 1:
         return tiles(facts[0])
@@ -191,8 +193,8 @@ def _summary(runs: Sequence[Run]) -> str:
     return table(["Run", *names], rows)
 
 
-def _facts(run: Run) -> dict[str, str]:
-    """The row of a run in the summary."""
+def _facts(run: RunRecords) -> dict[str, str]:
+    """Return the row of a run in the summary."""
     keys = ("evaluation_return", "episode_return", "frames_per_second", "time_compile")
     evaluations, returns, pace, compiled = (run.series(key, "updates")[1] for key in keys)
     device, versions = run.config.get("device", "-"), run.config.get("versions")
@@ -209,7 +211,7 @@ def _facts(run: Run) -> dict[str, str]:
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
         "Wall time": clock(run.last("seconds")),
         "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
-        **waiting_facts(run),
+        **utilization_facts(run),
         "Recipe": run.recipe,
         "Seed": run.settings.get("seed", "-"),
         "Device": str(device),
@@ -217,8 +219,8 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-def _verdict(label: str, members: Sequence[Run]) -> str:
-    """The final score of a group over its seeds."""
+def _verdict(label: str, members: Sequence[RunRecords]) -> str:
+    """Return the final score of a group over its seeds, in words."""
     for key, name in (("evaluation_return", "evaluation"), ("episode_return", "episode return")):
         finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
         if len(finals) > 1:
@@ -232,7 +234,7 @@ def _verdict(label: str, members: Sequence[Run]) -> str:
 
 
 def _learning(groups: Groups) -> Iterator[str]:
-    """The sections with curves, of whatever was logged."""
+    """Return the sections with learning curves, for all metrics that were logged."""
     records = [record for runs in groups.values() for run in runs for record in run.records]
     logged = {key for record in records for key, value in record.items() if value is not None}
     keys = sorted(logged, key=lambda key: ("loss" not in key, key))
@@ -253,7 +255,7 @@ def _learning(groups: Groups) -> Iterator[str]:
             yield section(title, (names if len(groups) > 1 else "") + drawn)
 
 
-def _discovered(run: Run) -> str:
+def _discovered(run: RunRecords) -> str:
     """Of a run that learned an update rule, what its newest checkpoint's rule asks for."""
     agent = run.config.get("experiment", {}).get("agent", {})
     if agent.get("kind") != "LPG" or not (run.path / "checkpoints").is_dir():
@@ -269,8 +271,8 @@ def _discovered(run: Run) -> str:
     return discovered(made.rule, state.shared["rule"], made.discount)  # type: ignore[attr-defined]
 
 
-def _stages(runs: Sequence[Run]) -> str:
-    """Each run's wall time as a bar, its parts the stages."""
+def _stages(runs: Sequence[RunRecords]) -> str:
+    """Return each run's wall time as a bar whose parts are the stages."""
     spent = [_spent(run) for run in runs]
     longest = max((sum(stages.values()) for stages in spent), default=0.0)
     if not longest:
@@ -290,7 +292,7 @@ def _stages(runs: Sequence[Run]) -> str:
     return f"{legend(colors.items())}<table>{''.join(rows)}</table>"
 
 
-def _spent(run: Run) -> dict[str, float]:
+def _spent(run: RunRecords) -> dict[str, float]:
     logged = dict.fromkeys((*_STAGES, *(key for record in run.records for key in record)))
     times = {key: run.series(key, "updates")[1] for key in logged if group(key) == "time"}
     spent = {
@@ -301,8 +303,8 @@ def _spent(run: Run) -> dict[str, float]:
     return {**spent, "other": max(0.0, (run.last("seconds") or 0.0) - sum(spent.values()))}
 
 
-def configuration(runs: Sequence[Run]) -> str:
-    """All settings; those in which the runs differ come first and are marked."""
+def configuration(runs: Sequence[RunRecords]) -> str:
+    """Return all settings as a table; those in which the runs differ come first and are marked."""
     tables = []
     for run in runs:
         about = {part: run.config[part] for part in ("versions", "device") if part in run.config}
@@ -320,7 +322,7 @@ def configuration(runs: Sequence[Run]) -> str:
     return settings if differing or shared else ""
 
 
-def _crash(run: Run) -> str:
+def _crash(run: RunRecords) -> str:
     text = {key: html.escape(str(value)) for key, value in run.crash.items() if value is not None}
     known = ("code", "component", "last_update", "last_checkpoint")
     facts = ", ".join(f"{key.replace('_', ' ')} {text[key]}" for key in known if key in text)

@@ -1,4 +1,4 @@
-"""How a tournament stands, on a terminal: the board and the pods, live or as lines."""
+"""Progress of a tournament on the terminal: leaderboard and pods, live or as lines."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from podracer.reports.console import clock, compact, number
-from podracer.reports.tournament_log import varied
+from podracer.reports.tournament_log import varying_hyperparameters
 from podracer.tournament.events import Entry, PodState, State
 
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
 
 
-class Watch:
-    """Shows each new state; on a terminal as a table in place, elsewhere a line for each entry.
+class LiveStandings:
+    """Display of a tournament: a live table on a terminal, elsewhere a line for each entry.
 
-    A context manager. With `whole` the table is printed also where there is no terminal.
+    A context manager. With `whole` the table is printed even where there is no terminal.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Watch:
         self._whole, self._known = whole, dict[int, int]()
 
     def show(self, state: State) -> None:
-        """Show a state, if anything is new in it."""
+        """Show a state if it differs from the last one."""
         if self._terminal.is_terminal:
             self._live.update(self._picture(state), refresh=True)
         elif self._whole:
@@ -62,7 +62,7 @@ class Watch:
                     highlight=False,
                 )
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LiveStandings:
         if self._terminal.is_terminal:
             self._live.start()
         return self
@@ -78,11 +78,11 @@ def _about(state: State, rounds: int) -> str:
 
 
 def board(state: State) -> Table:
-    """The entries, best first."""
+    """Return a table of the entries, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("place", "entry", "score", "frames", "time", "from", "hyperparameters"):
         table.add_column(name, justify="right" if name in ("place", "score", "frames") else "left")
-    names = varied(state.board)
+    names = varying_hyperparameters(state.board)
     for place, entry in enumerate(state.board, 1):
         table.add_row(
             str(place),
@@ -97,7 +97,7 @@ def board(state: State) -> Table:
 
 
 def pods(state: State, rounds: int) -> Table:
-    """The pods and what they do."""
+    """Return a table of the pods and their status."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("pod", "round", "status", "newest", ""):
         table.add_column(name)
@@ -114,8 +114,8 @@ def pods(state: State, rounds: int) -> Table:
     return table
 
 
-def plain(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON, with its id and without its whole experiment."""
+def entry_as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as JSON, with its id and without its whole experiment."""
     fields = dataclasses.asdict(entry)
     del fields["experiment"]
     return {"id": entry.id, **fields}

@@ -1,4 +1,4 @@
-"""Who waits for whom in a Sebulba run: how actors and learner spend their time, and a verdict."""
+"""Utilization of a Sebulba run: how actors and learner spend their time, and which one waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from podracer.reports.console import compact, percent
-from podracer.reports.curves import COLORS, Run, dress, legend, picture, running_mean
+from podracer.reports.curves import COLORS, RunRecords, legend, render, running_mean, style_axes
 
 # What is drawn, from the bottom: the key, in plain words, the color. Warm colors wait.
 _ACTOR = (
@@ -48,7 +48,7 @@ _STANDS_OUT = 1.25  # a stage of actors that takes this many times as long as th
 
 
 class Shares(NamedTuple):
-    """Shares of their time, each from 0 to 1, that actors and learner spent in each stage."""
+    """Fractions of time, from 0 to 1, that actors and learner spent in each stage."""
 
     actors_wait: float
     learner_waits: float
@@ -56,8 +56,8 @@ class Shares(NamedTuple):
     acting: dict[str, float]  # the working stages of actors by key, largest first, or nothing
 
 
-def waiting(runs: Sequence[Run]) -> str:
-    """The section of a report: verdicts, and panels of the first few runs; perhaps empty."""
+def utilization_section(runs: Sequence[RunRecords]) -> str:
+    """Return the utilization section of a report: verdicts, and panels of the first runs."""
     kinds = (("Actors", _ACTOR), ("Learner", _LEARNER))
     recorded = {title: [key for key, *_ in stages] for title, stages in kinds}
     drawn = [*_SHARED, *itertools.chain(*recorded.values())]
@@ -79,13 +79,13 @@ def waiting(runs: Sequence[Run]) -> str:
     return "".join(parts)
 
 
-def waiting_facts(run: Run) -> dict[str, str]:
-    """What a Sebulba run has to say in the summary."""
+def utilization_facts(run: RunRecords) -> dict[str, str]:
+    """Return the facts about utilization for the summary of a Sebulba run."""
     facts = {}
     mean, most = (run.series(key, "updates")[1] for key in ("lag_mean", "lag_max"))
     if len(mean) and len(most):
         facts["Policy lag"] = f"{mean.mean():.2g} mean, {most.max():.0f} max"
-    if shares := spent(run):
+    if shares := time_shares(run):
         actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
         facts["Idle"] = f"actors {actors}, learner {learner}"
     if faults := _total(run.series("environment_faults", "updates")[1]):
@@ -96,15 +96,15 @@ def waiting_facts(run: Run) -> dict[str, str]:
 
 
 def _total(counts: np.ndarray) -> float:
-    """The last of a cumulative count `[n]` that began anew when the run was resumed."""
+    """Return the last value of a cumulative count `[n]` that restarts at each resume."""
     return float(counts[:-1][np.diff(counts) < 0].sum() + counts[-1:].sum())
 
 
-def spent(run: Run) -> Shares | None:
-    """Shares over the whole run, or None if they were not recorded.
+def time_shares(run: RunRecords) -> Shares | None:
+    """Return the shares over the whole run, or None if they were not recorded.
 
-    Records that compiled something are left out if there are others: each is the first after a
-    start or a resume, when actors also make their environments and fill the queue.
+    Records that include compilation are left out if there are others: each is the first after a
+    start or a resume, when actors also create their environments and fill the queue.
     """
     keys = [key for key, *_ in (*_ACTOR, *_LEARNER)]
     table = _table(run, (*keys, "time_compile"))
@@ -124,9 +124,9 @@ def spent(run: Run) -> Shares | None:
     return Shares(float(idle[0].mean()), float(idle[1].mean()), 0.0, {})
 
 
-def verdict(run: Run) -> str:
-    """Who is the bottleneck of a run and what would help, in plain words; empty if unknown."""
-    shares = spent(run)
+def verdict(run: RunRecords) -> str:
+    """Say which side is the bottleneck of a run and what would help; empty if unknown."""
+    shares = time_shares(run)
     if shares is None:
         return ""
     actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
@@ -181,22 +181,22 @@ def _actor_bound(shares: Shares) -> str:
     )
 
 
-def _has(run: Run, keys: Sequence[str]) -> bool:
+def _has(run: RunRecords, keys: Sequence[str]) -> bool:
     return any(len(run.series(key, "seconds")[1]) for key in keys)
 
 
-def _table(run: Run, keys: Sequence[str]) -> np.ndarray:
-    """Metrics f64 `[records, keys]`; what is missing or not finite is 0."""
+def _table(run: RunRecords, keys: Sequence[str]) -> np.ndarray:
+    """Return metrics as f64 `[records, keys]`; missing and non-finite values are 0."""
     rows = [[record.get(key) for key in keys] for record in run.records]
     return np.nan_to_num(np.array(rows, float).reshape(-1, len(keys)), posinf=0, neginf=0)
 
 
-def _panels(run: Run, *, in_a_row: bool) -> str:
-    """What a run recorded, each in its panel: in two rows, or in one if runs are compared."""
+def _panels(run: RunRecords, *, in_a_row: bool) -> str:
+    """Return the panels of a run: in two rows, or in one if runs are compared."""
     stages = {
         title: partial(
             _areas,
-            stretches=_stretches(run, [key for key, *_ in parts]),
+            stretches=_segments(run, [key for key, *_ in parts]),
             colors=[color for *_, color in parts],
         )
         for title, parts in (
@@ -225,15 +225,15 @@ def _panels(run: Run, *, in_a_row: bool) -> str:
     def draw(figure: Figure) -> None:
         axes = figure.subplot_mosaic(mosaic, height_ratios=heights, width_ratios=widths)
         for title, panel in (stages | distance).items():
-            dress(axes[title], title, "seconds")
+            style_axes(axes[title], title, "seconds")
             panel(axes[title])
             axes[title].set_xlim(begin, end + (end - begin or 1.0) / 100)
 
-    return picture(", ".join(stages | distance), sum(heights), draw)
+    return render(", ".join(stages | distance), sum(heights), draw)
 
 
 def _areas(axes: Axes, stretches: list[tuple[np.ndarray, ...]], colors: list[str]) -> None:
-    """Stages stacked to the whole; nothing where nothing ran, as while compiling."""
+    """Draw stages stacked to the whole; nothing where nothing ran, as during compilation."""
     for start, end, seconds in stretches:
         edges = np.stack([start, end], axis=1).ravel()
         shares = np.repeat(seconds / seconds.sum(axis=1, keepdims=True), 2, axis=0)
@@ -242,10 +242,10 @@ def _areas(axes: Axes, stretches: list[tuple[np.ndarray, ...]], colors: list[str
     _as_share(axes)
 
 
-def _stretches(run: Run, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
-    """Stretches without a gap, each in bins: start `[n]`, end `[n]`, seconds `[n, keys]`.
+def _segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
+    """Split a run into contiguous stretches of bins: start `[n]`, end `[n]`, seconds `[n, keys]`.
 
-    A record tells of the time before it, for as long as the learner's stages in it took.
+    A record describes the time before it, as long as the learner's stages in it took.
     """
     seconds, lengths = _table(run, keys), _table(run, [key for key, *_ in _LEARNER]).sum(axis=1)
     end = _table(run, ["seconds"])[:, 0]
@@ -265,7 +265,7 @@ def _stretches(run: Run, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
     return list(zip(*(np.split(of, cuts[cuts > 0]) for of in bins), strict=True))
 
 
-def _lag(axes: Axes, run: Run) -> None:
+def _lag(axes: Axes, run: RunRecords) -> None:
     x, y = run.series("lag_max", "seconds")
     some = np.arange(0, len(x), max(1, len(x) // _BINS))
     if len(x):
@@ -276,7 +276,7 @@ def _lag(axes: Axes, run: Run) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def _occupancy(axes: Axes, run: Run) -> None:
+def _occupancy(axes: Axes, run: RunRecords) -> None:
     x, y = run.series("queue_occupancy", "seconds")
     axes.plot(x, y, color=COLORS[0], alpha=0.25, lw=0.7)
     _smooth(axes, x, y)

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a tournament, also while it runs."""
+"""Self-contained HTML report on a tournament, also while it runs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from pathlib import Path
 
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
-from podracer.reports.curves import Run
+from podracer.reports.curves import RunRecords
 from podracer.reports.run import configuration, page, section, table, tiles
-from podracer.reports.tournament_log import Course, read_course, varied
+from podracer.reports.tournament_log import (
+    TournamentLog,
+    read_tournament_log,
+    varying_hyperparameters,
+)
 from podracer.tournament.events import Entry, Failed, Rejected, Stopped
 
 _NAMED = 24  # ancestors
 
 
 def write_tournament_report(directory: Path, out: Path) -> Path:
-    """Write the report on the tournament in `directory` to the file `out`, and return that.
+    """Write the report on the tournament in `directory` to the file `out`, and return its path.
 
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
     directory, out = Path(directory).resolve(), Path(out)
-    course = read_course(directory)
+    course = read_tournament_log(directory)
     body = [
         tiles(_facts(course)),
         section("Leaderboard", _board(course)),
         section("Scores", pictures.scores(course)),
-        section("Lineage", _ancestry(course) + pictures.pedigree(course)),
+        section("Lineage", _ancestry(course) + pictures.lineage(course)),
         section("Hyperparameters", pictures.hyperparameters(course)),
         section("Pods", pictures.pods_in_time(course)),
         section("Failures", _failures(course)),
@@ -37,8 +41,8 @@ def write_tournament_report(directory: Path, out: Path) -> Path:
     return out
 
 
-def _facts(course: Course) -> dict[str, str]:
-    """What the summary says."""
+def _facts(course: TournamentLog) -> dict[str, str]:
+    """Return the facts of the summary."""
     state, settings = course.state, course.state.header.tournament
     best = state.board[0] if state.board else None
     pods = state.pods.values()
@@ -64,14 +68,14 @@ def _score(entry: Entry) -> str:
     return f"{number(entry.score)} ± {number(entry.standard_error)}"
 
 
-def _frames(course: Course, entry: Entry) -> int:
-    """Of its own round; an entry counts those of its first parent too."""
+def _frames(course: TournamentLog, entry: Entry) -> int:
+    """Return the frames of an entry's own round; an entry also counts those of its first parent."""
     return entry.frames - (course.entries[entry.parents[0]].frames if entry.parents else 0)
 
 
-def _board(course: Course) -> str:
-    """The entries, best first."""
-    names = varied(course.state.board)
+def _board(course: TournamentLog) -> str:
+    """Return a table of the entries, best first."""
+    names = varying_hyperparameters(course.state.board)
     rows = [
         [
             str(place),
@@ -87,8 +91,8 @@ def _board(course: Course) -> str:
     return table(head, rows) if rows else ""
 
 
-def _ancestry(course: Course) -> str:
-    """Whom the winner descends from, in a sentence."""
+def _ancestry(course: TournamentLog) -> str:
+    """Return a sentence about the ancestors of the winner."""
     if not course.ancestry:
         return ""
     best, *others = (html.escape(entry.id) for entry in course.ancestry)
@@ -98,8 +102,8 @@ def _ancestry(course: Course) -> str:
     return f"<p><b>{best}</b> descends from {', '.join(others[:_NAMED])}{more}.</p>"
 
 
-def _failures(course: Course) -> str:
-    """What went wrong, in the order of time."""
+def _failures(course: TournamentLog) -> str:
+    """Return the failures in the order of time."""
     rows = [
         [clock(course.since(event.time)), *_what(event)]
         for event in course.events
@@ -118,12 +122,12 @@ def _what(event: Failed | Rejected | Stopped) -> list[str]:
             return [str(event.pod), "", event.status, event.reason]
 
 
-def _experiments(course: Course) -> list[Run]:
-    """The configuration of each experiment that pods began with, and of the tournament."""
+def _experiments(course: TournamentLog) -> list[RunRecords]:
+    """Return the configurations of the experiments that pods began with, and of the tournament."""
     settings = dict(course.state.header.tournament)
     experiments = settings.pop("experiments")
     configs = [{"experiment": {"tournament": settings, "experiment": e}} for e in experiments]
     return [
-        Run(experiment["recipe"], config, records=[], crash={})
+        RunRecords(experiment["recipe"], config, records=[], crash={})
         for experiment, config in zip(experiments, configs, strict=True)
     ]

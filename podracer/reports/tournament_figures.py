@@ -1,7 +1,7 @@
-"""Pictures of a tournament: scores, the lineage, hyperparameters, and the pods in time.
+"""Figures of a tournament: scores, lineage, hyperparameters, and the pods over time.
 
-Every pod looks the same, so they read alike with four pods and with sixty-four. Only the winner,
-which is the best entry, and all that it descends from stand out.
+All pods look alike, so the figures read the same with four pods and with sixty-four. Only the
+winner, which is the best entry, and its ancestors stand out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from podracer.reports.curves import dress, legend, picture
-from podracer.reports.tournament_log import Course, Link, varied
+from podracer.reports.curves import legend, render, style_axes
+from podracer.reports.tournament_log import Link, TournamentLog, varying_hyperparameters
 from podracer.tournament.events import Entry, Stopped
 
 _POD, _WINNER = "#3f8fdb", "#f28e2b"
@@ -42,8 +42,8 @@ Where = Callable[[Entry], float]
 # --- scores and hyperparameters -------------------------------------------------------------------
 
 
-def scores(course: Course) -> str:
-    """Scores over wall time, with the best so far, and over the frames of the lineage."""
+def scores(course: TournamentLog) -> str:
+    """Draw scores over wall time with the best so far, and over the frames of the lineage."""
     entries = list(course.entries.values())
     name, unit = _unit(course.seconds)
 
@@ -57,24 +57,24 @@ def scores(course: Course) -> str:
         best = np.maximum.accumulate([entry.score for entry in entries])
         at = [*map(time, entries), course.seconds / unit]
         axes.step(at, [*best, best[-1]], where="post", color=strong, lw=1.8, zorder=4)
-        dress(axes, "Score over wall time", name)
+        style_axes(axes, "Score over wall time", name)
         axes.set_xlim(0, 1.03 * at[-1] or None)
         axes = figure.add_subplot(1, 2, 2)
         _lines(axes, course, course.links(entries), lambda entry: entry.frames, _score)
-        dress(axes, "Score over the frames of the lineage", "frames")
+        style_axes(axes, "Score over the frames of the lineage", "frames")
         axes.set_xlim(0, 1.03 * max(entry.frames for entry in entries) or None)
 
     if not entries:
         return ""
     names = [("a pod", _POD), ("the winner and its ancestors", _WINNER)]
     names.append(("the best so far", "var(--text)"))
-    return legend(names) + picture("Scores over wall time, over frames", 3.4, draw)
+    return legend(names) + render("Scores over wall time, over frames", 3.4, draw)
 
 
-def hyperparameters(course: Course) -> str:
-    """Each hyperparameter that varies along the rounds, on a logarithmic scale where it can be."""
+def hyperparameters(course: TournamentLog) -> str:
+    """Draw each hyperparameter that varies, over the rounds, on a logarithmic scale if possible."""
     entries = list(course.entries.values())
-    names = varied(entries)
+    names = varying_hyperparameters(entries)
     columns = min(3, max(2, len(names)))
     rows = -(-len(names) // columns)
 
@@ -86,12 +86,12 @@ def hyperparameters(course: Course) -> str:
                 return entry.hyperparameters.get(name, float("nan"))
 
             _lines(axes, course, course.pods(), lambda entry: entry.round, value)
-            dress(axes, name, "round")
+            style_axes(axes, name, "round")
             _rounds(axes, course, 6)
             if np.nanmin([value(entry) for entry in entries]) > 0:
                 _logarithmic(axes)
 
-    return picture(", ".join(names), 2.6 * rows, draw) if names else ""
+    return render(", ".join(names), 2.6 * rows, draw) if names else ""
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -108,8 +108,8 @@ def _score(entry: Entry) -> float:
     return entry.score
 
 
-def _lines(axes: Axes, course: Course, links: Sequence[Link], x: Where, y: Where) -> None:
-    """Thin lines and dots for all entries, over them those of the winner's ancestry."""
+def _lines(axes: Axes, course: TournamentLog, links: Sequence[Link], x: Where, y: Where) -> None:
+    """Draw thin lines and dots for all entries, and the winner's ancestors over them."""
     thin = {"color": _POD, "alpha": 0.35 if len(course.state.pods) > 16 else 0.6}
     bold = {"color": _WINNER, "alpha": 1.0, "zorder": 3}
     winners = course.links(course.ancestry)
@@ -125,7 +125,7 @@ def _lines(axes: Axes, course: Course, links: Sequence[Link], x: Where, y: Where
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a duration reads best, and its seconds."""
+    """Return the unit that suits a duration, and its seconds."""
     fitting = ((name, unit) for name, unit, limit in _UNITS if seconds < limit)
     return next(fitting, ("days", 86_400))
 
@@ -133,8 +133,8 @@ def _unit(seconds: float) -> tuple[str, float]:
 # --- the lineage and the pods ---------------------------------------------------------------------
 
 
-def pedigree(course: Course) -> str:
-    """Entries by round and pod, lines from parents to children, colors by score."""
+def lineage(course: TournamentLog) -> str:
+    """Draw entries by round and pod, with lines from parents to children and colors by score."""
     entries = list(course.entries.values())
     if not entries:
         return ""
@@ -163,11 +163,11 @@ def pedigree(course: Course) -> str:
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
     names = [("the winner and its ancestors", _WINNER)]
-    return legend(names) + picture("Lineage by round and pod", height, draw)
+    return legend(names) + render("Lineage by round and pod", height, draw)
 
 
 def _curved(links: Iterable[Link], **style: Any) -> LineCollection:
-    """Lines that leave and arrive level, so that crossings can be followed."""
+    """Return curves that start and end horizontally, so that crossings can be followed."""
     ease = _STEPS**2 * (3 - 2 * _STEPS)
     paths = []
     for a, b in links:
@@ -177,8 +177,8 @@ def _curved(links: Iterable[Link], **style: Any) -> LineCollection:
     return LineCollection(paths, **style)
 
 
-def pods_in_time(course: Course) -> str:
-    """A bar for each attempt at a round, and marks where attempts failed and pods were stopped."""
+def pods_in_time(course: TournamentLog) -> str:
+    """Draw a bar for each attempt at a round, and marks where one failed or a pod was stopped."""
     attempts = course.attempts()
     if not attempts:
         return ""
@@ -205,23 +205,23 @@ def pods_in_time(course: Course) -> str:
 
     shown = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
     names = [(outcome, color) for outcome, color in _OUTCOMES.items() if outcome in shown]
-    return legend(names) + picture("Pods in time", _height(course), draw)
+    return legend(names) + render("Pods in time", _height(course), draw)
 
 
-def _rounds(axes: Axes, course: Course, ticks: int) -> None:
-    """Give axes a place for each round, with room for lines that bend."""
+def _rounds(axes: Axes, course: TournamentLog, ticks: int) -> None:
+    """Give axes a column for each round, with room for curved lines."""
     axes.set_xlim(-0.35, course.rounds - 0.65)
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
 
 
-def _height(course: Course) -> float:
-    """Inches for a picture with a row for each pod."""
+def _height(course: TournamentLog) -> float:
+    """Return the height in inches of a figure with a row for each pod."""
     return min(1.0 + 0.2 * len(course.state.pods), 9.0)
 
 
-def _rows(axes: Axes, course: Course, over: str) -> None:
+def _rows(axes: Axes, course: TournamentLog, over: str) -> None:
     """Give axes a row for each pod, the first one on top."""
-    dress(axes, "", over)
+    style_axes(axes, "", over)
     axes.grid(visible=False)
     axes.set(ylabel="pod", ylim=(len(course.state.pods) - 0.4, -0.6))
     axes.yaxis.set_major_locator(MaxNLocator(17, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))

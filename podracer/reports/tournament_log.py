@@ -1,4 +1,4 @@
-"""The course of a tournament: what its log says, in the terms of a report."""
+"""The log of a tournament in the terms of a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Link = tuple[Entry, Entry]  # from the first to the second
 
 
 class Attempt(NamedTuple):
-    """A bar: when a pod was in a round, in seconds since the tournament began."""
+    """When a pod was in a round, in seconds since the tournament began."""
 
     pod: int
     start: float
@@ -36,54 +36,54 @@ class Attempt(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
-    """What the log of a tournament says; it may have no entry yet."""
+class TournamentLog:
+    """Events of a tournament, perhaps without any entry yet."""
 
     events: Sequence[Event]
 
     @functools.cached_property
     def state(self) -> State:
-        """How it stands."""
+        """State after the last event."""
         return replay(self.events)
 
     @functools.cached_property
     def entries(self) -> dict[str, Entry]:
-        """Every entry ever, by id, in the order of arrival."""
+        """Every entry ever accepted, by id, in the order of arrival."""
         return history(self.events)
 
     @functools.cached_property
     def ancestry(self) -> tuple[Entry, ...]:
-        """The best entry and all that it descends from, nearest first."""
+        """The best entry and all its ancestors, nearest first."""
         board = self.state.board
         return lineage(self.entries, board[0].id) if board else ()
 
     @property
     def seconds(self) -> float:
-        """Wall time up to the last event."""
+        """Wall-clock seconds up to the last event."""
         return self.since(self.events[-1].time)
 
     @property
     def rounds(self) -> int:
-        """How many, up to the last one that has an entry."""
+        """Number of rounds, up to the last one that has an entry."""
         return 1 + max((entry.round for entry in self.entries.values()), default=-1)
 
     def since(self, time: float) -> float:
-        """Seconds since the tournament began."""
+        """Return the seconds since the tournament began."""
         return max(0.0, time - self.events[0].time)
 
     def links(self, entries: Iterable[Entry]) -> list[Link]:
-        """From each parent to each of these entries."""
+        """Return pairs of each parent and each of these entries."""
         return [(self.entries[parent], child) for child in entries for parent in child.parents]
 
     def pods(self) -> list[Link]:
-        """From each entry to the next one of its pod."""
+        """Return pairs of each entry and the next one of its pod."""
         own: dict[int, list[Entry]] = {}
         for entry in self.entries.values():
             own.setdefault(entry.pod, []).append(entry)
         return [link for entries in own.values() for link in itertools.pairwise(entries)]
 
     def attempts(self) -> list[Attempt]:
-        """Every attempt at a round; what ended without a word did so before the pod's next one."""
+        """Return every attempt at a round; without an end event it ended before the next one."""
         found: list[Attempt] = []
         running: dict[int, float] = {}
 
@@ -107,13 +107,13 @@ class Course:
         return found
 
 
-def read_course(directory: Path) -> Course:
-    """The course of a tournament, which may be alive. Raises as `read_events` does."""
-    return Course(read_events(directory))
+def read_tournament_log(directory: Path) -> TournamentLog:
+    """Read the log of a tournament, which may still be running. Raises as `read_events` does."""
+    return TournamentLog(read_events(directory))
 
 
-def varied(entries: Iterable[Entry]) -> list[str]:
-    """Hyperparameters in which entries differ."""
+def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
+    """Return the names of hyperparameters in which entries differ."""
     seen: dict[str, set[float]] = {}
     for entry in entries:
         for name, value in entry.hyperparameters.items():

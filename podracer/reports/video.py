@@ -1,4 +1,4 @@
-"""Frames to a file that people can watch: GIF by Pillow, MP4 by an `ffmpeg` on the PATH."""
+"""Video files: GIF by Pillow, MP4 by an `ffmpeg` on the PATH."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:
 
 
 def _paletted(frames: np.ndarray) -> list[Image.Image]:
-    """The frames with one palette in common, exact where 256 colors are enough."""
+    """Convert frames to one common palette, exactly where 256 colors are enough."""
     images = [Image.fromarray(frame) for frame in frames]
     colors = _colors(images)
     if colors is None:
@@ -76,7 +76,7 @@ def _pack(color: np.ndarray) -> np.ndarray:
 
 
 def _colors(images: list[Image.Image]) -> list[tuple[int, ...]] | None:
-    """All colors in order, None if there are more than a palette holds."""
+    """Return all colors in order, or None if there are more than a palette holds."""
     colors: set[Any] = set()
     for image in images:
         found = image.getcolors(256)

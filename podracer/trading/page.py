@@ -14,7 +14,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from podracer.reports.curves import COLORS, dress, legend, picture
+from podracer.reports.curves import COLORS, legend, render, style_axes
 from podracer.reports.run import page, section, table, tiles
 from podracer.trading.backtest import POLICY, Backtest, Outcome, dates
 
@@ -129,9 +129,9 @@ def _outcome(name: str, outcome: Outcome) -> str:
         (
             table(head, listed),
             legend(colors.items()),
-            picture(f"{name}: equity and drawdown", 4.6, curves),
+            render(f"{name}: equity and drawdown", 4.6, curves),
             legend(tints.items()),
-            picture(f"{name}: holdings", 2.6, areas),
+            render(f"{name}: holdings", 2.6, areas),
         )
     )
 
@@ -165,7 +165,7 @@ def _some(outcome: Outcome, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _title(axes: Axes, title: str) -> None:
-    dress(axes, title, "")
+    style_axes(axes, title, "")
     axes.margins(x=0.01)
     locator = AutoDateLocator()
     axes.xaxis.set_major_locator(locator)

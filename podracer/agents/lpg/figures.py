@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from podracer.agents.lpg.rule import Experience, Outputs, UpdateRule
 from podracer.ops.returns import generalized_advantages
-from podracer.reports.curves import COLORS, dress, picture
+from podracer.reports.curves import COLORS, render, style_axes
 from podracer.types import Params
 
 _EPISODES, _STEPS, _BINS = 2000, 20, 15
@@ -58,16 +58,18 @@ def discovered(rule: UpdateRule, params: Params, discount: float) -> str:
             axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
             axes.plot(at, middle, color=color, lw=1.6, label=f"taken with {chance:.0%}")
         axes.legend(frameon=False, labelcolor=matplotlib.rcParams["text.color"])
-        dress(axes, "How much more likely the action should become", "return that followed")
+        style_axes(axes, "How much more likely the action should become", "return that followed")
         axes = figure.add_subplot(1, 2, 2)
         returns, _, predicted = read[0.5]
         at, inside = _bins(returns)
         shares = np.array([predicted[i].mean(0) for i in inside])
         axes.stackplot(at, shares.T, colors=COLORS, alpha=0.8)
         axes.set_ylim(0, 1)
-        dress(axes, "What should have been predicted: shares of its values", "return that followed")
+        style_axes(
+            axes, "What should have been predicted: shares of its values", "return that followed"
+        )
 
-    return picture("Targets of the learned rule over the return", 3.2, draw)
+    return render("Targets of the learned rule over the return", 3.2, draw)
 
 
 def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:

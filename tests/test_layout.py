@@ -1,0 +1,160 @@
+"""The layout: imports go down only, files and functions stay short, agents share little."""
+
+import ast
+import difflib
+import io
+import itertools
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "podracer"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# Rooms from the ground up; those on one floor do not import each other.
+FLOORS = (
+    ("types",),
+    ("io",),
+    ("environment",),
+    ("mesh", "agent"),
+    ("ops",),
+    ("networks", "rollout", "replay"),
+    ("agents.common", "envs"),
+    ("agents.lpg",),
+    ("agents",),
+    ("evaluate",),
+    ("drivers", "drivers.common"),
+    ("drivers.anakin", "drivers.sebulba"),
+    ("drivers.population",),
+    ("experiments",),
+    ("tournament", "trading"),
+    ("reports", "bench"),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_AN_AGENT = 250
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_SHARED_LINES = 0.4  # of the larger of two agents' files
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT.parent))
+
+
+def room_of(module: str) -> str:
+    """The longest name in FLOOR that a module (without `podracer.`) begins with."""
+    parts = module.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next(name for name in names if name in FLOOR)
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it, without `podracer.`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, inner = name.partition(".")
+            if package == "podracer" and inner:
+                is_module = (ROOT / inner.replace(".", "/")).is_dir() or (
+                    ROOT / f"{inner.replace('.', '/')}.py"
+                ).is_file()
+                found.add(inner if is_module else inner.rpartition(".")[0] or "__init__")
+    return found
+
+
+def test_imports_go_down_only():
+    """Deferred imports count, too. A room may import itself and what stands below it."""
+    upwards = []
+    for path in FILES:
+        own = room_of(module_of(path))
+        for module in sorted(imports(path)):
+            room = room_of(module)
+            if room != own and FLOOR[room] >= FLOOR[own]:
+                upwards.append(f"{name_of(path)} imports podracer.{module}")
+    assert upwards == []
+
+
+def test_the_check_of_imports_can_fail():
+    assert FLOOR[room_of("reports.run")] > FLOOR[room_of("experiments.training")]
+    assert room_of("agents.lpg.rule") == "agents.lpg"
+    assert "types" in imports(ROOT / "agent.py")
+
+
+def test_no_circle_of_files():
+    """Imports at the top of a file; a deferred one cannot make importing fail."""
+    graph = {}
+    for path in FILES:
+        top = ast.parse(path.read_text()).body
+        kept = ast.Module([n for n in top if isinstance(n, ast.Import | ast.ImportFrom)], [])
+        names = set()
+        for node in kept.body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        graph[module_of(path)] = {n.removeprefix("podracer.") for n in names if "podracer" in n}
+    graph = {module: (names & graph.keys()) - {module} for module, names in graph.items()}
+    while free := [module for module, names in graph.items() if not names & graph.keys()]:
+        for module in free:
+            del graph[module]
+    assert sorted(graph) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    is_agent = path.parent == ROOT / "agents"
+    most = MOST_LINES_OF_AN_AGENT if is_agent else MOST_LINES_OF_A_FILE
+    assert text.count("\n") <= most, f"{name_of(path)}: is it one thing?"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            lines -= len((ast.get_docstring(node) or "").splitlines())
+            assert lines <= MOST_LINES_OF_A_FUNCTION, f"{name_of(path)}: {node.name}"
+
+
+def code_lines(path: Path) -> list[str]:
+    """Stripped lines of code: no imports, comments, docstrings or blank lines."""
+    text = path.read_text()
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
+            skipped.add(token.start[0])
+    lines = [
+        line.strip() for number, line in enumerate(text.splitlines(), 1) if number not in skipped
+    ]
+    return [line for line in lines if line]
+
+
+def shared(one: Path, other: Path) -> float:
+    """The share of the larger file whose lines stand in the other, in the same order."""
+    a, b = code_lines(one), code_lines(other)
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    return sum(block.size for block in matcher.get_matching_blocks()) / max(len(a), len(b))
+
+
+AGENTS = [path for path in sorted((ROOT / "agents").glob("*.py")) if path.stem != "__init__"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), list(itertools.combinations(AGENTS, 2)), ids=lambda path: path.stem
+)
+def test_agents_share_little(one, other):
+    assert shared(one, other) <= MOST_SHARED_LINES
