@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from podracer.envs.host import gymnasium_worker as gym_worker
+from podracer.envs.host.gymnasium_protocol import FAULT_KINDS
 
 GENEROUS = 60.0  # seconds; nothing here should come near it
 
@@ -221,18 +221,18 @@ class Reference:
         self.make, self.seed, self.start = make, seed, start
         self.rows = [self.begin(index, 0) for index in indices]
 
-    def begin(self, index, incarnation):
-        words = np.random.SeedSequence([self.seed, index, self.start, incarnation])
+    def begin(self, index, generation):
+        words = np.random.SeedSequence([self.seed, index, self.start, generation])
         env = self.make()
         observation, _ = env.reset(seed=int(words.generate_state(1)[0]) >> 1)
         return SimpleNamespace(
-            env=env, index=index, incarnation=incarnation, shown=(observation, 0, 1, True, False)
+            env=env, index=index, generation=generation, shown=(observation, 0, 1, True, False)
         )
 
     def step(self, actions, lost=()):
         for number, (row, action) in enumerate(zip(self.rows, actions, strict=True)):
             if number in lost:
-                self.rows[number] = self.begin(row.index, row.incarnation + 1)
+                self.rows[number] = self.begin(row.index, row.generation + 1)
             elif row.shown[4]:
                 row.shown = (row.env.reset()[0], 0, 1, True, False)
             else:
@@ -360,7 +360,9 @@ def test_the_specification():
         "gymnasium:make('FrozenLake-v1', is_slippery=False)"
     )
     assert (
-        make("CartPole-v1") == make("CartPole-v1", restarts=100) != make("CartPole-v1", restarts=1)
+        make("CartPole-v1")
+        == make("CartPole-v1", max_restarts=100)
+        != make("CartPole-v1", max_restarts=1)
     )
     assert isinstance(make("CartPole-v1"), library("environment").HostEnvironments)
 
@@ -398,12 +400,12 @@ def test_what_cannot_be_is_one_sentence(environment, words):
 
 def test_bad_settings_and_a_missing_package(monkeypatch):
     error = library("types").ConfigError
-    for settings in ({"step_seconds": 0}, {"reset_seconds": float("nan")}, {"restarts": -1}):
+    for settings in ({"step_seconds": 0}, {"reset_seconds": float("nan")}, {"max_restarts": -1}):
         with pytest.raises(error):
             library().Gymnasium("CartPole-v1", **settings)
     with pytest.raises(error, match="must be 1 or more"):
         library().Gymnasium("CartPole-v1").make(0, 1)
-    library()._load.cache_clear()
+    library("envs.host.gymnasium_spec").inspect_environment.cache_clear()
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(error, match=r"pip install .podracer\[gymnasium\]"):
         library().Gymnasium("CartPole-v1")
@@ -472,7 +474,7 @@ def run_deed(batch, deed, lost):
         reference.agrees(timestep)
         assert set(np.flatnonzero(timestep.first)) >= (lost if step in (4, 6) else set())
     kind = (BAD_ROWS | LOST_WORKERS)[deed]
-    assert batch.faults == dict.fromkeys(gym_worker.KINDS, 0) | {kind: 2}
+    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {kind: 2}
     assert batch.pids[0] == pids[0]
     assert (batch.pids[1] == pids[1]) == (deed in BAD_ROWS)
 
@@ -491,15 +493,15 @@ def test_faults_in_several_workers_at_once(batches):
     ("environment", "settings", "words"),
     [
         (Naughty, {}, ("3 times without one good step", "`raised`", "the wheel came off")),
-        (Naughty, {"restarts": 1}, ("beyond the 1 that", "`raised`", "the wheel came off")),
+        (Naughty, {"max_restarts": 1}, ("beyond the 1 that", "`raised`", "the wheel came off")),
         (Naughty, {"deed": "kill"}, ("3 times", "`died`", "SIGKILL")),
-        (Naughty, {"deed": "exit", "restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
+        (Naughty, {"deed": "exit", "max_restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
         (functools.partial(Broken, "raise"), {}, ("`raised`", "no wheel", "in reset")),
         (functools.partial(Broken, "pair"), {}, ("`malformed`", "the pair")),
         (
             functools.partial(Broken, "hang"),
-            {"reset_seconds": 1.0, "restarts": 0},
+            {"reset_seconds": 1.0, "max_restarts": 0},
             ("`hung`", "no answer"),
         ),
     ],
@@ -559,14 +561,14 @@ def kill_workers(batch, kills, seed):
 def test_twenty_kills_are_replaced(batches):
     batch = batches("CartPole-v1", 8, 4)
     kill_workers(batch, 20, seed=0)
-    assert batch.faults == dict.fromkeys(gym_worker.KINDS, 0) | {"died": 20}
+    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 20}
 
 
 @pytest.mark.slow
 def test_a_hundred_kills_are_replaced(batches, capsys):
     batch = batches("CartPole-v1", 8, 4)
     seconds = kill_workers(batch, 100, seed=1)
-    assert batch.faults == dict.fromkeys(gym_worker.KINDS, 0) | {"died": 100}
+    assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 100}
     with capsys.disabled():
         p50, p99 = np.percentile(seconds, [50, 99]) * 1000
         print(
@@ -574,11 +576,11 @@ def test_a_hundred_kills_are_replaced(batches, capsys):
         )
 
 
-def test_the_nursery_is_replaced_too(batches):
+def test_the_fork_server_is_replaced_too(batches):
     batch = batches("CartPole-v1", 4, 2)
     batch.reset(0, np.arange(4), 0)
-    [nursery] = children(os.getpid())
-    os.kill(nursery, signal.SIGKILL)
+    [fork_server] = children(os.getpid())
+    os.kill(fork_server, signal.SIGKILL)
     while batch.faults["died"] < 2:  # its workers do not outlive it
         batch.step(good(4))
     for _ in range(50):

@@ -1,0 +1,146 @@
+"""What a batch of Gymnasium environments and its worker processes share. Without JAX.
+
+All data goes through one block of shared memory (`SharedMemory`). On sockets there is one byte
+that says "step" and one byte that answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+import time
+from collections.abc import Iterator
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+
+BAD_DATA_FAULTS = ("not_finite", "wrong_dtype", "wrong_shape", "out_of_space", "malformed")
+FAULT_KINDS = ("raised", "died", "hung", *BAD_DATA_FAULTS)
+MAX_CONSECUTIVE_FAILURES = 3  # restarts of a row without one good step between
+CLOSE_SECONDS = 1.0  # for the environments' own `close`; then their processes are killed
+STEP = b"s"  # the request for a step
+OK, FAULTY = b".", b"!"  # a worker's replies to it
+FORK_REPLY = struct.Struct("<ii")  # the new worker's pid, the former worker's wait status
+_TEXT_BYTES = 4096  # kept of a fault's description
+_ALIGNMENT = 64  # bytes: a cache line
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, without a batch axis."""
+
+    name: str  # its path in the observation, such as "observation['position']"
+    shape: tuple[int, ...]
+    dtype: np.dtype  # as delivered
+    source: np.dtype  # as the space declares it
+    low: np.ndarray | None = None  # bounds in `dtype`; None where they exclude nothing
+    high: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSetup:
+    """Everything that the processes of one batch must know."""
+
+    environment: bytes  # a pickled callable that makes one environment
+    main: str | None  # the script, or the module after a colon, to import first
+    observation: Any  # a tree of dicts, tuples and `Leaf`
+    action_shape: tuple[int, ...]  # () for Discrete, (n,) for a Box
+    first_action: int  # of a Discrete space
+    action_dtype: np.dtype  # as the environment's own space declares it
+    row_ranges: tuple[tuple[int, int], ...] = ()  # of each worker: first row, end
+    step_seconds: float = 0.0
+    reset_seconds: float = 0.0
+
+
+class Fault(Exception):
+    """A broken contract of an environment; `kind` is one of `FAULT_KINDS`."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedMemory:
+    """Arrays that all processes of a batch read and write, for B rows and W workers."""
+
+    reward: np.ndarray  # f32 [B]
+    discount: np.ndarray  # f32 [B]
+    first: np.ndarray  # bool [B]
+    last: np.ndarray  # bool [B]
+    action: np.ndarray  # i32 [B], or f32 [B, n]
+    observation: dict[str, np.ndarray]  # [B, ...] by the name of its `Leaf`
+    seed: np.ndarray  # u64 [2]: the run's seed, and the steps that the run has done
+    env_index: np.ndarray  # i64 [B]: the row's number among all environments of the run
+    generation: np.ndarray  # i64 [B]: restarts since `reset`
+    consecutive_failures: np.ndarray  # i64 [B]: restarts since the last good step
+    fault_counts: np.ndarray  # i64 [B, kinds]
+    fault_kind: np.ndarray  # i64 [B]: index in `FAULT_KINDS` of the latest fault
+    fault_time: np.ndarray  # f64 [B]: when it happened, in monotonic seconds
+    fault_text: np.ndarray  # u8 [B, bytes]: its description, UTF-8 padded with zeros
+    deadline: np.ndarray  # f64 [W]: until when each worker must answer, in monotonic seconds
+
+    def record_fault(self, rows: slice, kind: str, text: str) -> None:
+        """Store the latest fault of some rows."""
+        data = np.frombuffer(text.encode(errors="replace")[-_TEXT_BYTES:], np.uint8)
+        self.fault_kind[rows] = FAULT_KINDS.index(kind)
+        self.fault_time[rows] = time.monotonic()
+        self.fault_text[rows] = 0
+        self.fault_text[rows, : data.size] = data
+
+    def describe_fault(self, row: int) -> str:
+        """Return the description of a row's latest fault."""
+        return self.fault_text[row].tobytes().rstrip(b"\0").decode(errors="replace").strip()
+
+
+def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
+    """Map the file behind a descriptor; a new file is sized first, and all zero."""
+    num_envs, num_workers = setup.row_ranges[-1][1], len(setup.row_ranges)
+    action_dtype = np.float32 if setup.action_shape else np.int32
+    rows = {
+        "reward": ((), np.float32),
+        "discount": ((), np.float32),
+        "first": ((), np.bool_),
+        "last": ((), np.bool_),
+        "action": (setup.action_shape, action_dtype),
+        "env_index": ((), np.int64),
+        "generation": ((), np.int64),
+        "consecutive_failures": ((), np.int64),
+        "fault_counts": ((len(FAULT_KINDS),), np.int64),
+        "fault_kind": ((), np.int64),
+        "fault_time": ((), np.float64),
+        "fault_text": ((_TEXT_BYTES,), np.uint8),
+    }
+    observation = {leaf.name: (leaf.shape, leaf.dtype) for leaf in observation_leaves(setup)}
+    layout = {
+        name: ((num_envs, *shape), np.dtype(dtype))
+        for name, (shape, dtype) in {**rows, **observation}.items()
+    }
+    layout["seed"] = ((2,), np.dtype(np.uint64))
+    layout["deadline"] = ((num_workers,), np.dtype(np.float64))
+    offsets, size = {}, 0
+    for name, (shape, dtype) in layout.items():
+        offsets[name] = size
+        size += -(-int(np.prod(shape)) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    os.ftruncate(descriptor, size)
+    buffer = mmap(descriptor, size)
+    arrays = {name: np.ndarray(*layout[name], buffer, offsets[name]) for name in layout}
+    return SharedMemory(
+        observation={name: arrays.pop(name) for name in observation},
+        **arrays,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def observation_leaves(setup: WorkerSetup) -> Iterator[Leaf]:
+    """Iterate over the arrays of an observation, in the order of its space."""
+
+    def walk(tree: Any) -> Iterator[Leaf]:
+        if isinstance(tree, Leaf):
+            yield tree
+        else:
+            for child in tree.values() if isinstance(tree, dict) else tree:
+                yield from walk(child)
+
+    return walk(setup.observation)
