@@ -37,6 +37,7 @@ from podracer.agents.lpg.rule_file import read_rule, write_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.bench.anakin import machine
 from podracer.drivers.anakin import AnakinConfig
+from podracer.environment import HasWorlds
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.training import use_compilation_cache
@@ -57,7 +58,7 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
     world_key, enter_key, act_key, step_key, own_key = jax.random.split(key, 5)
     init_key, learn_key = jax.random.split(own_key)
     enter = env.reset
-    if hasattr(env, "draw"):
+    if isinstance(env, HasWorlds):
         enter = partial(env.enter, world=env.draw(world_key))
     env_state, timestep = jax.vmap(enter)(jax.random.split(enter_key, num_envs))
     actor = ActorState(env_state, timestep, agent.carry(num_envs), zero_episode_stats(num_envs))

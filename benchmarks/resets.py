@@ -1,7 +1,7 @@
 """What restarting costs in an environment whose worlds are dear to make: Craftax-Classic.
 
 Random actions in a scan, `num_envs` environments: a fresh world for each of them at each step, as
-plain `vmap` computes it, against a few for all (`auto_reset(..., starts=N)`).
+plain `vmap` computes it, against a few for all (`auto_reset(..., resets_per_step=N)`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def main() -> None:
     made.add_argument("--num-envs", type=int, default=256)
     options = parse(made)
     contenders = []
-    for starts, steps in ((4, 20), (1, 20), (16, 20), (0, 1)):
-        env = envs.make(NAME, starts=starts)
+    for resets, steps in ((4, 20), (1, 20), (16, 20), (0, 1)):
+        env = envs.make(NAME, resets_per_step=resets)
         keys = jax.random.split(jax.random.key(0), options.num_envs)
         state = jax.jit(jax.vmap(env.reset))(keys)[0]
         run = program(env, options.num_envs, steps)
-        name = f"{starts} starts a step" if starts else "one for each environment"
+        name = f"{resets} resets a step" if resets else "one for each environment"
         start = ((state, jax.random.key(1)), jax.numpy.float32(0))
-        contenders.append(here(name, run, start, steps * options.num_envs, starts=starts))
+        contenders.append(here(name, run, start, steps * options.num_envs, resets_per_step=resets))
     settings = {"environment": NAME, "num_envs": options.num_envs}
     compare("Restarts", settings, contenders, options)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from podracer.agent import Agent as Agent
-    from podracer.agent import check_agent as check_agent
+    from podracer.checks import check_agent as check_agent
+    from podracer.checks import check_environment as check_environment
     from podracer.drivers.anakin import AnakinConfig as AnakinConfig
     from podracer.environment import Environment as Environment
     from podracer.environment import auto_reset as auto_reset
-    from podracer.environment import check_environment as check_environment
     from podracer.environment import restart as restart
     from podracer.environment import transition as transition
     from podracer.envs.host.gymnasium import Gymnasium as Gymnasium
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from podracer.types import struct as struct
 
 _HOMES = {
-    "agent": ("Agent", "check_agent"),
+    "agent": ("Agent",),
+    "checks": ("check_agent", "check_environment"),
     "drivers.anakin": ("AnakinConfig",),
     "environment": (
         "Environment",
         "auto_reset",
-        "check_environment",
         "restart",
         "transition",
     ),

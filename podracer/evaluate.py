@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.environment import Environment, HostEnvironments, ask
+from podracer.environment import (
+    Environment,
+    HostEnvironments,
+    Renderable,
+    call_environment,
+    evaluation_environment,
+)
 from podracer.mesh import from_first_process, on_one_device
 from podracer.rollout import (
     ActorState,
@@ -25,7 +31,7 @@ from podracer.rollout import (
     interact,
     purpose_key,
 )
-from podracer.types import Carry, ConfigError, Params, TimeStep
+from podracer.types import ArraySpec, Carry, ConfigError, Params, TimeStep
 
 MAX_STEPS = 30_000  # after which an episode is cut
 
@@ -54,8 +60,8 @@ def make_evaluator(
     """
     if isinstance(env, HostEnvironments):
         return _host_evaluator(agent, env, episodes, max_steps)
-    shown: Environment = getattr(env, "for_evaluation", lambda: env)()
-    run = jax.jit(partial(greedy_episodes, agent, shown, episodes, max_steps))
+    evaluation_env: Environment = evaluation_environment(env)
+    run = jax.jit(partial(greedy_episodes, agent, evaluation_env, episodes, max_steps))
 
     def evaluate(params: Params, run_key: jax.Array) -> Evaluation:
         returns, lengths, done = jax.device_get(run(params, run_key))
@@ -147,18 +153,20 @@ def _host_steps(
     num_envs: int,
 ) -> Generator[tuple[np.ndarray, TimeStep]]:
     """Greedy steps without an end: which rows had ended before `[B]`, and what each step showed."""
-    whole = getattr(env, "for_evaluation", lambda: env)()
+    environments: HostEnvironments = evaluation_environment(env)
     params, data = on_one_device((params, jax.random.key_data(run_key)))
     key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)
     keys, carry = jax.random.split(key, num_envs), agent.carry(num_envs)
     indices = np.arange(num_envs, dtype=np.uint32)
-    asked = partial(ask, "evaluation")
-    with contextlib.closing(asked(partial(whole.make, num_envs, os.cpu_count() or 1))) as batch:
-        timestep = asked(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
+    call = partial(call_environment, "evaluation")
+    with contextlib.closing(
+        call(partial(environments.make, num_envs, os.cpu_count() or 1))
+    ) as batch:
+        timestep = call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
         for t in itertools.count():
             over = np.array(timestep.last)  # the next step may write there
             action, carry = policy(params, carry, timestep, keys, np.uint32(t))
-            timestep = asked(partial(batch.step, np.asarray(action)))
+            timestep = call(partial(batch.step, np.asarray(action)))
             yield over, timestep
 
 
@@ -172,8 +180,7 @@ def record_frames(
     """
     if isinstance(env, HostEnvironments):
         return _host_frames(agent, env, params, run_key, episodes, max_steps)
-    render = getattr(env, "render", None)
-    if render is None:
+    if not isinstance(env, Renderable):
         raise ConfigError(f"{env.spec.name} has no method `render(state)`, so it cannot be drawn.")
     key = purpose_key(run_key, Purpose.EVALUATE)
 
@@ -185,7 +192,7 @@ def record_frames(
     actor = jax.jit(lambda k: init_actor(agent, env, k[None]))(key)
     frames, returns = [], []
     for t in range(max_steps):
-        frames.append(render(jax.device_get(jax.tree.map(lambda x: x[0], actor.env_state))))
+        frames.append(env.render(jax.device_get(jax.tree.map(lambda x: x[0], actor.env_state))))
         previous = actor
         actor = step(actor, jnp.uint32(t))
         if int(actor.episodes.count[0]) > len(returns):
@@ -206,8 +213,8 @@ def _host_frames(
 ) -> tuple[np.ndarray, list[float]]:
     """What the agent sees of one environment, where that is a picture: the newest of its channels,
     doubled in size."""
-    shape = getattr(env.spec.observation, "shape", ())
-    if len(shape) != 3:
+    observation = env.spec.observation
+    if not isinstance(observation, ArraySpec) or len(observation.shape) != 3:
         raise ConfigError(f"{env.spec.name} shows no pictures, so it cannot be drawn.")
     frames, returns, total = [], [], 0.0
     steps = _host_steps(agent, env, _greedy(agent), params, run_key, 1)

@@ -80,6 +80,9 @@ class CounterBatch:
         self.visit("snapshot", self)
         return ()
 
+    def restore(self, seed, indices, start, state):
+        raise NotImplementedError("nothing is restored from an empty snapshot")
+
     def close(self):
         if not self.closed:
             self.closed = True

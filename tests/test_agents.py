@@ -14,13 +14,13 @@ import numpy as np
 import optax
 import pytest
 
-from podracer.agent import check_agent
 from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
+from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset, restart, transition

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.agent import check_agent
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
-from podracer.environment import check_environment
+from podracer.checks import check_agent, check_environment
 from podracer.envs import make
 from podracer.envs.model import WithModel
 from podracer.evaluate import make_evaluator

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.environment import check_environment, restart, transition
+from podracer.checks import check_environment
+from podracer.environment import restart, transition
 from podracer.types import (
     ArraySpec,
     ConfigError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import pickle
 import sys
 from typing import Any
 
@@ -12,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.environment import auto_reset, check_environment, restart, transition
+from podracer.checks import check_environment
+from podracer.environment import (
+    HasEvaluation,
+    Renderable,
+    auto_reset,
+    evaluation_environment,
+    restart,
+    transition,
+)
 from podracer.envs import ENVIRONMENTS, cartpole, catch, make, names, pendulum
 from podracer.envs.cartpole import CartPole, CartPoleState
 from podracer.envs.catch import Catch
@@ -163,6 +172,23 @@ def test_auto_reset_shows_its_environment() -> None:
     assert (env.render(state) == CartPole().render(state.inner)).all()
     assert not hasattr(auto_reset(Script()), "render")
     assert hash(env) == hash(auto_reset(CartPole()))
+
+
+def test_a_wrapper_has_the_abilities_of_its_environment_and_no_others() -> None:
+    class Evaluated(Script):
+        def for_evaluation(self) -> Script:
+            return Script()
+
+    drawn, evaluated = auto_reset(CartPole()), auto_reset(Evaluated(), resets_per_step=2)
+    assert isinstance(drawn, Renderable)
+    assert not isinstance(drawn, HasEvaluation)
+    assert isinstance(evaluated, HasEvaluation)
+    assert not isinstance(evaluated, Renderable)
+    assert evaluation_environment(drawn) is drawn
+    assert evaluation_environment(evaluated) == auto_reset(Script(), resets_per_step=2)
+    copy = pickle.loads(pickle.dumps(drawn))
+    assert copy == drawn
+    assert isinstance(copy, Renderable)
 
 
 # --- every environment of the library ------------------------------------------------------------

@@ -15,13 +15,13 @@ from programs import collectives_by_computation
 from runs import anakin_setup, train_anakin
 
 import podracer
-from podracer.agent import check_agent
 from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.agent import LPG
 from podracer.agents.lpg.rule import Experience, UpdateRule
 from podracer.agents.lpg.rule_file import read_rule, write_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.agents.lpg.students import by_life, in_order
+from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig

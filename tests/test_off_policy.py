@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from test_agents import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
-from podracer.agent import check_agent
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
+from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from test_environments import play
 
-from podracer.environment import auto_reset, check_environment, restart, transition
+from podracer.checks import check_environment
+from podracer.environment import auto_reset, restart, transition
 from podracer.envs import ADAPTERS, make
 from podracer.types import ACTION_MASK, ArraySpec, ConfigError, Discrete, EnvironmentSpec, struct
 
@@ -145,7 +146,7 @@ class Dear:
 
 
 def test_few_starts_serve_all_environments_that_end():
-    env = auto_reset(Dear(), starts=2)
+    env = auto_reset(Dear(), resets_per_step=2)
     check_environment(env)
     keys = jax.random.split(jax.random.key(0), 8)
     state, timestep = jax.vmap(env.reset)(keys)
@@ -176,7 +177,7 @@ def test_only_the_few_starts_are_computed():
         return re.findall(r"f32\[(\d+)\] = sinh", str(step))
 
     assert rows_of_reset(auto_reset(Dear())) == ["64"]
-    assert rows_of_reset(auto_reset(Dear(), starts=2)) == ["2"]
+    assert rows_of_reset(auto_reset(Dear(), resets_per_step=2)) == ["2"]
 
 
 def test_masks_keep_impossible_actions_from_being_chosen():

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import podracer
 from podracer.agents.ppo import PPO
+from podracer.checks import check_environment
 from podracer.drivers.anakin import AnakinConfig
-from podracer.environment import AutoReset, auto_reset, check_environment
+from podracer.environment import AutoReset, auto_reset
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.trading.environment import Trading, backtest_environment, trade

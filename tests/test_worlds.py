@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.environment import Environment, check_environment
+from podracer.checks import check_environment
+from podracer.environment import Environment
 from podracer.envs import make
 from podracer.envs.catch import Catch
 from podracer.envs.lifetimes import Lives, LivesState, of_group, where_any

@@ -38,7 +38,7 @@ from podracer.experiments.training import use_compilation_cache
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.types import PyTree
+from podracer.types import ArraySpec, PyTree
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 
@@ -269,7 +269,8 @@ def bench_sebulba(
     use_compilation_cache()
     env = envs.make(environment)
     env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
-    pictures = len(getattr(env.spec.observation, "shape", ())) == 3
+    observation = env.spec.observation
+    pictures = isinstance(observation, ArraySpec) and len(observation.shape) == 3
     torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
     agent = Impala(network=TorsoNetwork(torso))
     what = bench.setting(agent, env, config, find_devices(devices))

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from podracer.agent import Agent, FusedAgent, check_agent
+from podracer.agent import Agent, FusedAgent
+from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Progress,
@@ -30,7 +31,7 @@ from podracer.drivers.common import (
     reduce_metrics,
     to_progress,
 )
-from podracer.environment import Environment, check_environment
+from podracer.environment import Environment
 from podracer.mesh import (
     DATA,
     REPLICATED,

@@ -24,7 +24,7 @@ from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import Progress, TrainState
-from podracer.environment import Environment
+from podracer.environment import Environment, evaluation_environment
 from podracer.evaluate import MAX_STEPS, Evaluation, greedy_episodes
 from podracer.io.names import nearest
 from podracer.mesh import POD, Device, check_program_memory, make_mesh
@@ -189,11 +189,11 @@ def make_evaluator(
 ) -> Callable[[TrainState], Evaluation]:
     """A function of the pods' states; returns and lengths are `[P, episodes]`."""
     agents = stack(agent, pods)
-    shown: Environment = getattr(env, "for_evaluation", lambda: env)()
+    evaluation_env: Environment = evaluation_environment(env)
 
     def one(agent: Agent, state: TrainState) -> Any:
         params = agent.actor_params(state.learner)
-        return greedy_episodes(agent, shown, episodes, MAX_STEPS, params, state.key)
+        return greedy_episodes(agent, evaluation_env, episodes, MAX_STEPS, params, state.key)
 
     program = jax.shard_map(
         jax.vmap(one), mesh=mesh, in_specs=(PODS, PODS), out_specs=PODS, check_vma=False

@@ -22,14 +22,14 @@ NAMES = (
 )
 
 
-def craftax(name: str, *, starts: int = 4) -> AutoReset:
+def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
     """The Craftax environment `name`, restarting by itself.
 
-    A world takes far longer to make than a step, so only `starts` new ones are made at each step
-    for all environments together, see `auto_reset`; 0 makes one for each. Raises `ConfigError`
-    where craftax is not installed and for an unknown name.
+    A reset takes far longer than a step, so only `resets_per_step` of them are computed at each
+    step for the whole batch, see `auto_reset`; 0 computes one for each environment.
+    Raises `ConfigError` where craftax is not installed and for an unknown name.
     """
-    return auto_reset(Craftax(name), starts=starts)
+    return auto_reset(Craftax(name), resets_per_step=resets_per_step)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import Environment
+from podracer.environment import Environment, HasWorlds, Renderable
 from podracer.ops.random import random_word
 from podracer.types import (
     ArraySpec,
@@ -59,6 +59,8 @@ class Lives:
         if not isinstance(self.inner, Environment):
             kind = type(self.inner).__name__
             raise ConfigError(f"{kind} is no environment of the device, so it can have no lives.")
+        if isinstance(self.inner, Renderable):  # on the instance, where `isinstance` looks
+            object.__setattr__(self, "render", self._render)
         for name in ("envs", "steps"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -67,7 +69,7 @@ class Lives:
     @property
     def spec(self) -> EnvironmentSpec:
         inner = self.inner.spec
-        worlds = self.inner.kinds if hasattr(self.inner, "kinds") else (inner.name,)
+        worlds = self.inner.kinds if isinstance(self.inner, HasWorlds) else (inner.name,)
         number = ArraySpec((), np.int32)
         return dataclasses.replace(
             inner,
@@ -76,12 +78,6 @@ class Lives:
             model=None,
             lifetimes=Lifetimes(self.envs, self.steps, worlds),
         )
-
-    @property
-    def render(self) -> Callable[[LivesState], np.ndarray]:
-        """The inner environment's; without one there is none here either (`hasattr`)."""
-        render = self.inner.render
-        return lambda state: render(state.inner)
 
     def reset(self, key: jax.Array) -> tuple[LivesState, TimeStep]:
         key, age_key = jax.random.split(key)
@@ -103,12 +99,15 @@ class Lives:
         beginning = key, state.life + 1, jnp.int32(0)
         return where_any(state.age >= self.steps, self._begin, beginning, going)
 
+    def _render(self, state: LivesState) -> np.ndarray:
+        return self.inner.render(state.inner)
+
     def _begin(
         self, key: jax.Array, life: jax.Array, age: jax.Array
     ) -> tuple[LivesState, TimeStep]:
         """A life in a world that the group shares; the rest of the beginning is each row's own."""
         world_key, key = jax.random.split(key)
-        if hasattr(self.inner, "draw"):
+        if isinstance(self.inner, HasWorlds):
             world = of_group(self.inner.draw, world_key, self.envs)
             kind, (inner, timestep) = world.kind, self.inner.enter(key, world)
         else:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 
-from podracer.environment import Environment
+from podracer.environment import Environment, Renderable
 from podracer.envs.arrays import described
 from podracer.types import ConfigError, EnvironmentSpec, EnvState, TimeStep
 
@@ -23,6 +22,8 @@ class WithModel:
         if not isinstance(self.environment, Environment):
             kind = type(self.environment).__name__
             raise ConfigError(f"{kind} is no environment of the device, so nothing can plan in it.")
+        if isinstance(self.environment, Renderable):
+            object.__setattr__(self, "render", self.environment.render)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -33,10 +34,6 @@ class WithModel:
             observation={"seen": inner.spec.observation, "state": described(state)},
             model=inner,
         )
-
-    @property
-    def render(self) -> Any:
-        return self.environment.render  # type: ignore[attr-defined]
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
         return _shown(*self.environment.reset(key))

@@ -18,9 +18,10 @@ from jax.sharding import Mesh
 
 from podracer import envs
 from podracer.agent import Agent, check_policy, policy_params
+from podracer.checks import check_environment
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
-from podracer.environment import Environment, HostEnvironments, check_environment
+from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment, to_json

@@ -14,7 +14,7 @@ import jax
 from podracer.agent import Agent
 from podracer.drivers import population
 from podracer.drivers.common import SAVE, STOP, Progress, TrainState, abstract_state
-from podracer.environment import Environment, HostEnvironments
+from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import Evaluation
 from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import (
@@ -360,8 +360,9 @@ class Run:
             "steps_in_flight": totals.collected - learned - totals.dropped,
             "steps_dropped": totals.dropped,
         }
-        repeat = getattr(self.env, "frame_skip", None)
-        return accounts | ({} if repeat is None else {"emulator_frames": totals.frames * repeat})
+        if isinstance(self.env, HasFrameSkip):
+            accounts["emulator_frames"] = totals.frames * self.env.frame_skip
+        return accounts
 
     def _is_done(self) -> bool:
         target, reached = self.experiment.target_return, self.totals.evaluation_return

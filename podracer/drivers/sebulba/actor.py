@@ -14,7 +14,7 @@ from podracer.drivers.sebulba.queue import ClosableQueue
 from podracer.drivers.sebulba.supervisor import Stages
 from podracer.drivers.sebulba.trajectory import Batch, Opening, Programs, Slot, packed
 from podracer.drivers.sebulba.validator import Inspector
-from podracer.environment import HostEnvironment, ask
+from podracer.environment import HostEnvironment, ReportsFaults, Resumable, call_environment
 from podracer.mesh import Device
 from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
@@ -110,7 +110,7 @@ class Actor:
             jax.block_until_ready(shards)
             self.finished += 1
             self.stages.enter("environment")
-            env_state, faults = ask(self.place.name, self._aside)
+            env_state, faults = call_environment(self.place.name, self._aside)
             self.stages.enter("queue")
             self.rollouts.put(Rollout(shards, versions, self.stages.take(), faults, env_state))
             rollout += 1
@@ -118,7 +118,7 @@ class Actor:
     def close(self) -> None:
         """Close the environments."""
         self.stages.enter("environment")
-        ask(self.place.name, self._env.close)
+        call_environment(self.place.name, self._env.close)
 
     def _begin(self) -> TimeStep:
         """The first timestep, after a reset or where the environments stood."""
@@ -126,8 +126,8 @@ class Actor:
         start = place.first_rollout * self._config.rollout_length
         if place.standing is None:
             return self._env.reset(place.seed, place.indices, start)
-        restore = self._env.restore  # type: ignore[attr-defined]
-        restore(place.seed, place.indices, start, place.standing.env_state)
+        assert isinstance(self._env, Resumable), "its state came from a snapshot"
+        self._env.restore(place.seed, place.indices, start, place.standing.env_state)
         return place.standing.timestep
 
     def _refreshed(self, newest: Parameters | None, rollout: int) -> Parameters:
@@ -149,13 +149,14 @@ class Actor:
 
     def _asked(self, question: Callable[[], TimeStep]) -> TimeStep:
         """The timestep that the environments answer with, inspected."""
-        return self._inspector.inspect(ask(self.place.name, question))
+        return self._inspector.inspect(call_environment(self.place.name, question))
 
     def _aside(self) -> tuple[PyTree, dict[str, int]]:
         """Where the environments stand, and rows of bad data by kind."""
-        env_state = getattr(self._env, "snapshot", tuple)()
+        env_state = self._env.snapshot() if isinstance(self._env, Resumable) else ()
         total = dict(self._inspector.faults)
-        for kind, count in getattr(self._env, "faults", {}).items():
+        faults = self._env.faults if isinstance(self._env, ReportsFaults) else {}
+        for kind, count in faults.items():
             total[kind] = total.get(kind, 0) + count
         return env_state, total
 

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, check_agent, check_policy
+from podracer.agent import Agent, check_policy
+from podracer.checks import check_agent
 from podracer.drivers.common import STOP, Progress, TrainState, to_progress
 from podracer.drivers.sebulba.actor import STAGES, Actor, Parameters, Place, Rollout
 from podracer.drivers.sebulba.config import SebulbaConfig, Split, environment_indices
@@ -30,7 +31,7 @@ from podracer.drivers.sebulba.trajectory import (
     empty_slot,
     make_programs,
 )
-from podracer.environment import HostEnvironments, ask
+from podracer.environment import HostEnvironments, call_environment
 from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import ConfigError, EnvironmentSpec, Metrics, Params, PyTree
@@ -153,7 +154,7 @@ class Team:
             name = f"actor {number}"
             threads = native_threads(config, split)
             try:
-                batch = ask(name, partial(env.make, split.num_envs, threads))
+                batch = call_environment(name, partial(env.make, split.num_envs, threads))
             except Exception as error:
                 supervisor.fail(name, error)
                 raise

@@ -1,0 +1,261 @@
+"""Checks of a user's agent and environment, by abstract evaluation: nothing is compiled or run.
+
+Both raise `ConfigError` with one sentence that names the method and the leaf, what was expected and
+what came.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent
+from podracer.environment import AutoReset, action_struct
+from podracer.types import (
+    ArraySpec,
+    ConfigError,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    EnvState,
+    LearnerState,
+    PyTree,
+    Step,
+    TimeStep,
+    Trajectory,
+)
+
+
+def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
+    """Raise `ConfigError` if an agent breaks the contract of `Agent`, naming the method.
+
+    It is traced with `num_envs` environments and rollouts of `length` steps.
+    """
+    name = type(agent).__name__
+    if not isinstance(agent, Agent):
+        missing = [m for m in ("init", "carry", "actor_params", "act", "learn", "spec")
+                   if not hasattr(agent, m)]  # fmt: skip
+        raise ConfigError(f"{name} is not an agent: it lacks {', '.join(missing)}.")
+    if agent.spec is None:
+        raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    # The agent itself is an argument: its float leaves must not steer Python control flow.
+    state = _trace(name, "init", lambda a, k: a.init(k, num_envs), agent, key)
+    if not isinstance(state, LearnerState):
+        raise ConfigError(f"{name}.init must return a LearnerState, not {type(state).__name__}.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
+        if not leaf.shape or not leaf.shape[0] or num_envs % leaf.shape[0]:
+            raise ConfigError(
+                f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
+                f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
+            )
+    trajectory = _trace(
+        name, "act", lambda a, s, k: _abstract_rollout(a, s, k, num_envs, length),
+        agent, state, keys,
+    )  # fmt: skip
+    result = _trace(name, "learn", lambda a, *x: a.learn(*x, None), agent, state, trajectory, key)
+    new_state, metrics = result
+    if not all(x.shape == () for x in jax.tree.leaves(metrics)):
+        raise ConfigError(f"{name}.learn must return scalar metrics.")
+    structure, new_structure = jax.tree.structure(state), jax.tree.structure(new_state)
+    if structure != new_structure:
+        raise ConfigError(
+            f"{name}.learn must keep the state's structure: {structure} != {new_structure}."
+        )
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new_state), strict=True
+    ):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise ConfigError(
+                f"{name}.learn must keep state{jax.tree_util.keystr(path)} as "
+                f"{old.dtype}{list(old.shape)}, but it became {new.dtype}{list(new.shape)}."
+            )
+
+
+def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *args)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"{name}.{method} cannot be traced: {reason}") from error
+
+
+def _abstract_rollout(
+    agent: Agent, state: LearnerState, keys: jax.Array, num_envs: int, length: int
+) -> Trajectory:
+    assert agent.spec is not None
+
+    def zeros(leaf: Any) -> jax.Array:
+        return jnp.zeros((num_envs, *leaf.shape), leaf.dtype)
+
+    timestep = TimeStep(
+        observation=jax.tree.map(zeros, agent.spec.observation),
+        reward=jnp.zeros(num_envs),
+        discount=jnp.ones(num_envs),
+        first=jnp.ones(num_envs, bool),
+        last=jnp.zeros(num_envs, bool),
+    )
+    carry = agent.carry(num_envs)
+    params = agent.actor_params(state)
+    action, extras, new_carry = agent.act(params, carry, timestep, keys, True)
+    expected = action_struct(agent.spec)
+    if action.shape != (num_envs, *expected.shape) or action.dtype != expected.dtype:
+        raise ConfigError(
+            f"{type(agent).__name__}.act must return actions {expected.dtype}"
+            f"{[num_envs, *expected.shape]}, but they are {action.dtype}{list(action.shape)}."
+        )
+    if jax.tree.structure(carry) != jax.tree.structure(new_carry):
+        raise ConfigError(f"{type(agent).__name__}.act must keep the structure of its memory.")
+    step = Step(timestep, action, extras)
+    steps = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), step)
+    return Trajectory(steps, timestep, carry, new_carry)
+
+
+# --- environments --------------------------------------------------------------------------------
+
+
+def check_environment(environment: Any) -> EnvironmentSpec:
+    """Return the specification of a device environment; raise `ConfigError` if it is broken.
+
+    Leaves of the state and of timesteps must have the shapes and dtypes that the specification and
+    the contract of `Environment` ask for, from `reset` and from `step` alike.
+    """
+    if isinstance(environment, AutoReset):
+        check_environment(environment.inner)  # its messages name the user's own class and methods
+    spec = _checked_spec(environment)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state, first_timestep = _evaluate(spec.name, "reset", environment.reset, key)
+    _check_timestep(spec, "reset", first_timestep)
+    _check_no_keys(spec.name, state)
+    action = action_struct(spec)
+    new_state, timestep = _evaluate(spec.name, "step", environment.step, key, state, action)
+    _check_timestep(spec, "step", timestep)
+    _check_same(spec.name, "state", state, new_state)
+    return spec
+
+
+def _checked_spec(environment: Any) -> EnvironmentSpec:
+    if isinstance(environment, type):
+        raise ConfigError(f"{environment.__name__} is a class: pass an environment made from it.")
+    spec = getattr(environment, "spec", None)
+    kind = type(environment).__name__
+    if not isinstance(spec, EnvironmentSpec):
+        raise ConfigError(
+            f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}."
+        )
+    for name in ("reset", "step"):
+        if not callable(getattr(environment, name, None)):
+            raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
+    leaves = jax.tree.leaves(spec.observation)
+    if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
+        raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec.")
+    if isinstance(spec.action, Discrete):
+        number = spec.action.num_actions
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"{spec.name}: Discrete needs a number of actions, not {number!r}.")
+    elif isinstance(spec.action, Continuous):
+        _check_bounds(spec.name, spec.action)
+    else:
+        raise ConfigError(
+            f"{spec.name}: spec.action must be Discrete or Continuous, "
+            f"but it is {type(spec.action).__name__}."
+        )
+    return spec
+
+
+def _check_bounds(name: str, space: Continuous) -> None:
+    for side, bounds in (("low", space.low), ("high", space.high)):
+        if not isinstance(bounds, tuple) or not all(isinstance(x, float | int) for x in bounds):
+            raise ConfigError(
+                f"{name}: Continuous.{side} must be a tuple of floats, not {bounds!r}."
+            )
+    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+    if low.shape != high.shape or not low.size:
+        raise ConfigError(f"{name}: Continuous needs as many lower as upper bounds, at least one.")
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ConfigError(
+            f"{name}: Continuous needs finite bounds with low < high, "
+            f"but they are {space.low} and {space.high}."
+        )
+
+
+def _evaluate(name: str, method: str, function: Any, *args: Any) -> tuple[Any, Any]:
+    try:
+        with jax.checking_leaks():  # an environment that keeps its state on itself
+            result = jax.eval_shape(function, *args)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"{name}: `{method}` cannot be traced: {type(error).__name__}: {reason}"
+        ) from error
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise ConfigError(f"{name}: `{method}` must return the pair (state, TimeStep).")
+    if not isinstance(result[1], TimeStep):
+        raise ConfigError(
+            f"{name}: `{method}` must return (state, TimeStep), "
+            f"but the second part is {type(result[1]).__name__}."
+        )
+    return result
+
+
+def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> None:
+    leaf = jax.ShapeDtypeStruct
+    expected = {
+        "observation": jax.tree.map(lambda x: leaf(x.shape, x.dtype), spec.observation),
+        "reward": leaf((), jnp.float32),
+        "discount": leaf((), jnp.float32),
+        "first": leaf((), jnp.bool_),
+        "last": leaf((), jnp.bool_),
+    }
+    for field, leaves in expected.items():
+        where = f"{method}().timestep.{field}"
+        _check_same(spec.name, where, leaves, getattr(timestep, field))
+
+
+def _check_no_keys(name: str, state: EnvState) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ConfigError(
+                f"{name}: state{jax.tree_util.keystr(path)} is a random key; "
+                "an environment holds none and uses those that `reset` and `step` are given."
+            )
+
+
+def _check_same(name: str, where: str, expected: PyTree, got: PyTree) -> None:
+    expected_leaves, leaves = _leaves_by_path(expected), _leaves_by_path(got)
+    for path, leaf in expected_leaves.items():
+        if path not in leaves:
+            raise ConfigError(f"{name}: {where}{path} is missing; expected {_format(leaf)}.")
+    for path, leaf in leaves.items():
+        if path not in expected_leaves:
+            raise ConfigError(f"{name}: {where}{path} was not expected; got {_format(leaf)}.")
+        wanted = expected_leaves[path]
+        if wanted.shape != leaf.shape or wanted.dtype != leaf.dtype:
+            raise ConfigError(
+                f"{name}: {where}{path} must be {_format(wanted)}, but it is {_format(leaf)}."
+            )
+        if getattr(leaf, "weak_type", False) != getattr(wanted, "weak_type", False):
+            raise ConfigError(
+                f"{name}: {where}{path} is weakly typed, a Python number somewhere: "
+                f"write jnp.asarray(x, jnp.{wanted.dtype}) to make it {_format(wanted)}."
+            )
+    if jax.tree.structure(expected) != jax.tree.structure(got):
+        raise ConfigError(
+            f"{name}: {where} must have the structure {jax.tree.structure(expected)}, "
+            f"but it is {jax.tree.structure(got)}."
+        )
+
+
+def _leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _format(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
