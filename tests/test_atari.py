@@ -19,7 +19,7 @@ from ale_py import roms
 
 from podracer.environment import HostEnvironments
 from podracer.envs.host import atari
-from podracer.envs.host.atari import Atari, Games, impala, row_seeds, sticky
+from podracer.envs.host.atari import Atari, TimestepBuilder, impala, row_seeds, sticky
 from podracer.types import ConfigError, EnvironmentFault
 
 NATIVE = (210, 160)  # the emulator's own screen: nothing is resized
@@ -37,11 +37,10 @@ class Slow:
         self.ale.loadROM(str(roms.get_rom_path(setting.game)))
         full = setting.full_action_set
         self.actions = self.ale.getLegalActionSet() if full else self.ale.getMinimalActionSet()
-        self.scores: list[tuple[float, int]] = []
         self.begin()
 
     def screen(self) -> np.ndarray:
-        if self.setting.grey:
+        if self.setting.grayscale:
             return self.ale.getScreenGrayscale()[..., None]
         return self.ale.getScreenRGB()
 
@@ -56,7 +55,6 @@ class Slow:
         black = [np.zeros_like(screen)] * (self.setting.stack - 1)
         self.seen = collections.deque([*black, screen], maxlen=self.setting.stack)
         self.frames, self.lives, self.ended = 0, self.ale.lives(), False
-        self.score, self.steps = 0, 0
         return self.observation(), 0.0, 1.0, True, False
 
     def step(self, action: int) -> tuple[Any, ...]:
@@ -72,9 +70,6 @@ class Slow:
         self.seen.append(functools.reduce(np.maximum, pooled))
         lost = self.setting.life_loss_ends_episode and 0 < self.ale.lives() < self.lives
         self.lives = self.ale.lives()
-        self.score, self.steps = self.score + reward, self.steps + 1
-        if self.ended:
-            self.scores.append((self.score, self.steps))
         clipped = min(max(reward, -1), 1) if self.setting.clip_rewards else reward
         discount = 0.0 if self.ale.game_over() or lost else 1.0
         return self.observation(), clipped, discount, lost and not self.ended, self.ended
@@ -91,7 +86,7 @@ SETTINGS = {  # the protocol, the steps, and what must at least have happened in
     "fire": (Atari("breakout", noop_max=0, use_fire_reset=True), 120, {"life": 2}),
     "sticky": (sticky("freeway"), 120, {}),
     "whole games": (Atari("qbert", noop_max=0).for_evaluation(), 350, {"over": 1, "large": 10}),
-    "color": (Atari("ms_pacman", noop_max=0, grey=False, stack=2, frame_skip=3), 60, {}),
+    "color": (Atari("ms_pacman", noop_max=0, grayscale=False, stack=2, frame_skip=3), 60, {}),
     "no pool": (Atari("asteroids", noop_max=0, max_pool=False, stack=1), 60, {}),
 }
 
@@ -120,8 +115,6 @@ def test_equals_a_slow_game_loop(name: str) -> None:
         actions = rng.integers(0, len(slow[0].actions), len(slow))
         shown = batch.step(actions)
         wanted = [game.step(action) for game, action in zip(slow, actions, strict=True)]
-    assert sorted(batch.scores()) == sorted(score for game in slow for score in game.scores)
-    assert batch.scores() == []
     batch.close()
     assert seen >= collections.Counter(expected)
 
@@ -133,27 +126,26 @@ def kind(reward: float, discount: float, first: bool, last: bool) -> list[str]:
 
 
 def test_ends_that_fall_together_are_one() -> None:
-    games = Games(4, life_loss_ends_episode=True, clip_rewards=True)
+    games = TimestepBuilder(4, life_loss_ends_episode=True, clip_rewards=True)
     yes, no = np.ones(4, bool), np.zeros(4, bool)
-    shown = games.begin((), np.array([3, 3, 3, 1]))
+    shown = games.after_reset((), np.array([3, 3, 3, 1]))
     assert shown.first.all()
     # A lost life, one in the step of a time-out, a game over in it, and a last life not yet over.
     timeout, terminal = np.array([False, True, True, False]), np.array([False, False, True, False])
-    shown = games.timestep((), np.full(4, -7), terminal, timeout, np.array([2, 2, 0, 0]))
+    shown = games.after_step((), np.full(4, -7), terminal, timeout, np.array([2, 2, 0, 0]))
     assert shown.reward.tolist() == [-1, -1, -1, -1]
     assert shown.discount.tolist() == [0, 0, 0, 1]
     assert shown.first.tolist() == [True, False, False, False]
     assert shown.last.tolist() == [False, True, True, False]
-    assert games.scores() == [(-7.0, 1), (-7.0, 1)]
-    shown = games.timestep(
+    shown = games.after_step(
         (), np.array([1, 0, 0, 1]), np.array([0, 0, 0, 1], bool), no, np.array([2, 1, 2, 2])
     )
     assert shown.first.tolist() == [False, True, True, False]
     assert shown.discount.tolist() == [1, 1, 1, 0]
-    assert games.scores() == [(-6.0, 2)]
-    assert games.begin((), no + 3).first.all()
-    games.timestep((), yes + 1, yes, no, no + 0)
-    assert games.scores() == [(2.0, 1)] * 4
+    assert games.after_reset((), no + 3).first.all()
+    shown = games.after_step((), yes + 1, yes, no, no + 0)
+    assert shown.reward.tolist() == [1, 1, 1, 1]
+    assert shown.last.all()
 
 
 def play(setting: Atari, indices: list[int], steps: int, start: int = 0, before: int = 0) -> Any:
@@ -231,7 +223,13 @@ def test_screens_are_averaged_over_areas() -> None:
 
 
 def test_the_protocols_state_themselves() -> None:
-    preprocessing = {"frame_skip": 4, "max_pool": True, "stack": 4, "size": (84, 84), "grey": True}
+    preprocessing = {
+        "frame_skip": 4,
+        "max_pool": True,
+        "stack": 4,
+        "size": (84, 84),
+        "grayscale": True,
+    }
     common = preprocessing | {
         "game": "pong",
         "use_fire_reset": False,

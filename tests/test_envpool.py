@@ -36,38 +36,34 @@ def actions(setting: EnvPool, steps: int, indices: Any = INDICES) -> np.ndarray:
 
 
 def play(setting: EnvPool, steps: int, indices: Any = INDICES, start: int = 0) -> Any:
-    """Timesteps `[steps + 1, B, ...]`, and the scores."""
+    """Timesteps `[steps + 1, B, ...]`."""
     batch = setting.make(len(indices), 2)
     shown = [batch.reset(5, np.array(indices), start)]
     shown += [batch.step(action) for action in actions(setting, steps, indices)]
-    scores = batch.scores()
     batch.close()
     batch.close()
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *shown), scores
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *shown)
 
 
 def slow(setting: EnvPool, steps: int, index: int, start: int = 0) -> Any:
-    """One row, in a pool of its own: (observation, reward, discount, first, last) and scores."""
+    """One row, in a pool of its own: (observation, reward, discount, first, last)."""
     seed = int(row_seeds(5, np.array([index]), start)[0])
     pool = library.make_gymnasium(
         setting.task, num_envs=1, num_threads=1, seed=seed, **dict(setting.options)
     )
     observation, info = pool.reset()
-    lives, ended, score, length = info.get("lives", [0])[0], False, 0.0, 0
-    rows, scores = [(observation[0], 0.0, 1.0, True, False)], []
+    lives, ended = info.get("lives", [0])[0], False
+    rows = [(observation[0], 0.0, 1.0, True, False)]
     for action in actions(setting, steps, [index]):
         observation, reward, terminated, truncated, info = pool.step(action)
         began, now = ended, info.get("lives", [0])[0]
         lost = setting.life_loss_ends_episode and not began and 0 < now < lives
         over = bool(info["terminated"][0]) if "terminated" in info else bool(terminated[0])
         lives, ended = now, bool(terminated[0] or truncated[0])
-        score, length = (0.0, 0) if began else (score + float(reward[0]), length + 1)
-        if ended:
-            scores.append((score, length))
         shown = np.clip(reward[0], -1, 1) if setting.clip_rewards else reward[0]
         discount = float(not (over or lost))
         rows.append((observation[0], shown, discount, began or (lost and not ended), ended))
-    return [np.stack(leaves) for leaves in zip(*rows, strict=True)], scores
+    return [np.stack(leaves) for leaves in zip(*rows, strict=True)]
 
 
 SETTINGS = {  # the options, the steps, and the ends that must be among them
@@ -98,32 +94,31 @@ def test_evaluation_shows_whole_games_and_their_rewards() -> None:
 
 
 def test_a_game_that_is_over_at_its_limit_is_over() -> None:
-    shown, scores = play(envpool("Breakout-v5"), 250, [2])
+    shown = play(envpool("Breakout-v5"), 250, [2])
     at = int(np.flatnonzero(shown.last)[0])
-    limited, same = play(envpool("Breakout-v5", max_episode_steps=at), at, [2])
-    assert same == scores[:1]
+    limited = play(envpool("Breakout-v5", max_episode_steps=at), at, [2])
+    np.testing.assert_array_equal(limited.reward, shown.reward[: at + 1])
+    assert np.flatnonzero(limited.last).tolist() == [at]
     assert (limited.last[at], limited.discount[at]) == (True, 0)
-    cut, _ = play(envpool("Breakout-v5", max_episode_steps=at - 1), at, [2])
+    cut = play(envpool("Breakout-v5", max_episode_steps=at - 1), at, [2])
     assert (cut.last[at - 1], cut.discount[at - 1]) == (True, 1)
 
 
 def compared(setting: EnvPool, steps: int) -> Any:
     """Timesteps of a batch, after an exact comparison of each row with a pool of its own."""
-    shown, scores = play(setting, steps)
-    spec, wanted_scores = setting.spec.observation, []
+    shown = play(setting, steps)
+    spec = setting.spec.observation
     assert shown.observation.dtype == spec.dtype
     ours = [shown.reward, shown.discount, shown.first, shown.last]
     assert [leaf.dtype for leaf in ours] == [np.float32, np.float32, bool, bool]
     for row, index in enumerate(INDICES):
-        (observation, *leaves), row_scores = slow(setting, steps, index)
-        wanted_scores += row_scores
+        observation, *leaves = slow(setting, steps, index)
         if observation.dtype == np.uint8:
             observation = np.moveaxis(observation, 1, -1)
         assert shown.observation.shape[2:] == spec.shape == observation.shape[1:]
         np.testing.assert_array_equal(shown.observation[:, row], observation.astype(spec.dtype))
         for got, want in zip(ours, leaves, strict=True):
             np.testing.assert_array_equal(got[:, row], want.astype(got.dtype))
-    assert sorted(scores) == sorted(wanted_scores)
     return shown
 
 
@@ -140,7 +135,7 @@ def test_cartpole_obeys_its_own_laws() -> None:
     gymnasium = pytest.importorskip("gymnasium")
     game = gymnasium.make("CartPole-v1").unwrapped
     setting = envpool("CartPole-v1", max_episode_steps=20)
-    shown, _ = play(setting, 150)
+    shown = play(setting, 150)
     chosen = actions(setting, 150)
     for row in range(len(INDICES)):
         clock = 0
@@ -166,17 +161,16 @@ def test_cartpole_obeys_its_own_laws() -> None:
 
 def test_half_cheetah_times_out_after_1000_steps() -> None:
     setting = envpool("HalfCheetah-v4")
-    shown, scores = play(setting, 1002, [1])
+    shown = play(setting, 1002, [1])
     assert np.flatnonzero(shown.last).tolist() == [1000]
     assert np.flatnonzero(shown.first).tolist() == [0, 1001]
     assert (shown.discount == 1).all()
     assert shown.reward[1001] == 0
-    np.testing.assert_allclose(scores, [(shown.reward[:1001].sum(), 1000)], rtol=1e-4)
 
 
 @pytest.mark.parametrize("task", ["CartPole-v1", "SpaceInvaders-v5"])
 def test_rows_depend_on_seed_index_and_start(task: str) -> None:
-    one, same, later = (play(envpool(task), 12, [4], start)[0] for start in (3, 3, 4))
+    one, same, later = (play(envpool(task), 12, [4], start) for start in (3, 3, 4))
     jax.tree.map(np.testing.assert_array_equal, one, same)
     assert (one.observation != later.observation).any()
 
@@ -200,7 +194,7 @@ def test_observations_may_be_dictionaries() -> None:
     assert setting.spec.action == Continuous((-1.0,) * 6, (1.0,) * 6)
     wanted = {"position": ArraySpec((8,), np.float32), "velocity": ArraySpec((9,), np.float32)}
     assert setting.spec.observation == wanted
-    shown, _ = play(setting, 3)
+    shown = play(setting, 3)
     for name, array in wanted.items():
         assert shown.observation[name].shape == (4, 3, *array.shape)
         assert shown.observation[name].dtype == array.dtype

@@ -1,12 +1,12 @@
-"""Atari games on the host, through ale-py's own vector environment: its threads, its ROMs.
+"""Atari games on the host, through ale-py's own vector environment, with its threads and ROMs.
 
-The protocol, which is all that makes Atari results comparable (Machado et al. 2018), is the fields
-of `Atari`. Two have names: `impala` and `sticky`.
+Results on Atari are comparable only under the same evaluation protocol (Machado et al. 2018). The
+fields of `Atari` are the whole protocol, and two protocols have names: `impala` and `sticky`.
 
-Life losses are shown here and not by ale-py, whose `episodic_life` starts a new game at each. A
-lost life that ends a training episode is shown in the form that loses no frame: in one timestep
-the reward of the step, `discount` 0 and `first`, with `last` unset. Its observation is both the
-end of one episode and the beginning of the next, and the next action is played.
+A lost life that ends a training episode is reported in one timestep that loses no frame: the
+reward of the step, `discount` 0 and `first`, with `last` unset. Its observation is both the end of
+one episode and the beginning of the next, and the next action is played. ale-py's own
+`episodic_life` is not used, because it starts a new game at each lost life.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from podracer.types import (
 
 
 def impala(game: str) -> Atari:
-    """The training protocol of IMPALA (Espeholt et al. 2018) and, nearly, of DQN before it.
+    """Return a game under the training protocol of IMPALA (Espeholt et al. 2018).
 
-    Up to 30 no-ops begin a game, a lost life ends an episode, rewards are clipped to [-1, 1].
-    Raises `ConfigError` as `Atari` does.
+    Up to 30 no-ops begin a game, a lost life ends an episode, rewards are clipped to [-1, 1]; DQN's
+    protocol is nearly the same. Raises `ConfigError` as `Atari` does.
     """
     return Atari(game)
 
 
 def sticky(game: str) -> Atari:
-    """The protocol of Machado et al. 2018: chance comes from sticky actions alone, an episode is
-    a whole game, and all 18 actions are there. Rewards are clipped for training.
+    """Return a game under the protocol of Machado et al. 2018, with sticky actions.
 
-    Raises `ConfigError` as `Atari` does.
+    Sticky actions are the only source of randomness, an episode is a whole game, and all 18 actions
+    are available. Rewards are clipped for training. Raises `ConfigError` as `Atari` does.
     """
     return Atari(
         game,
@@ -55,53 +55,66 @@ def sticky(game: str) -> Atari:
 
 @dataclasses.dataclass(frozen=True)
 class Atari:
-    """One game and the whole protocol; the defaults are IMPALA's. Makes `HostEnvironment`s.
+    """One game under one protocol, as `HostEnvironments`; the defaults are IMPALA's.
 
     Observations are u8 `[height, width, stack]`, the newest frame last; in color
-    `[height, width, 3 * stack]`. The screens before a game's first are black. Raises `ConfigError`
+    `[height, width, 3 * stack]`. Frames before a game's first are black. Raises `ConfigError`
     where ale-py or gymnasium is not installed and for an unknown game.
     """
 
-    game: str  # ale-py's name, in snake case
-    noop_max: int = 30  # a game begins with 0 to this many no-ops, drawn uniformly
-    use_fire_reset: bool = False  # press FIRE first, where the game has it; counts as a no-op
-    frame_skip: int = 4  # frames that each action is repeated for
-    max_pool: bool = True  # observe the maximum of the last two of these
-    stack: int = 4  # observations in one
-    size: tuple[int, int] = (84, 84)  # height and width, by averages over areas
-    grey: bool = True
-    repeat_action_probability: float = 0.0  # that a frame ignores the action, for the one before
+    game: str
+    """Name of the game in ale-py, in snake case."""
+    noop_max: int = 30
+    """Largest number of no-ops that begin a game, drawn uniformly from 0 on."""
+    use_fire_reset: bool = False
+    """Whether a game begins with FIRE, where it has that action; it counts as a no-op."""
+    frame_skip: int = 4
+    """Emulator frames that each action is repeated for."""
+    max_pool: bool = True
+    """Whether an observation is the maximum over the last two frames of a step."""
+    stack: int = 4
+    """Observations of consecutive steps that are stacked in one."""
+    size: tuple[int, int] = (84, 84)
+    """Height and width of observations, resized by averages over areas."""
+    grayscale: bool = True
+    """Whether observations are gray, with one channel for each stacked frame."""
+    repeat_action_probability: float = 0.0
+    """Probability that a frame repeats the previous action (sticky actions), in [0, 1]."""
     life_loss_ends_episode: bool = True
-    clip_rewards: bool = True  # of each step to [-1, 1]
-    full_action_set: bool = False  # all 18 instead of those with a meaning in the game
-    max_frames: int = 108_000  # a game is cut after these: 30 minutes
+    """Whether a lost life ends an episode, without a new game."""
+    clip_rewards: bool = True
+    """Whether the reward of each step is clipped to [-1, 1]."""
+    full_action_set: bool = False
+    """Whether all 18 actions are available, not only those with a meaning in the game."""
+    max_frames: int = 108_000
+    """Emulator frames after which a game is cut by a time-out: 30 minutes of play."""
 
     def __post_init__(self) -> None:
         _num_actions(self.game, self.full_action_set)
 
     @property
     def spec(self) -> EnvironmentSpec:
-        channels = self.stack * (1 if self.grey else 3)
+        channels = self.stack * (1 if self.grayscale else 3)
         return EnvironmentSpec(
             f"atari:{self.game}",
-            ArraySpec((*self.size, channels), np.uint8, stacked=self.grey and self.stack > 1),
+            ArraySpec((*self.size, channels), np.uint8, stacked=self.grayscale and self.stack > 1),
             Discrete(_num_actions(self.game, self.full_action_set)),
         )
 
     def for_evaluation(self) -> Atari:
-        """The same with whole games as episodes and unclipped rewards."""
+        """Return the same game with whole games as episodes and unclipped rewards."""
         return dataclasses.replace(self, life_loss_ends_episode=False, clip_rewards=False)
 
     def make(self, num_envs: int, num_threads: int) -> AtariBatch:
-        """`num_envs` games on `num_threads` threads of ale-py, at most one per core."""
+        """Make `num_envs` games on `num_threads` threads of ale-py, at most one per core."""
         return AtariBatch(self, num_envs, num_threads)
 
 
 class AtariBatch:
-    """B games of ale-py, a `HostEnvironment`. Observations are never overwritten.
+    """B games of ale-py, as a `HostEnvironment`. Observations are never overwritten.
 
-    Of a game cut at `max_frames` the newest screen shown is not quite the last: ale-py stops
-    before it takes that in, and pools the one before with those of the step before.
+    When a game is cut at `max_frames`, ale-py leaves out the very last frame: its final observation
+    pools the frame before with those of the previous step.
     """
 
     def __init__(self, atari: Atari, num_envs: int, num_threads: int) -> None:
@@ -109,7 +122,9 @@ class AtariBatch:
 
         self._atari = atari
         self._num_actions = _num_actions(atari.game, atari.full_action_set)
-        self._games = Games(num_envs, atari.life_loss_ends_episode, atari.clip_rewards)
+        self._timesteps = TimestepBuilder(
+            num_envs, atari.life_loss_ends_episode, atari.clip_rewards
+        )
         self._env: Any = AtariVectorEnv(
             atari.game,
             num_envs,
@@ -119,7 +134,7 @@ class AtariBatch:
             full_action_space=atari.full_action_set,
             img_height=atari.size[0],
             img_width=atari.size[1],
-            grayscale=atari.grey,
+            grayscale=atari.grayscale,
             stack_num=atari.stack,
             frameskip=atari.frame_skip,
             maxpool=atari.max_pool,
@@ -130,21 +145,17 @@ class AtariBatch:
         )
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """New games, `[B, ...]`. Takes about 0.1 s a row: ale-py loads the ROM anew."""
+        """Begin new games, `[B, ...]`. Takes about 0.1 s a row, as ale-py loads the ROM again."""
         observation, info = self._env.reset(seed=row_seeds(seed, indices, start))
-        return self._games.begin(self._channels_last(observation), info["lives"])
+        return self._timesteps.after_reset(self._channels_last(observation), info["lives"])
 
     def step(self, action: np.ndarray) -> TimeStep:
-        """One step, `[B, ...]`. Raises `EnvironmentFault` for an action that does not exist."""
-        action = checked_actions(action, self._num_actions)
+        """Step all games, `[B, ...]`. Raises `EnvironmentFault` for an invalid action."""
+        action = check_actions(action, self._num_actions)
         observation, reward, terminal, timeout, info = self._env.step(action)
-        return self._games.timestep(
+        return self._timesteps.after_step(
             self._channels_last(observation), reward, terminal, timeout, info["lives"]
         )
-
-    def scores(self) -> list[tuple[float, int]]:
-        """(unclipped return, agent steps) of the whole games that ended since the last call."""
-        return self._games.scores()
 
     def close(self) -> None:
         self._env = None  # its destructor joins the threads
@@ -152,35 +163,32 @@ class AtariBatch:
     def _channels_last(self, observation: np.ndarray) -> np.ndarray:
         # A view: JAX takes it in as fast as a contiguous array, while numpy would need 0.7 ms to
         # make it one for 32 games.
-        if self._atari.grey:
+        if self._atari.grayscale:
             return np.moveaxis(observation, 1, -1)
         rows, stack, height, width, colors = observation.shape
         return np.moveaxis(observation, 1, 3).reshape(rows, height, width, stack * colors)
 
 
-class Games:
-    """The episodes of B rows that play whole games, and the games' scores.
+class TimestepBuilder:
+    """Timesteps of B rows that play whole games and restart in the step after a game's end.
 
-    A row restarts in the step after its game's end. What a step says is `reward`, `terminal`,
-    `timeout` and `lives`, all `[B]`; where no life can be lost, `lives` is constant.
+    A row's game may be cut into several episodes, one for each life. Where no life can be lost,
+    `lives` is constant.
     """
 
-    def __init__(self, rows: int, life_loss_ends_episode: bool, clip_rewards: bool) -> None:
+    def __init__(self, num_rows: int, life_loss_ends_episode: bool, clip_rewards: bool) -> None:
         self._life_loss_ends_episode = life_loss_ends_episode
         self._clip_rewards = clip_rewards
-        self._lives = np.zeros(rows, np.int32)
-        self._ended = np.ones(rows, bool)
-        self._returns = np.zeros(rows, np.float64)
-        self._steps = np.zeros(rows, np.int64)
-        self._scores: list[tuple[float, int]] = []
+        self._lives = np.zeros(num_rows, np.int32)
+        self._game_ended = np.ones(num_rows, bool)  # in the previous step: this one restarts
 
-    def begin(self, observation: PyTree, lives: np.ndarray) -> TimeStep:
-        """The timestep after a reset of all rows."""
+    def after_reset(self, observation: PyTree, lives: np.ndarray) -> TimeStep:
+        """Return the timestep after a reset of all rows; `lives` is i32 `[B]`."""
         none = np.zeros(len(lives), bool)
-        self._ended = ~none
-        return self.timestep(observation, np.zeros(len(lives), np.float32), none, none, lives)
+        self._game_ended = ~none
+        return self.after_step(observation, np.zeros(len(lives), np.float32), none, none, lives)
 
-    def timestep(
+    def after_step(
         self,
         observation: PyTree,
         reward: np.ndarray,
@@ -188,40 +196,33 @@ class Games:
         timeout: np.ndarray,
         lives: np.ndarray,
     ) -> TimeStep:
-        """The timestep after a step; a terminal wins where both ends fall together."""
-        began, ended = self._ended, terminal | timeout
+        """Return the timestep after a step; all arguments are `[B, ...]`.
+
+        A terminal wins where both ends fall together.
+        """
+        restarted, game_ended = self._game_ended, terminal | timeout
         # Some games show no life left for some frames before they are over: one end, not two.
-        lost = ~began & (lives < self._lives) & (lives > 0) & self._life_loss_ends_episode
-        self._lives, self._ended = lives, ended
-        self._score(began, ended, reward)
+        life_lost = ~restarted & (lives < self._lives) & (lives > 0) & self._life_loss_ends_episode
+        self._lives, self._game_ended = lives, game_ended
         if self._clip_rewards:
             reward = np.clip(reward, -1, 1)
-        discount = 1 - (terminal | lost).astype(np.float32)
-        first = began | (lost & ~ended)
+        discount = 1 - (terminal | life_lost).astype(np.float32)
+        first = restarted | (life_lost & ~game_ended)
         reward = reward.astype(np.float32)
-        return TimeStep(observation, reward, discount, first, ended)  # type: ignore[arg-type]
-
-    def scores(self) -> list[tuple[float, int]]:
-        """(unclipped return, agent steps) of the games that ended since the last call."""
-        scores, self._scores = self._scores, []
-        return scores
-
-    def _score(self, began: np.ndarray, ended: np.ndarray, reward: np.ndarray) -> None:
-        self._returns = np.where(began, 0, self._returns + reward)
-        self._steps = np.where(began, 0, self._steps + 1)
-        for row in np.flatnonzero(ended):
-            self._scores.append((float(self._returns[row]), int(self._steps[row])))
+        return TimeStep(observation, reward, discount, first, game_ended)  # type: ignore[arg-type]
 
 
 def row_seeds(seed: int, indices: np.ndarray, start: int) -> np.ndarray:
-    """A seed of 31 bits for each row, i64 `[B]`, that depends on nothing but its own index."""
+    """Return a seed of 31 bits for each row, i64 `[B]`, that depends on its own index alone."""
     sequences = (np.random.SeedSequence([seed, int(index), start]) for index in indices)
     return np.array([int(sequence.generate_state(1)[0]) >> 1 for sequence in sequences], np.int64)
 
 
-def checked_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
-    """Discrete actions, i32 `[B]`. Raises `EnvironmentFault` for one that does not exist, which
-    would leave ale-py waiting for ever and EnvPool reading beyond its memory."""
+def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
+    """Return discrete actions as i32 `[B]`. Raises `EnvironmentFault` for one that does not exist.
+
+    Such an action would leave ale-py waiting for ever and EnvPool reading beyond its memory.
+    """
     action = np.asarray(action, np.int32)
     if action.min() < 0 or action.max() >= num_actions:
         raise EnvironmentFault(f"Actions must be 0 to {num_actions - 1}, but they are {action}.")

@@ -1,4 +1,4 @@
-"""A device environment served as a host environment, for parity tests and fair comparisons.
+"""A device environment as a host environment, for parity tests and fair comparisons.
 
 It draws the same random numbers as under Anakin, so lock-step Sebulba computes what Anakin does.
 """
@@ -20,7 +20,7 @@ from podracer.types import EnvironmentSpec, EnvState, TimeStep
 
 @dataclasses.dataclass(frozen=True)
 class DeviceEnvironments:
-    """Batches of a device environment for actors on the host."""
+    """A device environment, as `HostEnvironments`."""
 
     environment: Environment
 
@@ -28,12 +28,12 @@ class DeviceEnvironments:
     def spec(self) -> EnvironmentSpec:
         return self.environment.spec
 
-    def make(self, num_envs: int, num_threads: int) -> ServedBatch:
-        return ServedBatch(self.environment)
+    def make(self, num_envs: int, num_threads: int) -> DeviceBatch:
+        return DeviceBatch(self.environment)
 
 
-class ServedBatch:
-    """One batch, stepped by a compiled program on a CPU device."""
+class DeviceBatch:
+    """A batch of environments, stepped by a compiled program on a CPU device."""
 
     def __init__(self, environment: Environment) -> None:
         self._device = jax.local_devices(backend="cpu")[0]
@@ -44,12 +44,12 @@ class ServedBatch:
         self._steps = 0
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """The first resets are Anakin's; those of a run that goes on (`start` > 0) are others."""
+        """Reset all environments: as Anakin does at the start, with other keys when resumed."""
         with jax.default_device(self._device):
             self._seed(seed, indices, start)
             key = purpose_key(jax.random.key(seed), Purpose.RESET)
-            moment = jnp.asarray([start], jnp.uint32)
-            keys = environment_keys(key, jnp.asarray(indices), moment)[0]
+            steps = jnp.asarray([start], jnp.uint32)
+            keys = environment_keys(key, jnp.asarray(indices), steps)[0]
             self._state, timestep = self._reset(keys)
         return jax.device_get(timestep)
 
@@ -62,11 +62,11 @@ class ServedBatch:
         return jax.device_get(timestep)
 
     def snapshot(self) -> EnvState:
-        """Where the environments stand, as Anakin keeps it."""
+        """Return the states of all environments, as Anakin keeps them."""
         return self._state
 
     def restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
-        """Go on from a snapshot, `start` steps into the run."""
+        """Continue from a snapshot, `start` steps into the run."""
         with jax.default_device(self._device):
             self._seed(seed, indices, start)
             self._state = jax.device_put(state, self._device)
@@ -81,7 +81,7 @@ class ServedBatch:
 
 
 def _step(
-    environment: Environment, keys: jax.Array, moment: jax.Array, state: EnvState, action: jax.Array
+    environment: Environment, keys: jax.Array, steps: jax.Array, state: EnvState, action: jax.Array
 ) -> tuple[EnvState, TimeStep]:
-    now = jax.vmap(lambda key: jax.random.fold_in(key, moment))(keys)
-    return jax.vmap(environment.step)(now, state, action)
+    step_keys = jax.vmap(lambda key: jax.random.fold_in(key, steps))(keys)
+    return jax.vmap(environment.step)(step_keys, state, action)

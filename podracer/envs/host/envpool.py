@@ -1,12 +1,12 @@
 """Any single-player task of EnvPool (Weng et al. 2022): Atari, classic control, MuJoCo and more.
 
-EnvPool restarts a row in the step after its end, as a `HostEnvironment` does. What its Python
-layer calls a termination is an end before the limit of steps; a task that also says which ends are
-true (`info["terminated"]`: Atari, MuJoCo Playground) is believed. Where another one ends by itself
-in the very step of its limit, EnvPool tells only of the time-out.
+EnvPool restarts a row in the step after its end, as a `HostEnvironment` does. Its Python layer
+reports a termination where an episode ends before the limit of steps. Tasks that also say which
+ends are terminal (`info["terminated"]`: Atari, MuJoCo Playground) are taken at their word. Where
+any other task ends by itself in the very step of its limit, EnvPool reports only the time-out.
 
-Its asynchronous mode is not used: actor threads do what it is for, and stay reproducible
-(decision 0017).
+The asynchronous mode is not used: several actor threads serve the same purpose and stay
+reproducible (decision 0017).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.envs.host.atari import Games, checked_actions, row_seeds
+from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
 from podracer.io.names import nearest
 from podracer.types import (
     ArraySpec,
@@ -31,7 +31,7 @@ from podracer.types import (
     TimeStep,
 )
 
-IMPALA = {
+IMPALA_OPTIONS = {
     "noop_max": 30,  # EnvPool draws from 1
     "use_fire_reset": False,
     "frame_skip": 4,
@@ -43,9 +43,12 @@ IMPALA = {
     "full_action_space": False,
     "max_episode_steps": 27_000,  # agent steps: 108 000 frames
 }
-NARROW = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
-# What the adapter sets by itself, or shows in its own way.
-OURS = {
+NARROWER_DTYPE = {
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+}
+# Options that the adapter sets itself, or whose effect it reports in another way.
+RESERVED_OPTIONS = {
     *("num_envs", "batch_size", "num_threads", "max_num_players", "seed", "env_seed"),
     *("base_path", "task", "gym_reset_return_info"),
     *("episodic_life", "reward_clip", "zero_discount_on_life_loss"),
@@ -53,30 +56,34 @@ OURS = {
 
 
 def envpool(task: str, **options: Any) -> EnvPool:
-    """EnvPool's `task`, such as `CartPole-v1`; an Atari task gets the settings of IMPALA
-    (Espeholt et al. 2018), see `podracer.envs.host.atari`.
+    """Return EnvPool's `task`, such as `CartPole-v1`.
 
-    `options` are EnvPool's own for the task, such as `max_episode_steps`, and replace `IMPALA`.
-    Raises `ConfigError` where EnvPool is not installed, for an unknown task or option, and where
-    actions are neither discrete nor bounded.
+    `options` are EnvPool's own for the task, such as `max_episode_steps`. An Atari task gets the
+    settings of IMPALA (Espeholt et al. 2018), which `options` replace. Raises `ConfigError` where
+    EnvPool is not installed, for an unknown task or option, and where actions are neither discrete
+    nor bounded.
     """
     atari = _is_atari(task)
-    chosen = IMPALA | options if atari else options
-    return EnvPool(task, tuple(sorted(chosen.items())), atari, atari)
+    options = IMPALA_OPTIONS | options if atari else options
+    return EnvPool(task, tuple(sorted(options.items())), atari, atari)
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvPool:
-    """One task and its options. Makes `HostEnvironment`s.
+    """One task and its options, as `HostEnvironments`.
 
-    Observations are EnvPool's, f64 as f32 and i64 as i32, and of Atari with the channels last:
-    u8 `[84, 84, 4]`.
+    Observations are EnvPool's, with f64 as f32 and i64 as i32; those of Atari have the channels
+    last: u8 `[84, 84, 4]`.
     """
 
     task: str
+    """Name of the task in EnvPool."""
     options: tuple[tuple[str, Any], ...] = ()
-    life_loss_ends_episode: bool = False  # Atari only
-    clip_rewards: bool = False  # of each step to [-1, 1]
+    """Pairs of EnvPool's own options for the task and their values."""
+    life_loss_ends_episode: bool = False
+    """Whether a lost life ends an episode, without a new game; for Atari only."""
+    clip_rewards: bool = False
+    """Whether the reward of each step is clipped to [-1, 1]."""
 
     def __post_init__(self) -> None:
         _load(self.task, self.options)
@@ -86,28 +93,29 @@ class EnvPool:
         return _load(self.task, self.options)
 
     def for_evaluation(self) -> EnvPool:
-        """The same with whole games as episodes and unclipped rewards; Atari's alone differs."""
+        """Return the same task with unclipped rewards and, in Atari, whole games as episodes."""
         return dataclasses.replace(self, life_loss_ends_episode=False, clip_rewards=False)
 
     def make(self, num_envs: int, num_threads: int) -> EnvPoolBatch:
-        """`num_envs` of them on `num_threads` threads of EnvPool."""
+        """Make `num_envs` rows on `num_threads` threads of EnvPool."""
         return EnvPoolBatch(self, num_envs, num_threads)
 
 
 class EnvPoolBatch:
-    """B rows of EnvPool, a `HostEnvironment`. Observations are never overwritten."""
+    """B rows of EnvPool, as a `HostEnvironment`. Observations are never overwritten."""
 
     def __init__(self, envpool: EnvPool, num_envs: int, num_threads: int) -> None:
         self._envpool = envpool
         self._num_envs, self._num_threads = num_envs, num_threads
         self._spec = envpool.spec
         self._atari = _is_atari(envpool.task)
-        flags = envpool.life_loss_ends_episode, envpool.clip_rewards
-        self._games = Games(num_envs, *flags)
+        self._timesteps = TimestepBuilder(
+            num_envs, envpool.life_loss_ends_episode, envpool.clip_rewards
+        )
         self._pool: Any = None
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """New episodes, `[B, ...]`, in a new pool: EnvPool takes seeds nowhere else."""
+        """Begin new episodes, `[B, ...]`, in a new pool: EnvPool takes seeds nowhere else."""
         self.close()
         self._pool = _library().make_gymnasium(
             self._envpool.task,
@@ -117,22 +125,18 @@ class EnvPoolBatch:
             **dict(self._envpool.options),
         )
         observation, info = self._pool.reset()
-        return self._games.begin(self._observation(observation), self._lives(info))
+        return self._timesteps.after_reset(self._observation(observation), self._lives(info))
 
     def step(self, action: np.ndarray) -> TimeStep:
-        """One step, `[B, ...]`. Raises `EnvironmentFault` for an action that does not exist."""
+        """Step all rows, `[B, ...]`. Raises `EnvironmentFault` for an invalid action."""
         if isinstance(self._spec.action, Discrete):
-            action = checked_actions(action, self._spec.action.num_actions)
+            action = check_actions(action, self._spec.action.num_actions)
         observation, reward, terminated, truncated, info = self._pool.step(np.asarray(action))
         ended = terminated | truncated
         terminal = ended & info["terminated"].astype(bool) if "terminated" in info else terminated
-        return self._games.timestep(
+        return self._timesteps.after_step(
             self._observation(observation), reward, terminal, truncated, self._lives(info)
         )
-
-    def scores(self) -> list[tuple[float, int]]:
-        """(unclipped return, steps) of the whole episodes that ended since the last call."""
-        return self._games.scores()
 
     def close(self) -> None:
         self._pool = None  # its destructor joins the threads
@@ -153,27 +157,30 @@ class EnvPoolBatch:
 @functools.cache
 def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
     atari = _is_atari(task)
-    known = [key for key in _make_spec(task)._config_keys if key not in OURS]
+    valid = [key for key in _make_spec(task)._config_keys if key not in RESERVED_OPTIONS]
     for key, _ in options:
-        if key not in known:
-            raise ConfigError(f"envpool:{task} has no option {key!r}: {nearest(key, known)}")
+        if key not in valid:
+            raise ConfigError(f"envpool:{task} has no option {key!r}: {nearest(key, valid)}")
     spec = _make_spec(task, **dict(options))
-    observation = _arrays(spec.observation_space)
+    observation = _array_specs(spec.observation_space)
     if atari:
         channels, height, width = observation.shape
-        chosen = dict(options)
-        stacked = chosen["gray_scale"] and chosen["stack_num"] > 1
+        settings = dict(options)
+        stacked = settings["gray_scale"] and settings["stack_num"] > 1
         observation = ArraySpec((height, width, channels), observation.dtype, stacked)
     return EnvironmentSpec(f"envpool:{task}", observation, _action(task, spec.action_space))
 
 
 def _library(module: str = "envpool") -> Any:
-    """EnvPool itself, of which a type checker need not know."""
+    """Import EnvPool, or one of its modules, without its types."""
     return importlib.import_module(module)
 
 
 def _is_atari(task: str) -> bool:
-    """Raises `ConfigError` where EnvPool is not installed and for an unknown task."""
+    """Return whether a task is of Atari.
+
+    Raises `ConfigError` where EnvPool is not installed and for an unknown task.
+    """
     try:
         _library()
         registry = _library("envpool.registration").registry
@@ -206,8 +213,7 @@ def _action(task: str, space: Any) -> Discrete | Continuous:
     )
 
 
-def _arrays(space: Any) -> Any:
-    """A gymnasium space as `ArraySpec`s."""
+def _array_specs(space: Any) -> Any:
     if hasattr(space, "spaces"):
-        return {key: _arrays(inner) for key, inner in space.spaces.items()}
-    return ArraySpec(space.shape, NARROW.get(space.dtype, space.dtype))
+        return {key: _array_specs(inner) for key, inner in space.spaces.items()}
+    return ArraySpec(space.shape, NARROWER_DTYPE.get(space.dtype, space.dtype))
