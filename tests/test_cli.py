@@ -2,13 +2,16 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from child import call
 from PIL import Image
 
-from podracer.cli.main import COMMANDS, USAGE, main
+from podracer.cli.completion import script
+from podracer.cli.main import COMMANDS, main, usage
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,57 @@ def test_list_and_usage_name_everything():
     for word in ("agents:", "PPO", "recipes:", "cartpole_ppo", "environments:", "catch"):
         assert word in out
     for name in COMMANDS:
-        assert f"podracer {name}" in USAGE
+        assert f"podracer {name}" in usage()
+
+
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("trian",)])
+def test_what_needs_no_jax_does_not_import_it(words):
+    program = f"""
+import sys
+from podracer.cli.main import main
+try:
+    main({words!r})
+except SystemExit:
+    assert "jax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_python_dash_m_podracer_is_the_command_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "podracer", "--version"], capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"podracer \S+ \(Python 3\.\S+, JAX \S+\)\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (("tra",), {"train"}),
+        (("train", "cartpole_p"), {"cartpole_ppo"}),
+        (("train", "cartpole_ppo", "--upd"), {"--updates-per-chunk", "--update-rule"}),
+        (("tournament", "--sel"), {"--selection"}),
+        (("eval", "runs/x", "--ep"), {"--episodes"}),
+        (("--completion", "b"), {"bash"}),
+    ],
+)
+def test_bash_completes_commands_recipes_and_flags(line, expected, bash_completion):
+    program = f"""{bash_completion}
+COMP_WORDS=(podracer {" ".join(line)}); COMP_CWORD={len(line)}; _podracer; echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash"], input=program, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.fixture(scope="module")
+def bash_completion():
+    return script("bash")
+
+
+def test_completion_of_other_shells_names_commands_recipes_and_flags():
+    for shell in ("zsh", "fish"):
+        for word in ("tournament", "cartpole_ppo", "learning-rate"):
+            assert word in script(shell)
 
 
 def test_doctor_finds_that_everything_works():
@@ -153,6 +206,7 @@ def check_mistake(code, said, message, directory):
         (("train", "atari_impala", "--game", "pnog"), "pong"),
         (("train", "catch", "--arch", "sebluba"), "sebluba"),
         (("tune",), "RECIPE"),
+        (("--completion", "powershell"), "bash, zsh, fish"),
         (("eval", "nowhere"), "holds no run"),
         (("resume", "nowhere"), "holds no run"),
         (("report", "nowhere"), "holds no run"),

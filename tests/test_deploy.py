@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from podracer.cli import main as cli
-from podracer.cli import pods as cli_pods
+from podracer.cli import pods, train
+from podracer.cli.main import COMMANDS, main
 from podracer.experiments import recipes
+from podracer.experiments.hosts import Hosts
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 yaml = pytest.importorskip("yaml")
@@ -97,10 +98,10 @@ def test_the_processes_of_the_job_set_find_each_other(monkeypatch: pytest.Monkey
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], variable["value"])
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    hosts = cli.Hosts().filled()
+    hosts = Hosts().with_environment()
     name = jobset["metadata"]["name"]
     port = container["ports"][0]["containerPort"]
-    assert hosts == cli.Hosts(f"{name}-{workers['name']}-0-0.{name}:{port}", 4, 3)
+    assert hosts == Hosts(f"{name}-{workers['name']}-0-0.{name}:{port}", 4, 3)
     assert job["completionMode"] == "Indexed"
     assert job["parallelism"] == job["completions"] == hosts.num_processes
 
@@ -201,7 +202,7 @@ def commands() -> Iterator[str]:
         elif path.suffix == ".sh":
             texts = [line for line in texts[0].splitlines() if not line.startswith("#")]
         for text in texts:
-            yield from re.findall(rf"\bpodracer (?:{'|'.join(cli.COMMANDS)}) [^;\n]*", text)
+            yield from re.findall(rf"\bpodracer (?:{'|'.join(COMMANDS)}) [^;\n]*", text)
 
 
 def strings(mapping: dict[str, Any]) -> Iterator[str]:
@@ -224,9 +225,11 @@ def test_every_command_is_one_that_podracer_has(
         begun.append(chosen)
         return 0
 
-    monkeypatch.setattr(cli, "_run", begin)
-    monkeypatch.setattr(cli_pods, "run_tournament", begin)
+    monkeypatch.setattr(train, "run", begin)
+    monkeypatch.setattr(pods, "run_tournament", begin)
     catch = recipes.find("catch")
     monkeypatch.setattr("podracer.experiments.experiment.read_experiment", lambda directory: catch)
-    assert cli.COMMANDS[name](arguments) == 0
+    with pytest.raises(SystemExit) as leaving:
+        main([name, *arguments])
+    assert leaving.value.code == 0
     assert begun

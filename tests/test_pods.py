@@ -104,7 +104,7 @@ def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path):
 def test_20_scores_come_again_to_the_bit(tmp_path):
     """Each from the checkpoint that its entry names, which is the one that was submitted."""
     tournament = dataclasses.replace(
-        TOURNAMENT, rule=selection.KTournament(), pods=4, rounds=5, size=20, episodes=64
+        TOURNAMENT, selection=selection.KTournament(), pods=4, rounds=5, size=20, episodes=64
     )
     entries = play(tmp_path, tournament)
     assert len(entries) == 20
@@ -121,7 +121,7 @@ def test_20_scores_come_again_to_the_bit(tmp_path):
 def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
     """All starts are the best entry's: its weights to the bit, and then each pod goes its way."""
     tournament = dataclasses.replace(
-        TOURNAMENT, rule=selection.KTournament(k=8), pods=3, rounds=3, episodes=64
+        TOURNAMENT, selection=selection.KTournament(k=8), pods=3, rounds=3, episodes=64
     )
     entries = play(tmp_path, tournament)
     adopted = [e for e in entries.values() if e.parents and e.parents[0][:2] != e.id[:2]]
@@ -143,7 +143,7 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
 
 def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     rule = selection.Generational(group_size=2, parents=1)
-    entries = play(tmp_path, dataclasses.replace(TOURNAMENT, rule=rule, pods=2))
+    entries = play(tmp_path, dataclasses.replace(TOURNAMENT, selection=rule, pods=2))
     assert entries["p1r1"].parents == ("p0r0", "p1r0")
     experiment = from_json(entries["p1r1"].experiment)
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
@@ -205,7 +205,16 @@ def wait_until(happened: Any, seconds: float = 120.0) -> None:
 def test_pods_and_driver_killed_for_real(tmp_path):
     """A pod is killed, then the driver; no process is left, and `resume` loses nothing."""
     directory = tmp_path / "t"
-    flags = ("--pods", "2", "--rounds", "3", "--round-frames", "40960", "--rule", "Independent")
+    flags = (
+        "--pods",
+        "2",
+        "--rounds",
+        "3",
+        "--round-frames",
+        "40960",
+        "--selection",
+        "Independent",
+    )
     driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
     wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
     os.kill(children(directory)[0], signal.SIGKILL)
@@ -227,7 +236,16 @@ def test_pods_and_driver_killed_for_real(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
     directory = tmp_path / "t"
-    flags = ("--pods", "2", "--rounds", "2", "--round-frames", "409600", "--rule", "Independent")
+    flags = (
+        "--pods",
+        "2",
+        "--rounds",
+        "2",
+        "--round-frames",
+        "409600",
+        "--selection",
+        "Independent",
+    )
     driver = subprocess.Popen(command("tournament", "--run-dir", str(directory), *flags))
     wait_until(lambda: all((directory / f"pods/p{p}r0/metrics.jsonl").exists() for p in (0, 1)))
     driver.send_signal(signal.SIGINT)

@@ -89,7 +89,7 @@ def tournament(**changes: Any) -> Tournament:
     catch = dataclasses.replace(recipes.find("catch_a2c"), save_seconds=0.0, devices=1)
     defaults: dict[str, Any] = {
         "experiments": (catch,),
-        "rule": selection.Independent(),
+        "selection": selection.Independent(),
         "pods": 2,
         "rounds": 2,
         "round_frames": 1_000_000,

@@ -320,7 +320,7 @@ def test_any_capacity_lets_all_finish(tmp_path):
 
 def test_generations_wait_for_each_other_and_fuse_their_groups(tmp_path):
     rule = selection.Generational(group_size=2, parents=1)
-    tournament = dataclasses.replace(TOURNAMENT, pods=6, rounds=3, rule=rule)
+    tournament = dataclasses.replace(TOURNAMENT, pods=6, rounds=3, selection=rule)
     play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + 3 * pod))
     order = [e.round for e in read_events(tmp_path) if isinstance(e, Submitted)]
     assert order == sorted(order)
@@ -333,7 +333,7 @@ def test_generations_wait_for_each_other_and_fuse_their_groups(tmp_path):
 
 def test_a_straggler_is_waited_for_so_long_and_no_longer(tmp_path):
     rule = selection.Generational(group_size=1, parents=1)
-    tournament = dataclasses.replace(TOURNAMENT, rounds=2, rule=rule, straggler_seconds=0.05)
+    tournament = dataclasses.replace(TOURNAMENT, rounds=2, selection=rule, straggler_seconds=0.05)
     play(tmp_path, tournament, Pretence(polls=lambda pod: 2000 if pod == 3 else 1))
     order = [(e.pod, e.round) for e in read_events(tmp_path) if isinstance(e, Submitted)]
     assert order.index((0, 1)) < order.index((3, 0))
@@ -353,7 +353,7 @@ def test_pods_differ_in_algorithm_and_seed_and_the_winner_is_known(tmp_path):
 def test_the_log_alone_gives_the_same_decisions(tmp_path):
     """Every start is what the rule chooses from the events before it."""
     rule = selection.PopulationBased()
-    tournament = dataclasses.replace(TOURNAMENT, pods=8, rounds=6, rule=rule)
+    tournament = dataclasses.replace(TOURNAMENT, pods=8, rounds=6, selection=rule)
     play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + pod))
     events = read_events(tmp_path)
     adopted = 0
@@ -380,7 +380,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"experiments": ()}, "needs a recipe"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
-        ({"rule": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
+        ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):

@@ -31,7 +31,11 @@ HOSTILE = "<script>alert(1)</script> & {x} $y$"
 
 def header(*recipes, pods=3):
     experiments = [{"recipe": recipe, "agent": {"note": HOSTILE}} for recipe in recipes]
-    settings = {"experiments": experiments, "rule": {"kind": "KTournament", "k": 3}, "rounds": 4}
+    settings = {
+        "experiments": experiments,
+        "selection": {"kind": "KTournament", "k": 3},
+        "rounds": 4,
+    }
     return Header(settings, seed=7, pods=pods, size=3, evaluation="e1", episodes=10)
 
 
@@ -99,7 +103,7 @@ def test_the_summary(page):
     assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)) == {
         "Best entry": "p1r1", "Score": "1,234 ± 0.250", "Frames in all": "4.50k",
         "Wall time": "2:10", "Rounds": "4 of 12", "Entries": "4, 3 on the board",
-        "Pods": "3, 1 quarantined", "Rule": "KTournament", "Failures": "1",
+        "Pods": "3, 1 quarantined", "Selection": "KTournament", "Failures": "1",
         "Refused reports": "1", "Episodes of an evaluation": "10", "Seed": "7",
     }  # fmt: skip
 
@@ -182,7 +186,7 @@ def test_experiments_of_several_recipes_are_compared(tmp_path):
         pass
     rows = {head: values for head, *values in rows_of(page_of(tmp_path), "Configuration")}
     assert rows["experiment.recipe"] == ["catch_a2c", "catch_ppo"]
-    assert rows["tournament.rule.k"] == ["3"]
+    assert rows["tournament.selection.k"] == ["3"]
     assert rows["experiment.agent.note"] == [HOSTILE]
 
 

@@ -1,42 +1,149 @@
-"""Arguments of the command line."""
+"""Parsing of command-line arguments into dataclasses."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import itertools
 import sys
+import textwrap
+import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
+
+if TYPE_CHECKING:
+    from podracer.experiments.experiment import Experiment
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
 
+# The flags of an experiment in the order of the help page: what matters first comes first.
+RUN_FLAGS = (
+    "frames", "seed", "run_dir", "arch", "devices", "environment", "evaluations",
+    "evaluation_episodes", "target_return", "max_seconds", "save_seconds", "stall_seconds",
+)  # fmt: skip
 
-def parse(kind: Any, command: str, arguments: Sequence[str], default: Any = None) -> Any:
-    """Flags to a dataclass; what does not fit exits as a configuration error."""
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes)
-    options = {} if default is None else {"default": default}
+
+def parse(
+    kind: Any, command: str, arguments: Sequence[str], default: Any = None, about: str = ""
+) -> Any:
+    """Return the dataclass `kind` made from flags; `about` is the text above its help.
+
+    Exits with 78 if the flags do not fit, and with 0 after `--help`.
+    """
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    if about:
+        options["description"] = about
     try:
         return tyro.cli(
-            kind, prog=f"podracer {command}", args=list(arguments), config=config, **options
+            kind,
+            prog=f"podracer {command}",
+            args=list(arguments),
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes),
+            **options,
         )
-    except SystemExit as leaving:
-        sys.exit(78 if leaving.code else 0)
+    except SystemExit as stop:
+        sys.exit(78 if stop.code else 0)
 
 
-def recipe_of(name: str, arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """The recipe, told what its own flags say, and the flags that are left."""
+def parse_parts(
+    parts: dict[str, Any], command: str, arguments: Sequence[str], about: str = ""
+) -> Any:
+    """Parse flags into several dataclasses at once; each is a group of the help page.
+
+    `parts` are the defaults by the title of their group. Returns an object with these attributes.
+    """
+    kind = dataclasses.make_dataclass(
+        "Command", [(title, type(part)) for title, part in parts.items()], frozen=True
+    )
+    return parse(kind, command, arguments, kind(**parts), about)
+
+
+def parse_experiment(
+    command: str,
+    arguments: Sequence[str],
+    experiment: Experiment,
+    options: Any,
+    extra: dict[str, Any] | None = None,
+    about: str = "",
+) -> tuple[Any, Experiment, dict[str, Any]]:
+    """Parse the flags of a command that trains: its own `options` and those of an experiment.
+
+    The help page has a group for the run, one for the agent and for each of its parts, one for
+    the driver, named by its architecture, and one for each value of `extra`. Returns `options`,
+    `experiment` and `extra` with the values of the flags.
+    """
+    parts = {"run": _run_group(options, experiment), "agent": experiment.agent}
+    parts |= {experiment.arch: experiment.driver} | (extra or {})
+    parsed = parse_parts(parts, command, arguments, about)
+    values = {
+        field.name: getattr(parsed.run, field.name) for field in dataclasses.fields(parsed.run)
+    }
+    own = {field.name: values.pop(field.name) for field in dataclasses.fields(options)}
+    driver = getattr(parsed, experiment.arch)
+    experiment = dataclasses.replace(experiment, agent=parsed.agent, driver=driver, **values)
+    extra = {title: getattr(parsed, title) for title in extra or ()}
+    return dataclasses.replace(options, **own), experiment, extra
+
+
+def _run_group(options: Any, experiment: Experiment) -> Any:
+    """Return the fields of both as one dataclass, but the agent and the driver."""
+    fields, values = {}, {}
+    for source in (options, experiment):
+        texts = field_texts(type(source))
+        hints = typing.get_type_hints(type(source), include_extras=True)
+        for name in hints.keys() - {"agent", "driver"}:
+            fields[name] = Annotated[hints[name], tyro.conf.arg(help=texts.get(name, ""))]
+            values[name] = getattr(source, name)
+    order = {name: place for place, name in enumerate(RUN_FLAGS)}
+    run = dataclasses.make_dataclass(
+        "Run",
+        sorted(fields.items(), key=lambda field: (order.get(field[0], len(order)), field[0])),
+        frozen=True,
+        namespace={"__doc__": "Length, place and hardware of the run."},
+    )
+    return run(**values)
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Return the docstring below each field of a dataclass, by the field's name."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    texts = {}
+    for field, text in itertools.pairwise(cast(ast.ClassDef, definition).body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(x))
+            ):
+                texts[name] = " ".join(x.split())
+    return texts
+
+
+def split_recipe(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
+    """Return the name of the recipe, which comes first or is the default, and the flags."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], list(arguments[1:])
+    return default, list(arguments)
+
+
+def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:
+    """Return a recipe's experiment, made with the recipe's own flags, and the other flags."""
     from podracer.experiments import recipes
 
-    rest = list(arguments)
-    options = {own: given for own in recipes.options_of(name) if (given := taken(rest, own))}
-    return recipes.find(name, **options), rest
+    remaining = list(flags)
+    options = {
+        option: value
+        for option in recipes.options_of(name)
+        if (value := pop_flag(remaining, option))
+    }
+    return recipes.find(name, **options), remaining
 
 
-def taken(arguments: list[str], name: str) -> str | None:
-    """The value of `--name`, taken out of the arguments: a flag of the recipe itself."""
+def pop_flag(arguments: list[str], name: str) -> str | None:
+    """Remove `--name` from the arguments and return its value, or None if it is not there."""
     for i, argument in enumerate(arguments):
         flag, _, joined = argument.partition("=")
         if flag == f"--{name}" and (joined or i + 1 < len(arguments)):
@@ -46,16 +153,25 @@ def taken(arguments: list[str], name: str) -> str | None:
     return None
 
 
-def value_of(arguments: Sequence[str], flag: str) -> str | None:
-    """What a flag says, before those that depend on it are known; it stays where it is."""
-    for given, following in itertools.pairwise([*arguments, ""]):
-        name, joined, value = given.partition("=")
-        if name == flag:
+def peek_flag(arguments: Sequence[str], name: str) -> str | None:
+    """Return the value of `--name` and leave it in the arguments, or None if it is not there."""
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        flag, joined, value = argument.partition("=")
+        if flag == f"--{name}":
             return value if joined else following
     return None
 
 
-def named_arch(arguments: Sequence[str]) -> Arch | None:
-    """The architecture that `--arch` names, if it does."""
-    value = value_of(arguments, "--arch")
+def peek_arch(arguments: Sequence[str]) -> Arch | None:
+    """Return the architecture of `--arch`, or None if it names none."""
+    value = peek_flag(arguments, "arch")
     return cast(Arch, value) if value in get_args(Arch) else None
+
+
+def require_at_least(flag: str, value: int, least: int = 1) -> int:
+    """Return the value of a flag. Raises `ConfigError` if it is too small."""
+    from podracer.types import ConfigError
+
+    if value < least:
+        raise ConfigError(f"{flag} must be at least {least}, but it is {value}.")
+    return value

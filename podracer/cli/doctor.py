@@ -1,12 +1,13 @@
-"""What this machine has, and whether the parts that a run needs work on it."""
+"""The command that examines this machine: `podracer doctor`."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
+from podracer.cli.arguments import parse
 from podracer.experiments.training import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
 from podracer.mesh import DATA, SHARDED, global_mean, make_mesh
@@ -22,8 +24,15 @@ PACKAGES = ("jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint", "m
             "tensorboardX")  # fmt: skip
 
 
-def examine() -> int:
-    """Print what was found; 0 if everything that `podracer train` needs works, else 70."""
+@dataclasses.dataclass(frozen=True)
+class DoctorOptions:
+    """Flags of `podracer doctor`: none."""
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Run `podracer doctor`: return 0 if all that `podracer train` needs works, else 70."""
+    about = "Print devices and versions, and check what a run needs."
+    parse(DoctorOptions, "doctor", arguments, about=about)
     print(f"python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
     devices = jax.devices()

@@ -1,4 +1,4 @@
-"""The commands that train many at once: `podracer sweep`, `tournament` and `leaderboard`."""
+"""The commands that train many agents at once: `podracer sweep`, `tournament`, `leaderboard`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podracer.cli.arguments import RunPath, parse, recipe_of, value_of
-from podracer.experiments.hosts import Hosts, join
+from podracer.cli.arguments import (
+    RunPath,
+    find_recipe,
+    parse,
+    parse_experiment,
+    parse_parts,
+    peek_flag,
+    require_at_least,
+    split_recipe,
+)
+from podracer.experiments.hosts import Hosts, initialize_devices
 from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
@@ -22,49 +31,45 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
-    """Which configurations to try."""
+class SweepOptions:
+    """Flags of `podracer sweep` that are no part of the experiment."""
 
     vary: tuple[str, ...] = ()
-    """`learning_rate=1e-4,3e-4` to try each value, `learning_rate=1e-5:1e-2` to draw from; several
-    make a grid."""
+    """Hyperparameters to vary: learning_rate=1e-4,3e-4 tries each value, learning_rate=1e-5:1e-2
+    draws from a range; several lists of values make a grid."""
     seeds: int = 3
-    """Of each configuration, from --seed on."""
+    """Number of seeds for each configuration, counted up from --seed; at least 1."""
     draws: int = 0
-    """Random configurations, where something has a range."""
+    """Number of random configurations to draw where a hyperparameter has a range."""
     run_dir: Path | None = None
-    """Where the sweep is kept; by default a new directory under runs/."""
+    """Directory that keeps the sweep. By default a new one is made in runs/."""
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """`podracer sweep`: one program that trains all configurations and seeds."""
-    named = bool(arguments) and not arguments[0].startswith("-")
-    recipe, rest = (arguments[0], list(arguments[1:])) if named else ("catch_a2c", list(arguments))
-    experiment, rest = recipe_of(recipe, rest)
-    fields = [("sweep", Sweep), ("experiment", type(experiment))]
-    command = dataclasses.make_dataclass("SweepCommand", fields, frozen=True)
-    parsed = parse(command, f"sweep {recipe}", rest, command(Sweep(), experiment))
-    settings, experiment = parsed.sweep, parsed.experiment
+    """Run `podracer sweep`: train all configurations and seeds as one program."""
+    recipe, flags = split_recipe(arguments, "catch_a2c")
+    experiment, flags = find_recipe(recipe, flags)
+    options, experiment, _ = parse_experiment(
+        f"sweep {recipe}", flags, experiment, SweepOptions(),
+        about="Train many configurations and seeds as one program.",
+    )  # fmt: skip
     from podracer.experiments.sweep import make_pods
-    from podracer.types import ConfigError
 
-    if settings.seeds < 1:
-        raise ConfigError(f"--seeds must be at least 1, but it is {settings.seeds}.")
-    seeds = range(experiment.seed, experiment.seed + settings.seeds)
-    pods = make_pods(settings.vary, seeds, settings.draws, experiment.seed)
+    seeds = range(experiment.seed, experiment.seed + require_at_least("--seeds", options.seeds))
+    pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
     experiment = dataclasses.replace(experiment, pods=pods, target_return=None)
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
-    join(Hosts(), experiment.devices or os.cpu_count() or 1)
+    initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)
     from podracer.experiments.training import train
 
-    result = train(experiment, run_dir=settings.run_dir, show=True)
+    result = train(experiment, run_dir=options.run_dir, show=True)
     if result.exit_code == 0:
-        _show(result.run_dir)
+        _print_sweep(result.run_dir)
     return result.exit_code
 
 
-def _show(directory: Path) -> None:
-    """The table of a sweep, best configuration first, and what to do with it."""
+def _print_sweep(directory: Path) -> None:
+    """Print the configurations of a sweep, best first, and the command that trains the best."""
     from rich.console import Console
     from rich.table import Table
 
@@ -72,21 +77,21 @@ def _show(directory: Path) -> None:
     from podracer.reports.console import number
     from podracer.reports.curves import bootstrap_interval
 
-    found = configurations(directory)
-    names = [each.name for each in found[0].hyperparameters]
+    ranking = configurations(directory)
+    names = [hyperparameter.name for hyperparameter in ranking[0].hyperparameters]
     table = Table(*names, "evaluation", "95 %", "seeds", box=None, padding=(0, 3, 0, 0))
-    for configuration in found[:20]:
+    for configuration in ranking[:20]:
         returns = configuration.returns
         low, high = (number(float(x)) for x in bootstrap_interval(returns))
         table.add_row(
-            *(f"{each.value:.4g}" for each in configuration.hyperparameters),
+            *(f"{hyperparameter.value:.4g}" for hyperparameter in configuration.hyperparameters),
             number(configuration.score),
             f"{low} to {high}" if len(returns) > 1 else "-",
             str(len(returns)),
         )
     Console().print(table)
-    if len(found) > 20:
-        print(f"and {len(found) - 20} more")
+    if len(ranking) > 20:
+        print(f"and {len(ranking) - 20} more")
     print(f"Best      podracer train {write_best(directory)}")
     print(f"Next      podracer report {directory}")
 
@@ -95,22 +100,24 @@ def _show(directory: Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """How pods are chosen, and where everything is kept."""
+class TournamentOptions:
+    """Selection rule and directory of the tournament."""
 
-    rule: str = "PopulationBased"
-    """Independent, Uniform, Softmax, KTournament, Truncation, PopulationBased or Generational; its
-    own flags follow it."""
+    selection: str = "PopulationBased"
+    """Rule that chooses how a pod starts its next round: Independent, Uniform, Softmax,
+    KTournament, Truncation, PopulationBased or Generational. `podracer tournament --selection
+    NAME --help` shows the flags of a rule."""
     vary: tuple[str, ...] = ()
-    """Of PopulationBased: what varies and within what, `learning_rate=1e-5:1e-2`."""
+    """Hyperparameters that PopulationBased perturbs, each with its range, such as
+    learning_rate=1e-5:1e-2."""
     run_dir: Path | None = None
-    """Where the tournament is kept; by default a new directory under runs/."""
+    """Directory that keeps the tournament. By default a new one is made in runs/."""
 
 
 def tournament(arguments: Sequence[str]) -> int:
-    """`podracer tournament`: pods that train, submit, and start again from the leaderboard."""
-    names = list(itertools.takewhile(lambda each: not each.startswith("-"), arguments))
-    rest = list(arguments[len(names) :])
+    """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
+    names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    flags = list(arguments[len(names) :])
     from podracer.experiments import recipes
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
@@ -119,33 +126,34 @@ def tournament(arguments: Sequence[str]) -> int:
     from podracer.types import ConfigError
 
     experiments = tuple(recipes.find(name) for name in names or ["cartpole_ppo"])
-    rule = value_of(rest, "--rule") or Choice.rule
-    if rule not in SELECTION_RULES:
-        raise ConfigError(f"There is no rule {rule!r}: {nearest(rule, SELECTION_RULES)}")
-    default = Tournament(experiments, SELECTION_RULES[rule](), rounds=4, round_frames=32_768)
-    fields = [("choice", Choice), ("tournament", Tournament)]
-    command = dataclasses.make_dataclass("TournamentCommand", fields, frozen=True)
-    parsed = parse(command, "tournament", rest, command(Choice(rule), default))
-    choice, chosen = parsed.choice, parsed.tournament
-    if choice.vary:
-        if not isinstance(chosen.rule, PopulationBased):
-            raise ConfigError("--vary belongs to --rule PopulationBased.")
-        bounds = tuple(map(read_range, choice.vary))
-        chosen = dataclasses.replace(chosen, rule=dataclasses.replace(chosen.rule, bounds=bounds))
-    moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    directory = choice.run_dir or Path("runs") / f"tournament-{moment}"
+    name = peek_flag(flags, "selection") or TournamentOptions.selection
+    if name not in SELECTION_RULES:
+        raise ConfigError(f"There is no selection rule {name!r}: {nearest(name, SELECTION_RULES)}")
+    default = Tournament(experiments, SELECTION_RULES[name](), rounds=4, round_frames=32_768)
+    parts = {"options": TournamentOptions(name), "tournament": default}
+    about = "Train pods that submit to a leaderboard and restart from it; recipes come first."
+    parsed = parse_parts(parts, "tournament [RECIPE ...]", flags, about)
+    options, settings = parsed.options, parsed.tournament
+    if options.vary:
+        if not isinstance(settings.selection, PopulationBased):
+            raise ConfigError("--vary belongs to --selection PopulationBased.")
+        bounds = tuple(map(read_range, options.vary))
+        selection = dataclasses.replace(settings.selection, bounds=bounds)
+        settings = dataclasses.replace(settings, selection=selection)
+    time_of_start = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if is_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
-    return run_tournament(chosen, directory)
+    return run_tournament(settings, directory)
 
 
-def run_tournament(chosen: Tournament, directory: Path) -> int:
-    """Begin a tournament or go on with it, shown on the terminal, to its last lines."""
+def run_tournament(settings: Tournament, directory: Path) -> int:
+    """Start or continue a tournament, shown on the terminal, and return the exit code."""
     from podracer.reports.standings import LiveStandings
     from podracer.tournament.orchestrator import run
 
-    with LiveStandings(chosen.rounds, directory) as watch:
-        code = run(chosen, directory, watch.show)
+    with LiveStandings(settings.rounds, directory) as live:
+        code = run(settings, directory, live.show)
     outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
     print(f"{outcome:10}podracer report {directory}")
     if code:
@@ -153,33 +161,36 @@ def run_tournament(chosen: Tournament, directory: Path) -> int:
     return code
 
 
+@dataclasses.dataclass(frozen=True)
+class LeaderboardOptions:
+    """Flags of `podracer leaderboard`."""
+
+    directory: RunPath
+    """Directory of the tournament."""
+    watch: bool = False
+    """Show the leaderboard again every second until Ctrl-C."""
+    json: bool = False
+    """Print one JSON object for each entry, best first."""
+
+
 def leaderboard(arguments: Sequence[str]) -> int:
-    """`podracer leaderboard`: how a tournament stands, also while it runs."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Board:
-        directory: RunPath
-        """The tournament's directory."""
-        watch: bool = False
-        """Go on showing it until Ctrl-C."""
-        json: bool = False
-        """Print one JSON object for each entry, best first."""
-
-    parsed = parse(Board, "leaderboard", arguments)
+    """Run `podracer leaderboard`: print the ranking of a tournament, also while it runs."""
+    about = "Print the ranking of a tournament, also while it runs."
+    options = parse(LeaderboardOptions, "leaderboard", arguments, about=about)
     from podracer.reports.standings import LiveStandings, entry_as_json
     from podracer.tournament.config import read_tournament
     from podracer.tournament.events import replay
     from podracer.tournament.leaderboard import read_events
 
-    state = replay(read_events(parsed.directory))
-    if parsed.json:
+    state = replay(read_events(options.directory))
+    if options.json:
         for entry in state.board:
             print(json.dumps(entry_as_json(entry)))
         return 0
-    rounds = read_tournament(parsed.directory).rounds
-    with LiveStandings(rounds, parsed.directory, whole=True) as watch, suppress(KeyboardInterrupt):
-        watch.show(state)
-        while parsed.watch:
+    rounds = read_tournament(options.directory).rounds
+    with LiveStandings(rounds, options.directory, whole=True) as live, suppress(KeyboardInterrupt):
+        live.show(state)
+        while options.watch:
             time.sleep(1.0)
-            watch.show(replay(read_events(parsed.directory)))
+            live.show(replay(read_events(options.directory)))
     return 0

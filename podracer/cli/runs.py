@@ -1,4 +1,4 @@
-"""The commands about a run: `podracer eval`, `play`, `to_progress`, `fingerprint` and `rule`."""
+"""The commands for a finished run: `podracer eval`, `play`, `report`, `fingerprint`, `rule`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from typing import Annotated
 
 import tyro
 
-from podracer.cli.arguments import RunPath, parse
+from podracer.cli.arguments import RunPath, parse, require_at_least
 from podracer.tournament import is_tournament
 
 
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """Flags of `podracer eval`."""
+
+    run: RunPath
+    """Directory of the run."""
+    episodes: int = 100
+    """Number of greedy episodes, each in its own environment; at least 1."""
+    seed: int | None = None
+    """Random seed of the episodes. By default the key of the run, which repeats its evaluation."""
+    json: bool = False
+    """Print one JSON object."""
+
+
 def evaluate(arguments: Sequence[str]) -> int:
-    """`podracer eval`: greedy episodes at the newest checkpoint."""
+    """Run `podracer eval`: evaluate the newest checkpoint with greedy episodes."""
 
-    @dataclasses.dataclass(frozen=True)
-    class Eval:
-        run: RunPath
-        """The run's directory."""
-        episodes: int = 100
-        """How many greedy episodes, each in an environment of its own."""
-        seed: int | None = None
-        """Of the episodes; by default the run's, so that it repeats the run's own evaluation."""
-        json: bool = False
-        """Print one JSON object."""
-
-    parsed = parse(Eval, "eval", arguments)
+    options = parse(
+        EvalOptions, "eval", arguments, about="Evaluate a run at its newest checkpoint."
+    )
     import jax
 
     from podracer.agent import policy_params
@@ -36,12 +41,12 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.experiments.training import load_run, use_compilation_cache
 
     use_compilation_cache()
-    agent, env, state = load_run(parsed.run)
-    key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
-    greedy = make_evaluator(agent, env, _positive("--episodes", parsed.episodes))
+    agent, env, state = load_run(options.run)
+    key = state.key if options.seed is None else jax.random.key(options.seed)
+    greedy = make_evaluator(agent, env, require_at_least("--episodes", options.episodes))
     result = greedy(policy_params(agent, state.learner), key)
     figures = {
-        "episodes": parsed.episodes,
+        "episodes": options.episodes,
         "return_mean": float(result.returns.mean()),
         "return_std": float(result.returns.std()),
         "return_min": float(result.returns.min()),
@@ -50,7 +55,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         "unfinished": result.unfinished,
         "updates": int(state.update),
     }
-    if parsed.json:
+    if options.json:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():
@@ -58,25 +63,28 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class PlayOptions:
+    """Flags of `podracer play`."""
+
+    run: RunPath
+    """Directory of the run."""
+    out: Path | None = None
+    """Path of a .gif or .mp4 file. By default play.gif in the run."""
+    episodes: int = 3
+    """Number of greedy episodes to show; at least 1."""
+    max_steps: int = 500
+    """Largest number of environment steps to show; at least 1."""
+    fps: int = 0
+    """Frames per second of the film; 0 chooses by its length."""
+    seed: int | None = None
+    """Random seed of the episodes. By default the key of the run."""
+
+
 def play(arguments: Sequence[str]) -> int:
-    """`podracer play`: the same as a GIF or a video."""
+    """Run `podracer play`: film greedy episodes of the newest checkpoint."""
 
-    @dataclasses.dataclass(frozen=True)
-    class Play:
-        run: RunPath
-        """The run's directory."""
-        out: Path | None = None
-        """A .gif or .mp4 file; by default play.gif in the run."""
-        episodes: int = 3
-        """Greedy episodes to show."""
-        max_steps: int = 500
-        """Stop after so many steps."""
-        fps: int = 0
-        """Frames per second; 0 chooses by the length."""
-        seed: int | None = None
-        """Of the episodes; by default the run's."""
-
-    parsed = parse(Play, "play", arguments)
+    options = parse(PlayOptions, "play", arguments, about="Film a run at its newest checkpoint.")
     import jax
 
     from podracer.agent import policy_params
@@ -85,102 +93,110 @@ def play(arguments: Sequence[str]) -> int:
     from podracer.reports.video import write_video
 
     use_compilation_cache()
-    agent, env, state = load_run(parsed.run)
-    key = state.key if parsed.seed is None else jax.random.key(parsed.seed)
+    agent, env, state = load_run(options.run)
+    key = state.key if options.seed is None else jax.random.key(options.seed)
     frames, returns = record_frames(
         agent,
         env,
         policy_params(agent, state.learner),
         key,
-        episodes=_positive("--episodes", parsed.episodes),
-        max_steps=_positive("--max-steps", parsed.max_steps),
+        episodes=require_at_least("--episodes", options.episodes),
+        max_steps=require_at_least("--max-steps", options.max_steps),
     )
-    out = parsed.out or parsed.run / "play.gif"
-    write_video(frames, out, parsed.fps or (5 if len(frames) < 100 else 30))
+    out = options.out or options.run / "play.gif"
+    write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
     print(f"{out}: {len(frames)} frames, returns {', '.join(f'{r:g}' for r in returns) or 'none'}")
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Flags of `podracer report`."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Directories of one or more runs, or of one tournament."""
+    out: Path | None = None
+    """Path of the HTML file. By default report.html in the first run."""
+
+
 def report(arguments: Sequence[str]) -> int:
-    """`podracer report`: one HTML page, of runs or of a tournament."""
+    """Run `podracer report`: write an HTML page about runs or a tournament."""
 
-    @dataclasses.dataclass(frozen=True)
-    class Report:
-        runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-        """One or more run directories, or that of a tournament."""
-        out: Path | None = None
-        """The HTML file; by default report.html in the first run."""
-
-    parsed = parse(Report, "report", arguments)
+    options = parse(
+        ReportOptions, "report", arguments, about="Write one HTML page about runs or a tournament."
+    )
     from podracer.reports.run import write_report
     from podracer.types import ConfigError
 
-    if not parsed.runs:
+    if not options.runs:
         raise ConfigError("report needs at least one run directory.")
-    out = parsed.out or parsed.runs[0] / "report.html"
-    if tournaments := list(filter(is_tournament, parsed.runs)):
+    out = options.out or options.runs[0] / "report.html"
+    if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
-        if len(parsed.runs) > 1:
+        if len(options.runs) > 1:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
         print(write_tournament_report(tournaments[0], out))
         return 0
-    for run in parsed.runs:
+    for run in options.runs:
         if not (run / "config.json").is_file():
             raise ConfigError(f"{run} holds no run: there is no config.json in it.")
-    print(write_report(parsed.runs, out))
+    print(write_report(options.runs, out))
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FingerprintOptions:
+    """Flags of `podracer fingerprint`."""
+
+    run: RunPath
+    """Directory of the run."""
 
 
 def fingerprint(arguments: Sequence[str]) -> int:
-    """`podracer fingerprint`: SHA-256 of the complete training state."""
+    """Run `podracer fingerprint`: print the SHA-256 of the complete training state."""
 
-    @dataclasses.dataclass(frozen=True)
-    class Fingerprint:
-        run: RunPath
-        """The run's directory."""
-
-    parsed = parse(Fingerprint, "fingerprint", arguments)
+    options = parse(
+        FingerprintOptions, "fingerprint", arguments,
+        about="Print the SHA-256 of the complete training state at the newest checkpoint.",
+    )  # fmt: skip
     from podracer.io.checkpoint import stored_fingerprint
 
-    step, digest = stored_fingerprint(parsed.run / "checkpoints")
-    print(f"{digest}  {parsed.run} at update {step}")
+    step, digest = stored_fingerprint(options.run / "checkpoints")
+    print(f"{digest}  {options.run} at update {step}")
     return 0
 
 
-def _positive(flag: str, value: int) -> int:
-    from podracer.types import ConfigError
+@dataclasses.dataclass(frozen=True)
+class RuleOptions:
+    """Flags of `podracer rule`."""
 
-    if value < 1:
-        raise ConfigError(f"{flag} must be at least 1, but it is {value}.")
-    return value
+    run: RunPath
+    """Directory of the run."""
+    out: Path | None = None
+    """Path of the file. By default rule.npz in the run."""
 
 
 def rule(arguments: Sequence[str]) -> int:
-    """`podracer rule`: the rule at a run's newest checkpoint as a file."""
+    """Run `podracer rule`: write the update rule of the newest checkpoint to a file."""
 
-    @dataclasses.dataclass(frozen=True)
-    class RuleCommand:
-        run: RunPath
-        """The run's directory."""
-        out: Path | None = None
-        """The file; by default rule.npz in the run."""
-
-    parsed = parse(RuleCommand, "rule", arguments)
+    options = parse(
+        RuleOptions, "rule", arguments, about="Write the update rule of a run of LPG to a file."
+    )
     from podracer.agents.lpg.agent import LPG
     from podracer.agents.lpg.rule_file import write_rule
     from podracer.experiments.training import load_run
     from podracer.types import ConfigError
 
-    agent, env, state = load_run(parsed.run)
+    agent, env, state = load_run(options.run)
     if not isinstance(agent, LPG):
         raise ConfigError(
-            f"{parsed.run} learned no update rule: its agent is {type(agent).__name__}."
+            f"{options.run} learned no update rule: its agent is {type(agent).__name__}."
         )
-    out = parsed.out or parsed.run / "rule.npz"
+    out = options.out or options.run / "rule.npz"
     if not out.parent.is_dir():
         raise ConfigError(f"there is no directory {out.parent} to write {out.name} into.")
     about = {"environment": env.spec.name, "updates": int(state.update)}
     write_rule(out, agent.rule, state.learner.shared["rule"], about)
-    print(f"{out}  use it: podracer train catch --rule {out}")
+    print(f"{out}  use it: podracer train catch --update-rule {out}")
     return 0

@@ -18,66 +18,78 @@ if TYPE_CHECKING:
 ModelsPath = Annotated[Path, tyro.conf.Positional]
 
 
+@dataclasses.dataclass(frozen=True)
+class BacktestOptions:
+    """Flags of `podracer backtest`."""
+
+    run: RunPath
+    """Directory of the run."""
+    out: Path | None = None
+    """Path of the HTML file. By default backtest.html in the run."""
+    json: bool = False
+    """Print one JSON object."""
+
+
 def backtest(arguments: Sequence[str]) -> int:
-    """`podracer backtest`: a run's policy beside the baselines, as a table and as a page."""
+    """Run `podracer backtest`: compare a run's policy with the baselines."""
 
-    @dataclasses.dataclass(frozen=True)
-    class BacktestCommand:
-        run: RunPath
-        """The run's directory."""
-        out: Path | None = None
-        """The HTML file; by default backtest.html in the run."""
-        json: bool = False
-        """Print one JSON object."""
-
-    parsed = parse(BacktestCommand, "backtest", arguments)
+    options = parse(
+        BacktestOptions, "backtest", arguments,
+        about="Compare the policy of a trading run with the baselines, as a table and a page.",
+    )  # fmt: skip
     from podracer.experiments.training import use_compilation_cache
     from podracer.trading.backtest import backtest
     from podracer.trading.page import write_page
 
     use_compilation_cache()
-    result = backtest(parsed.run)
-    page = write_page(result, parsed.out or parsed.run / "backtest.html")
-    if parsed.json:
+    result = backtest(options.run)
+    page = write_page(result, options.out or options.run / "backtest.html")
+    if options.json:
         print(json.dumps(result.to_json()))
     else:
-        _show(result)
+        _print_table(result)
         print(page)
     return 0
 
 
-def _show(result: Backtest) -> None:
+def _print_table(result: Backtest) -> None:
     from podracer.trading.backtest import dates
     from podracer.trading.page import rows
 
-    for name, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
-        print(f"{name}, {' to '.join(dates(outcome.period))}")
-        shown = rows(outcome)
-        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        for first, *rest in shown:
-            cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-            print("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
+        print(f"{title}, {' to '.join(dates(outcome.period))}")
+        table = rows(outcome)
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for name, *numbers in table:
+            cells = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
+            print("  ".join([name.ljust(widths[0]), *cells]).rstrip())
         print()
 
 
+@dataclasses.dataclass(frozen=True)
+class PromoteOptions:
+    """Flags of `podracer promote`."""
+
+    models: ModelsPath
+    """Directory of the models; made if there is none."""
+    run: RunPath
+    """Directory of the run whose newest checkpoint may become the current model."""
+
+
 def promote(arguments: Sequence[str]) -> int:
-    """`podracer promote`: 0 if the run's policy is now the current model, 1 if it was refused."""
+    """Run `podracer promote`: return 0 if the run is now the current model, 1 if refused."""
 
-    @dataclasses.dataclass(frozen=True)
-    class Promote:
-        models: ModelsPath
-        """The directory of models; made if there is none."""
-        run: RunPath
-        """The run whose newest checkpoint is to become the current model."""
-
-    parsed = parse(Promote, "promote", arguments)
+    options = parse(
+        PromoteOptions, "promote", arguments,
+        about="Make a run the current model if it is better. Exits with 1 if it is not.",
+    )  # fmt: skip
     from podracer.experiments.training import use_compilation_cache
     from podracer.trading.delivery import promote
 
     use_compilation_cache()
-    decision = promote(parsed.models, parsed.run)
+    decision = promote(options.models, options.run)
     promoted = decision.action == "promote"
-    current = parsed.models / decision.model
+    current = options.models / decision.model
     print(f"{'Promoted' if promoted else 'Refused'}: the current model is {current}")
     print(f"Validation, {' to '.join(decision.window)}")
     for name, gain in ((decision.run, decision.score), ("current until now", decision.before)):
@@ -86,17 +98,22 @@ def promote(arguments: Sequence[str]) -> int:
     return 0 if promoted else 1
 
 
+@dataclasses.dataclass(frozen=True)
+class RollbackOptions:
+    """Flags of `podracer rollback`."""
+
+    models: ModelsPath
+    """Directory of the models."""
+
+
 def rollback(arguments: Sequence[str]) -> int:
-    """`podracer rollback`: the model before the current one is current again."""
+    """Run `podracer rollback`: make the previous model the current one again."""
 
-    @dataclasses.dataclass(frozen=True)
-    class Rollback:
-        models: ModelsPath
-        """The directory of models."""
-
-    parsed = parse(Rollback, "rollback", arguments)
+    options = parse(
+        RollbackOptions, "rollback", arguments, about="Make the previous model current again."
+    )
     from podracer.trading.delivery import rollback
 
-    decision = rollback(parsed.models)
-    print(f"Rolled back: the current model is {parsed.models / decision.model}")
+    decision = rollback(options.models)
+    print(f"Rolled back: the current model is {options.models / decision.model}")
     return 0

@@ -1,4 +1,4 @@
-"""Several processes as one run."""
+"""JAX set up for one process or for several that make one run."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Several processes as one run. Under Slurm's srun and on TPU pods they find each other;
-    elsewhere give all three, or set them as JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID (an indexed Kubernetes job numbers its processes itself)."""
+    """Processes that make one run. Under Slurm's srun and on TPU pods they find each other.
+
+    Elsewhere give all three flags, or set them as JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID (an indexed Kubernetes job numbers its processes itself).
+    """
 
     coordinator: str | None = None
     """Address of process 0, such as 10.0.0.1:1234."""
     num_processes: int | None = None
-    """How many processes there are."""
+    """Number of processes that make the run."""
     process_id: int | None = None
-    """Which of them this is, from 0."""
+    """Number of this process, from 0 to one less than the number of processes."""
 
-    def filled(self) -> Hosts:
-        """With what the launcher left in the environment."""
+    def with_environment(self) -> Hosts:
+        """Return these settings, or if none is given those in the environment variables."""
 
         def number(*names: str) -> int | None:
-            found = [os.environ[name] for name in names if name in os.environ]
-            return int(found[0]) if found and found[0].isdigit() else None
+            texts = [os.environ[name] for name in names if name in os.environ]
+            return int(texts[0]) if texts and texts[0].isdigit() else None
 
         if "JAX_COORDINATOR_ADDRESS" not in os.environ or self != Hosts():
             return self
@@ -35,16 +37,20 @@ class Hosts:
         )
 
 
-def join(hosts: Hosts, devices: int) -> None:
-    """Set JAX up for this process's part; nothing may have touched a device before."""
+def initialize_devices(hosts: Hosts, devices: int) -> None:
+    """Set JAX up for this process's share of the devices; 0 `devices` are all that there are.
+
+    Call it before anything touches a device. On a CPU, `devices` are virtual ones. Raises
+    `ConfigError` if `hosts` is incomplete or the processes cannot share the devices evenly.
+    """
     import jax
 
     from podracer.types import ConfigError
 
-    hosts = hosts.filled()
-    given = [hosts.coordinator, hosts.num_processes, hosts.process_id]
-    several = any(x is not None for x in given)
-    if several and any(x is None for x in given):
+    hosts = hosts.with_environment()
+    settings = [hosts.coordinator, hosts.num_processes, hosts.process_id]
+    several = any(x is not None for x in settings)
+    if several and any(x is None for x in settings):
         raise ConfigError("give --coordinator, --num-processes and --process-id together.")
     if several and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
         raise ConfigError(
@@ -59,12 +65,12 @@ def join(hosts: Hosts, devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices // (hosts.num_processes or 1))
     if several:
         jax.distributed.initialize(hosts.coordinator, hosts.num_processes, hosts.process_id)
-    elif _in_cluster():
+    elif _launched_by_cluster():
         jax.distributed.initialize()
 
 
-def act_at_once() -> None:
-    """On a CPU, run what is dispatched in the thread that dispatches it.
+def disable_async_dispatch() -> None:
+    """Disable JAX's asynchronous dispatch on a CPU.
 
     An actor waits for each inference anyway, and handing it to another thread costs half of a
     small one. With several CPU devices the collectives need those threads.
@@ -74,7 +80,7 @@ def act_at_once() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
-def _in_cluster() -> bool:
+def _launched_by_cluster() -> bool:
     """Whether a launcher whose variables JAX reads by itself started several processes."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")

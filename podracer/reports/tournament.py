@@ -56,7 +56,7 @@ def _facts(course: TournamentLog) -> dict[str, str]:
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
         "Entries": f"{len(course.entries)}, {len(state.board)} on the board",
         "Pods": ", ".join([str(len(pods)), *told]),
-        "Rule": settings["rule"]["kind"],
+        "Selection": settings["selection"]["kind"],
         "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
         "Refused reports": str(state.rejected),
         "Episodes of an evaluation": str(state.header.episodes),

@@ -26,7 +26,7 @@ class Tournament:
 
     experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
     """Pod i begins with experiment i, counted round."""
-    rule: SelectionRule = dataclasses.field(default_factory=PopulationBased)
+    selection: SelectionRule = dataclasses.field(default_factory=PopulationBased)
     """How a pod starts its next round."""
     pods: int = 4
     """How many train at the beginning."""
@@ -76,8 +76,8 @@ class Tournament:
             experiment.check()
             if isinstance(experiment.agent, LPG):
                 raise ConfigError("pods compete by their policies' returns, and LPG has no policy.")
-            if isinstance(self.rule, PopulationBased):
-                values = {bound.name: bound.low for bound in self.rule.bounds}
+            if isinstance(self.selection, PopulationBased):
+                values = {bound.name: bound.low for bound in self.selection.bounds}
                 with_hyperparameters(experiment.agent, values)
 
     @property

@@ -1,6 +1,6 @@
 """The orchestrator: one loop that starts rounds, takes in reports, and never waits for a pod.
 
-    rule.choose --Started--> engine --report.json--> leaderboard --standing--> rule.choose
+    selection.choose --Started--> engine --report.json--> leaderboard --standing--> (again)
 
 All that it knows is in the leaderboard's log, so it may be killed at any moment: `run` goes on.
 Roles of Podracer's tournaments (ElegantRL-Podracer 2021, section 3): the pods are the training
@@ -170,7 +170,7 @@ class Orchestrator:
                 "experiment": attempt.experiment,
             }
         rng = selection.generator(self.tournament.seed, pod, round)
-        start = self.tournament.rule.choose(selection.standing(self.state, pod, round), rng)
+        start = self.tournament.selection.choose(selection.standing(self.state, pod, round), rng)
         if start is None:
             self._mark_stragglers(round)
             return None

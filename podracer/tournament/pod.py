@@ -33,7 +33,7 @@ import numpy as np
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.experiments.experiment import KINDS, Experiment, from_json, to_json
-from podracer.experiments.hosts import act_at_once
+from podracer.experiments.hosts import disable_async_dispatch
 from podracer.experiments.plan import Plan, make_plan
 from podracer.experiments.training import Totals, train, use_compilation_cache
 from podracer.io import checkpoint
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
     directory = Path(arguments[0]).absolute()
     experiment = read_task(directory).experiment
     if experiment.arch == "sebulba" and experiment.devices <= 1:
-        act_at_once()
+        disable_async_dispatch()
     if experiment.devices:  # a pod is one process, whatever a launcher left in the environment
         jax.config.update("jax_num_cpu_devices", experiment.devices)
     _wait_for_lock(directory / "lock")

@@ -154,7 +154,7 @@ def tournament(directory: Path) -> str:
     import podracer
 
     command([
-        "tournament", "cartpole_ppo", "--rule", "Independent", "--pods", "2", "--rounds", "2",
+        "tournament", "cartpole_ppo", "--selection", "Independent", "--pods", "2", "--rounds", "2",
         "--round-frames", "20480", "--episodes", "4", "--run-dir", str(directory),
     ])  # fmt: skip
     checkpoints = sorted(directory.rglob("checkpoints"))

@@ -1,0 +1,129 @@
+"""Scripts that complete commands, recipes and flags in a shell: `podracer --completion SHELL`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import tyro
+
+from podracer.cli.main import COMMANDS
+from podracer.types import ConfigError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def script(shell: str) -> str:
+    """Return the completion script of a shell. Raises `ConfigError` if there is none."""
+    if shell not in SHELLS:
+        raise ConfigError(f"--completion needs the name of a shell: {', '.join(SHELLS)}.")
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
+
+
+def names_after() -> dict[str, list[str]]:
+    """Return the names that may follow a command."""
+    from podracer.experiments import recipes
+
+    return {
+        **dict.fromkeys(("train", "sweep", "tournament", "tune"), sorted(recipes.RECIPES)),
+        "bench": ["anakin", "lpg", "sebulba"],
+        "list": ["agents", "environments", "recipes"],
+        "--completion": list(SHELLS),
+    }
+
+
+def flags_of_commands() -> dict[str, list[str]]:
+    """Return the flags of each command, without those of a recipe."""
+    from podracer.cli.bench import AnakinOptions
+    from podracer.experiments.hosts import Hosts
+    from podracer.tournament.config import Tournament
+
+    parts = {"bench": (AnakinOptions,), "train": (Hosts,), "tournament": (Tournament,)}
+    table = {}
+    for name, command in COMMANDS.items():
+        module = importlib.import_module(f"podracer.cli.{command.module}")
+        options = getattr(module, f"{name.capitalize()}Options", None)
+        table[name] = [*flags(*filter(None, (options, *parts.get(name, ())))), "--help"]
+    return table
+
+
+def flags_of_recipes() -> dict[str, list[str]]:
+    """Return the flags that `podracer train RECIPE` and `sweep RECIPE` have, for each recipe."""
+    from podracer.experiments import recipes
+
+    return {
+        name: flags(recipes.find(name)) + [f"--{option}" for option in recipes.options_of(name)]
+        for name in sorted(recipes.RECIPES)
+    }
+
+
+def flags(*parts: Any) -> list[str]:
+    """Return the flags of dataclasses, given as types, or as values with dataclasses inside."""
+    return sorted({f"--{name.replace('_', '-')}" for part in parts for name in _names(part)})
+
+
+def _names(part: Any) -> Iterator[str]:
+    kind = part if isinstance(part, type) else type(part)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        value = getattr(part, field.name, None)
+        markers = getattr(hints[field.name], "__metadata__", ())
+        if dataclasses.is_dataclass(value):
+            yield from _names(value)
+        elif field.name != "spec" and not {tyro.conf.Suppress, tyro.conf.Positional} & set(markers):
+            yield field.name
+
+
+def _bash() -> str:
+    def cases(table: dict[str, list[str]]) -> str:
+        return "\n".join(f'    {name}) echo "{" ".join(row)}" ;;' for name, row in table.items())
+
+    return f"""_podracer_names() {{
+  case "$1" in
+{cases(names_after())}
+  esac
+}}
+_podracer_command_flags() {{
+  case "$1" in
+{cases(flags_of_commands())}
+  esac
+}}
+_podracer_recipe_flags() {{
+  case "$1" in
+{cases(flags_of_recipes())}
+  esac
+}}
+_podracer() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="{" ".join([*COMMANDS, "--help", "--version", "--completion"])}"
+  elif [ "${{current#-}}" = "$current" ]; then
+    words="$(_podracer_names "$command")"
+  else
+    words="$(_podracer_command_flags "$command")"
+    case "$command" in
+      train|sweep) words="$words $(_podracer_recipe_flags "${{COMP_WORDS[2]}}")" ;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _podracer podracer"""
+
+
+def _zsh() -> str:
+    return f"autoload -U +X bashcompinit && bashcompinit\n{_bash()}"
+
+
+def _fish() -> str:
+    lines = [f"complete -c podracer -n __fish_use_subcommand -a {name}" for name in COMMANDS]
+    for command, names in names_after().items():
+        condition = f"__fish_seen_subcommand_from {command}"
+        lines.append(f"complete -c podracer -n '{condition}' -a '{' '.join(names)}'")
+    for table in (flags_of_commands(), flags_of_recipes()):
+        for name, row in table.items():
+            condition = f"__fish_seen_subcommand_from {name}"
+            lines += [f"complete -c podracer -n '{condition}' -l {flag[2:]}" for flag in row]
+    return "\n".join(lines)

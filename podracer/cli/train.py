@@ -1,0 +1,102 @@
+"""The commands that train one agent: `podracer train` and `podracer resume`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podracer.cli.arguments import (
+    Arch,
+    RunPath,
+    find_recipe,
+    parse,
+    parse_experiment,
+    peek_arch,
+    pop_flag,
+    split_recipe,
+)
+from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+from podracer.tournament import is_tournament
+
+if TYPE_CHECKING:
+    from podracer.experiments.experiment import Experiment
+    from podracer.experiments.training import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """Flags of `podracer train` that are no part of the experiment."""
+
+    run_dir: Path | None = None
+    """Directory that keeps the run. By default a new one is made in runs/."""
+    arch: Arch = "anakin"
+    """Architecture: anakin runs environments on the device, sebulba on the host. The flags of an
+    architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
+    update_rule: Path | None = None
+    """File of a learned update rule, see `podracer rule`, that trains the recipe's network."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeOptions:
+    """Flags of `podracer resume`."""
+
+    run: RunPath
+    """Directory of the run, sweep or tournament."""
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Run `podracer train`: train an agent."""
+    recipe, flags = split_recipe(arguments, "catch")
+    experiment, flags = find_recipe(recipe, flags)
+    if file := pop_flag(flags, "update-rule"):
+        from podracer.experiments.recipes import with_update_rule
+
+        experiment = with_update_rule(experiment, file)
+    experiment = experiment.under(peek_arch(flags) or experiment.arch)
+    options, experiment, extra = parse_experiment(
+        f"train {recipe}", flags, experiment, TrainOptions(arch=experiment.arch),
+        {"hosts": Hosts()}, "Train an agent. `podracer list recipes` names the recipes.",
+    )  # fmt: skip
+    return run(experiment, options.run_dir, extra["hosts"], resume=False)
+
+
+def resume(arguments: Sequence[str]) -> int:
+    """Run `podracer resume`: continue a run, a sweep or a tournament."""
+    about = "Continue a run, a sweep or a tournament to its configured end."
+    options = parse(ResumeOptions, "resume", arguments, about=about)
+    if is_tournament(options.run):
+        from podracer.cli import pods
+        from podracer.tournament.config import read_tournament
+
+        return pods.run_tournament(read_tournament(options.run), options.run)
+    from podracer.experiments.experiment import read_experiment
+
+    return run(read_experiment(options.run), options.run, options.hosts, resume=True)
+
+
+def run(experiment: Experiment, run_dir: Path | None, hosts: Hosts, *, resume: bool) -> int:
+    """Train an experiment, shown on the terminal, and return the exit code."""
+    experiment.check()
+    if experiment.arch == "sebulba" and experiment.devices <= 1:
+        disable_async_dispatch()
+    initialize_devices(hosts, experiment.devices)
+    import jax
+
+    from podracer.experiments.training import train
+
+    result = train(experiment, run_dir=run_dir, resume=resume, show=True)
+    if jax.process_index() == 0:
+        _print_summary(result)
+    return result.exit_code
+
+
+def _print_summary(result: Result) -> None:
+    from podracer.agents.lpg.agent import LPG
+    from podracer.reports.console import summarize
+
+    outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
+    next_command = "rule" if isinstance(result.agent, LPG) else "play"
+    summarize(result.run_dir, outcomes[result.exit_code], then=next_command)
