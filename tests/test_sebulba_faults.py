@@ -23,7 +23,7 @@ from runs import actor_threads, sebulba_setup
 
 from podracer import envs
 from podracer.agents.impala import Impala
-from podracer.drivers.common import STOP
+from podracer.drivers.common import Request
 from podracer.drivers.sebulba import SebulbaConfig, sebulba
 from podracer.drivers.sebulba import actor as actor_module
 from podracer.drivers.sebulba import driver as driver_module
@@ -321,7 +321,7 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
 
         def request(self):
             self.asked += 1
-            return STOP if self.asked > 1 else 0
+            return Request.STOP if self.asked > 1 else Request.NONE
 
     def run(request):
         agent, _, split, config, state = once(lag=0)
@@ -336,7 +336,7 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
     impatient = Impatient("nowhere")
     monkeypatch.setattr(sys.modules[__name__], "now", impatient)
     *stops, ignored = run(impatient.request)
-    assert STOP in [progress.request for progress in stops]
+    assert Request.STOP in [progress.request for progress in stops]
     assert undisturbed.updates == ignored.updates == 6
     assert checkpoint.fingerprint(undisturbed.state) == checkpoint.fingerprint(ignored.state)
 

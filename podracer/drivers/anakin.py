@@ -2,7 +2,7 @@
 
     jit(shard_map(scan(rollout, learn)))
 
-One dispatch runs a *chunk* of many updates. State is donated from chunk to chunk, metrics are
+One dispatch runs a *chunk* of many updates. The state is donated from chunk to chunk. Metrics are
 reduced on the device and fetched one chunk late, so the device never waits for Python.
 Source: Hessel et al. 2021, section 3 (arXiv 2104.06272).
 """
@@ -25,10 +25,12 @@ from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Progress,
+    Request,
     TrainState,
     apply_if_finite,
-    learn_if_finite,
+    learn_key,
     reduce_metrics,
+    reset_episode_totals,
     to_progress,
 )
 from podracer.environment import Environment
@@ -47,35 +49,42 @@ from podracer.rollout import (
     environment_keys,
     purpose_key,
     rollout,
-    zero_episode_stats,
 )
-from podracer.types import ConfigError, LearnerState, Metrics, PyTree, Trajectory
+from podracer.types import (
+    ConfigError,
+    LearnerState,
+    Metrics,
+    Params,
+    Trajectory,
+    bounded,
+    check_ranges,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class AnakinConfig:
-    """How Anakin runs an agent."""
+    """Configuration of the Anakin driver."""
 
-    num_envs: int = 128
-    """Environments in all, shared evenly by the devices."""
-    rollout_length: int = 16
-    """T: interactions of each environment before each update."""
-    updates_per_chunk: int = 100
-    """Updates in one dispatch: longer chunks cost less, shorter ones report and stop sooner."""
+    num_envs: int = bounded(128, low=1)
+    """Number of environments in all; the devices share them evenly."""
+    rollout_length: int = bounded(16, low=1)
+    """Environment steps T of each environment before each update."""
+    updates_per_chunk: int = bounded(100, low=1)
+    """Updates in one dispatch: longer chunks cost less overhead, shorter chunks report and stop
+    sooner."""
     fused: bool = False
-    """Let the gradient go through the rollout and reuse its forward pass (the paper's minimal
-    unit), for agents that can."""
+    """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
+    agents that support it."""
 
     @property
     def steps_per_update(self) -> int:
+        """Environment steps of all environments for one update."""
         return self.num_envs * self.rollout_length
 
 
 def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int) -> None:
-    """Reject what cannot run, before any compile. Raises `ConfigError`."""
-    for name in ("num_envs", "rollout_length", "updates_per_chunk"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} must be at least 1, but it is {getattr(config, name)}.")
+    """Raise `ConfigError` for what cannot run, before anything is compiled."""
+    check_ranges(config, "driver")
     check_divisible("num_envs", config.num_envs, num_devices)
     check_environment(env)
     check_agent(agent, num_envs=config.num_envs // num_devices, length=config.rollout_length)
@@ -86,13 +95,48 @@ def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int
         )
 
 
+def anakin(
+    agent: Agent,
+    env: Environment,
+    mesh: Mesh,
+    config: AnakinConfig,
+    state: TrainState,
+    *,
+    num_updates: int,
+    request: Callable[[], int] = lambda: Request.NONE,
+    boundary: Callable[[int], bool] = lambda updates: False,
+) -> Iterator[Progress]:
+    """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
+
+    A chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
+    hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
+    boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
+    next chunk when the iterator moves on. At every other chunk metrics come one chunk late.
+    Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
+    """
+    program = make_chunk(agent, env, mesh, config)
+    yield from run_chunks(
+        lambda *args: check_program_memory(program.lower(*args).compile(), mesh),  # type: ignore[attr-defined]
+        state,
+        mesh,
+        config,
+        to_progress,
+        num_updates=num_updates,
+        request=request,
+        boundary=boundary,
+    )
+
+
+# --- the compiled program -------------------------------------------------------------------------
+
+
 def make_chunk(
     agent: Agent, env: Environment, mesh: Mesh, config: AnakinConfig
 ) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
-    """The compiled program: `(state, request) -> (state, metrics)`, state donated.
+    """Return the jitted program `(state, request) -> (state, metrics)`; it donates the state.
 
-    `request`, i32 `[devices]`, is 0, `SAVE` or `STOP` from every host; the largest comes back in
-    the metrics, which is how hosts agree to save or stop at the same update.
+    `request`, i32 `[devices]`, holds the `Request` of each device's host. The metrics hold the
+    largest, which is how hosts agree to save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
     program = jax.shard_map(
@@ -113,7 +157,7 @@ def chunk(
     state: TrainState,
     request: jax.Array,
 ) -> tuple[TrainState, Metrics]:
-    """One shard's chunk: many updates, then one reduction of their metrics."""
+    """Run one shard's chunk: many updates, then one reduction of their metrics."""
 
     def body(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
         return _update(agent, env, config, axis, state)
@@ -121,86 +165,60 @@ def chunk(
     state, series = jax.lax.scan(body, state, length=config.updates_per_chunk)
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, series, request[0], axis)
-    fresh = zero_episode_stats(episodes.count.shape[0])
-    episodes = dataclasses.replace(
-        fresh,
-        running_return=episodes.running_return,
-        running_length=episodes.running_length,
-    )
-    actor = dataclasses.replace(state.actor, episodes=episodes)
+    actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
     return dataclasses.replace(state, actor=actor), metrics
 
 
 def _update(
     agent: Agent, env: Environment, config: AnakinConfig, axis: str | None, state: TrainState
 ) -> tuple[TrainState, Metrics]:
-    """One shard's rollout and update."""
-    shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
-    num_envs = state.actor.timestep.reward.shape[0]
-    indices = shard.astype(jnp.uint32) * num_envs + jnp.arange(num_envs, dtype=jnp.uint32)
-    length = config.rollout_length
-    steps = state.update * jnp.uint32(length) + jnp.arange(length, dtype=jnp.uint32)
-    act_keys = environment_keys(purpose_key(state.key, Purpose.ACT), indices, steps)
-    step_keys = environment_keys(purpose_key(state.key, Purpose.STEP), indices, steps)
-
-    run = partial(rollout, agent, env, act_keys=act_keys, step_keys=step_keys)
+    """Roll out, learn, and apply the update: one shard."""
+    act_keys, step_keys = _rollout_keys(state, config.rollout_length, axis)
     params = agent.actor_params(state.learner)
     if config.fused:
-        actor, trajectory, learner, metrics = _fused(
-            cast(FusedAgent, agent), run, params, state, axis
+        learner, actor, trajectory, metrics = _rollout_and_learn(
+            cast(FusedAgent, agent), env, params, state, act_keys, step_keys, axis
         )
-        state, metrics = apply_if_finite(state, learner, trajectory, metrics, axis)
     else:
-        actor, trajectory = run(params, state.actor)
-        state, metrics = learn_if_finite(agent, state, trajectory, axis)
+        actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
+        learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
+    state, metrics = apply_if_finite(state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
 
 
-def _fused(
-    agent: FusedAgent, run: Any, params: PyTree, state: TrainState, axis: str | None
-) -> tuple[ActorState, Trajectory, LearnerState, Metrics]:
+def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
+    """Return keys `[T, B]` for acting and for stepping, by global environment and global step."""
+    shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
+    num_envs = state.actor.timestep.reward.shape[0]
+    indices = shard.astype(jnp.uint32) * num_envs + jnp.arange(num_envs, dtype=jnp.uint32)
+    steps = state.update * jnp.uint32(length) + jnp.arange(length, dtype=jnp.uint32)
+    act_keys = environment_keys(purpose_key(state.key, Purpose.ACT), indices, steps)
+    step_keys = environment_keys(purpose_key(state.key, Purpose.STEP), indices, steps)
+    return act_keys, step_keys
+
+
+def _rollout_and_learn(
+    agent: FusedAgent,
+    env: Environment,
+    params: Params,
+    state: TrainState,
+    act_keys: jax.Array,
+    step_keys: jax.Array,
+    axis: str | None,
+) -> tuple[LearnerState, ActorState, Trajectory, Metrics]:
     """Differentiate through the rollout: acting's forward pass is the loss's forward pass."""
 
-    def loss(params: PyTree) -> tuple[jax.Array, Any]:
-        actor, trajectory = run(params, state.actor)
+    def loss(params: Params) -> tuple[jax.Array, Any]:
+        actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         value, metrics = agent.loss(params, trajectory, reuse=True)
         return value, (actor, trajectory, metrics)
 
     grads, (actor, trajectory, metrics) = global_grad(loss, params, axis=axis)
-    learner, more = agent.apply_gradients(state.learner, grads)
-    return actor, trajectory, learner, {**metrics, **more}
+    learner, gradient_metrics = agent.apply_gradients(state.learner, grads)
+    return learner, actor, trajectory, {**metrics, **gradient_metrics}
 
 
-def anakin(
-    agent: Agent,
-    env: Environment,
-    mesh: Mesh,
-    config: AnakinConfig,
-    state: TrainState,
-    *,
-    num_updates: int,
-    request: Callable[[], int] = lambda: 0,
-    boundary: Callable[[int], bool] = lambda updates: False,
-) -> Iterator[Progress]:
-    """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
-
-    A chunk is a boundary if `boundary(updates)` says so, if a host asked for one by a `request()`
-    of `SAVE` or `STOP` (on several hosts seen one chunk later, by all at the same chunk), or if it
-    is the last. There metrics are fetched at once and `Progress.state` is set; it is donated to the
-    next chunk when the iterator moves on. At every other chunk metrics come one chunk late.
-    Raises `NonFiniteError` naming the update; neither it nor any later one was applied.
-    """
-    program = make_chunk(agent, env, mesh, config)
-    yield from run_chunks(
-        lambda *args: check_program_memory(program.lower(*args).compile(), mesh),  # type: ignore[attr-defined]
-        state,
-        mesh,
-        config,
-        to_progress,
-        num_updates=num_updates,
-        request=request,
-        boundary=boundary,
-    )
+# --- the loop around it ---------------------------------------------------------------------------
 
 
 def run_chunks(
@@ -208,43 +226,44 @@ def run_chunks(
     state: TrainState,
     mesh: Mesh,
     config: AnakinConfig,
-    report: Callable[[int, Any], Progress],
+    to_progress: Callable[[int, Any], Progress],
     *,
     num_updates: int,
     request: Callable[[], int],
     boundary: Callable[[int], bool],
 ) -> Iterator[Progress]:
-    """The loop of `anakin` around any compiled `(state, request) -> (state, metrics)`."""
-    several = jax.process_count() > 1
-    placement = shardings(mesh, PartitionSpec(mesh.axis_names))
-    share = np.zeros(len(mesh.local_devices), np.int32)
+    """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`."""
+    multi_host = jax.process_count() > 1
+    request_sharding = shardings(mesh, PartitionSpec(mesh.axis_names))
+    num_local_devices = len(mesh.local_devices)
 
-    def ask() -> jax.Array:
-        return jax.make_array_from_process_local_data(placement, share + request())
+    def request_array() -> jax.Array:
+        local = np.full(num_local_devices, request(), np.int32)
+        return jax.make_array_from_process_local_data(request_sharding, local)
 
     updates = int(np.max(jax.device_get(state.update)))
-    began = time.perf_counter()
-    compiled = compile(state, ask())
-    compile_seconds = time.perf_counter() - began
-    waiting: tuple[int, Metrics] | None = None
-    agreed = 0
+    start = time.perf_counter()
+    compiled = compile(state, request_array())
+    compile_seconds = time.perf_counter() - start
+    pending: tuple[int, Metrics] | None = None  # of the chunk that may still run
+    agreed_request = Request.NONE.value
     while updates < num_updates:
-        asked = ask()
+        requests = request_array()
         with jax.transfer_guard("disallow"):
-            state, metrics = compiled(state, asked)
+            state, metrics = compiled(state, requests)
         updates += config.updates_per_chunk
-        if waiting is not None:
-            progress = report(waiting[0], jax.device_get(waiting[1]))
-            agreed = progress.request
+        if pending is not None:
+            progress = to_progress(pending[0], jax.device_get(pending[1]))
+            agreed_request = progress.request
             yield dataclasses.replace(progress, compile_seconds=compile_seconds)
             compile_seconds = 0.0
-        waiting = (updates, metrics)
-        wanted = agreed if several else request()
-        if wanted or updates >= num_updates or boundary(updates):
-            progress = report(waiting[0], jax.device_get(waiting[1]))
-            agreed = progress.request
-            waiting = None
+        pending = (updates, metrics)
+        current_request = agreed_request if multi_host else request()
+        if current_request or updates >= num_updates or boundary(updates):
+            progress = to_progress(updates, jax.device_get(metrics))
+            agreed_request = progress.request
+            pending = None
             yield dataclasses.replace(
-                progress, compile_seconds=compile_seconds, request=wanted, state=state
+                progress, compile_seconds=compile_seconds, request=current_request, state=state
             )
             compile_seconds = 0.0

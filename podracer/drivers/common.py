@@ -1,10 +1,11 @@
-"""What both drivers share: the state of a run, what they yield, and the guard around an update."""
+"""Shared by the drivers: the state of a run, progress reports, and the check of each update."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,14 @@ from jax.sharding import Mesh, PartitionSpec
 from podracer.agent import Agent
 from podracer.environment import Environment
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
-from podracer.rollout import EpisodeStats, Purpose, environment_keys, init_actor, purpose_key
+from podracer.rollout import (
+    EpisodeStats,
+    Purpose,
+    environment_keys,
+    init_actor,
+    purpose_key,
+    zero_episode_stats,
+)
 from podracer.types import (
     ConfigError,
     LearnerState,
@@ -26,19 +34,34 @@ from podracer.types import (
     struct,
 )
 
-SAVE, STOP = 1, 2  # what a host may ask of all; the larger counts
-FAULTS = ("observation", "reward", "loss", "gradient", "restart")
+
+class Request(enum.IntEnum):
+    """Request of a host to the run; the largest of all hosts counts."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2
+
+
+class Fault(enum.IntFlag):
+    """Reasons not to apply an update: non-finite values, or an environment without a reset."""
+
+    OBSERVATION = 1
+    REWARD = 2
+    LOSS = 4
+    GRADIENT = 8
+    RESTART = 16
 
 
 @struct
 class TrainState:
-    """Everything a run is: what a checkpoint holds and what a resumed run continues from."""
+    """Complete state of a run: what a checkpoint holds and a resumed run continues from."""
 
     learner: LearnerState
     actor: PyTree  # `rollout.ActorState`, or () where environments cannot be saved
-    update: jax.Array  # u32 scalar, updates done
-    fault: jax.Array  # u32 [2]: bits of FAULTS, and the update that met the first
-    key: jax.Array  # the run's key; all others are folded from it
+    update: jax.Array  # u32 scalar, number of updates done
+    fault: jax.Array  # u32 [2]: bits of `Fault` and the number of the update, for the first fault
+    key: jax.Array  # the run's key, from which all other keys are folded
 
 
 TRAIN_SPEC = TrainState(LEARNER_SPEC, SHARDED, REPLICATED, REPLICATED, REPLICATED)  # type: ignore[arg-type]
@@ -46,20 +69,20 @@ TRAIN_SPEC = TrainState(LEARNER_SPEC, SHARDED, REPLICATED, REPLICATED, REPLICATE
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What a driver yields for each chunk. `state` is given at boundaries only, see `anakin`."""
+    """Report of a driver on one chunk of updates."""
 
-    updates: int  # updates done at the end of the chunk
+    updates: int  # updates done since the run began, at the end of the chunk
     frames: int  # valid transitions within the chunk
-    metrics: dict[str, float | None]  # means over the chunk; None where no episode ended
-    compile_seconds: float = 0.0  # spent before the first chunk
-    request: int = 0  # the largest of all hosts
-    state: TrainState | None = None
-    pods: dict[str, np.ndarray] | None = None  # of a population: metrics of each pod [P]
-    collected: int | None = None  # steps that actors finished since the driver began
+    metrics: dict[str, float | None]  # means over the chunk; None if no episode ended
+    compile_seconds: float = 0.0  # spent before the first chunk, 0 in later reports
+    request: int = Request.NONE  # the largest of all hosts
+    state: TrainState | None = None  # at boundaries only, see `anakin`
+    pods: dict[str, np.ndarray] | None = None  # in a population, metrics of each pod `[P]`
+    collected: int | None = None  # steps in the actors' trajectories since the driver began
 
 
 class HasNumEnvs(Protocol):
-    """A driver's configuration, as far as a state depends on it."""
+    """Configuration of any driver: the part that a state depends on."""
 
     @property
     def num_envs(self) -> int: ...
@@ -68,15 +91,18 @@ class HasNumEnvs(Protocol):
 def init_state(
     agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
-    """The state before the first update, on the mesh; without an environment, nothing of acting."""
-    where = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
-    return jax.jit(partial(make_initial_state, agent, env, config), out_shardings=where)(key)
+    """Return the state before the first update, sharded over the mesh.
+
+    Without an environment its `actor` is (): acting then begins with a reset.
+    """
+    target = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
+    return jax.jit(partial(make_initial_state, agent, env, config), out_shardings=target)(key)
 
 
 def abstract_state(
     agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs
 ) -> TrainState:
-    """Shape, dtype and sharding of every leaf of a state, for restoring one."""
+    """Return shape, dtype and sharding of every leaf of a state, as restoring one needs them."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return with_shardings(
         jax.eval_shape(partial(make_initial_state, agent, env, config), key), mesh, TRAIN_SPEC
@@ -84,7 +110,7 @@ def abstract_state(
 
 
 def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
-    """Shapes with the shardings that a prefix of partition specs gives them on this mesh."""
+    """Return shapes with shardings on this mesh; `specs` is a prefix tree of partition specs."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         state,
@@ -95,7 +121,7 @@ def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
 def make_initial_state(
     agent: Agent, env: Environment | None, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
-    """The state before the first update, for tracing; `init_state` also places it."""
+    """Return the state before the first update, for tracing; `init_state` also shards it."""
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
     reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]
@@ -117,23 +143,24 @@ def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
     )
 
 
-def learn_if_finite(
-    agent: Agent,
-    state: TrainState,
-    trajectory: Trajectory,
-    axis: str | None,
-    part: jax.Array | None = None,
-) -> tuple[TrainState, Metrics]:
-    """One shard's update; it leaves the shared state as it was from the first fault on.
+def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
+    """Return the statistics with the sums of running episodes kept and the totals set to zero."""
+    return dataclasses.replace(
+        zero_episode_stats(episodes.count.shape[0]),
+        running_return=episodes.running_return,
+        running_length=episodes.running_length,
+    )
 
-    `part` tells the updates apart that are made in turn from one trajectory.
+
+def learn_key(state: TrainState, axis: str | None, part: jax.Array | None = None) -> jax.Array:
+    """Return the key of this shard's next update.
+
+    `part` numbers the updates that are made in turn from one batch of trajectories.
     """
-    learn_key = purpose_key(state.key, Purpose.LEARN)
     shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
-    learn_key = jax.random.fold_in(jax.random.fold_in(learn_key, state.update), shard)
-    learn_key = learn_key if part is None else jax.random.fold_in(learn_key, part)
-    learner, metrics = agent.learn(state.learner, trajectory, learn_key, axis)
-    return apply_if_finite(state, learner, trajectory, metrics, axis)
+    key = jax.random.fold_in(purpose_key(state.key, Purpose.LEARN), state.update)
+    key = jax.random.fold_in(key, shard)
+    return key if part is None else jax.random.fold_in(key, part)
 
 
 def apply_if_finite(
@@ -143,98 +170,110 @@ def apply_if_finite(
     metrics: Metrics,
     axis: str | None,
 ) -> tuple[TrainState, Metrics]:
-    """Take an update over, unless it or one before met something that is not finite."""
-    bits = _faults(trajectory, learner, metrics, axis)
-    healthy = (bits == 0) & (state.fault[0] == 0)
+    """Apply one shard's update, unless this or an earlier update met a `Fault` on any shard.
+
+    After a fault `learner.shared` stays as it was before that update. Metrics gain `frames`, the
+    number of valid transitions.
+    """
+    bits = _fault_bits(trajectory, learner, metrics, axis)
+    no_earlier_fault = state.fault[0] == 0
+    finite = (bits == 0) & no_earlier_fault
     shared = jax.tree.map(
-        lambda new, old: jnp.where(healthy, new, old), learner.shared, state.learner.shared
+        lambda new, old: jnp.where(finite, new, old), learner.shared, state.learner.shared
     )
-    first = (bits != 0) & (state.fault[0] == 0)
-    new = dataclasses.replace(
+    is_first_fault = (bits != 0) & no_earlier_fault
+    new_state = dataclasses.replace(
         state,
         learner=LearnerState(shared, learner.local),
         update=state.update + 1,
-        fault=jnp.where(first, jnp.stack([bits, state.update]), state.fault),
+        fault=jnp.where(is_first_fault, jnp.stack([bits, state.update]), state.fault),
     )
-    return new, {**metrics, "frames": jnp.sum(trajectory.valid(), dtype=jnp.int32)}
+    return new_state, {**metrics, "frames": jnp.sum(trajectory.valid(), dtype=jnp.int32)}
 
 
-def _finite(tree: PyTree) -> jax.Array:
-    """Whether every float of a tree is finite."""
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.stack([jnp.bool_(True), *(jnp.all(jnp.isfinite(x)) for x in floats)]))
-
-
-def _faults(
+def _fault_bits(
     trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: str | None
 ) -> jax.Array:
-    """Bits of FAULTS that any shard met in this update."""
+    """Return the bits of `Fault` that any shard met in this update."""
     final, steps = trajectory.final, trajectory.steps.timestep
-    gradient = {name: metrics[name] for name in metrics if name == "gradient_norm"}
-    losses = {name: metrics[name] for name in metrics if name != "gradient_norm"}
-    good = jnp.stack([
-        _finite((steps.observation, final.observation)),
-        _finite((steps.reward, final.reward)),
-        _finite(losses),
-        _finite((gradient, learner.shared)),
-        jnp.all(trajectory.next_timesteps().first | trajectory.valid()),
-    ])  # fmt: skip
-    bad = (~good).astype(jnp.float32)
-    bad = jax.lax.psum(bad, axis) if axis else bad
-    return jnp.sum(jnp.where(bad > 0, jnp.asarray([1, 2, 4, 8, 16], jnp.uint32), jnp.uint32(0)))
+    losses = {name: value for name, value in metrics.items() if name != "gradient_norm"}
+    gradient = metrics.get("gradient_norm", ())
+    passed = {
+        Fault.OBSERVATION: _all_finite((steps.observation, final.observation)),
+        Fault.REWARD: _all_finite((steps.reward, final.reward)),
+        Fault.LOSS: _all_finite(losses),
+        Fault.GRADIENT: _all_finite((gradient, learner.shared)),
+        Fault.RESTART: jnp.all(trajectory.next_timesteps().first | trajectory.valid()),
+    }
+    failures = (~jnp.stack(list(passed.values()))).astype(jnp.float32)
+    failures = jax.lax.psum(failures, axis) if axis else failures
+    bits = jnp.asarray([flag.value for flag in passed], jnp.uint32)
+    return jnp.sum(jnp.where(failures > 0, bits, jnp.uint32(0)))
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.bool_(True), *(jnp.all(jnp.isfinite(x)) for x in floats)]))
 
 
 def reduce_metrics(
     episodes: EpisodeStats, fault: jax.Array, series: Metrics, request: jax.Array, axis: str | None
 ) -> Metrics:
-    """Metrics of some updates `[updates]` over all shards, in two all-reduces: integers, floats.
+    """Reduce the metrics `[updates]` of several updates over updates and shards.
 
-    Reductions that do not depend on each other may overtake each other on a CPU and mix their
-    numbers (decision 0012). So the integers wait for the last update's faults, and the floats wait
-    for the number of shards.
+    Two all-reduces: one of integers, one of floats. Reductions that do not depend on each other may
+    overtake each other on a CPU and mix their numbers (decision 0012). So the integers depend on
+    the last update's faults, and the floats on the reduced number of shards.
     """
     integers = jnp.stack([
-        jnp.int32(fault[1] < jnp.uint32(2**32 - 1)),  # 1, once the faults are known
+        jnp.int32(fault[1] < jnp.uint32(2**32 - 1)),  # always 1, but depends on the faults
         jnp.sum(series["frames"]),
         jnp.sum(episodes.count),
         jnp.sum(episodes.total_length),
-        jnp.int32(request == SAVE),
-        jnp.int32(request == STOP),
+        jnp.int32(request == Request.SAVE.value),
+        jnp.int32(request == Request.STOP.value),
     ])  # fmt: skip
     integers = jax.lax.psum(integers, axis) if axis else integers
-    shards, frames, count, length, save, stop = integers
-    means = {name: jnp.mean(series[name]) / shards for name in series if name != "frames"}
+    num_shards, frames, count, length, saves, stops = integers
+    means = {name: jnp.mean(series[name]) / num_shards for name in series if name != "frames"}
     floats, unravel = ravel_pytree((means, jnp.sum(episodes.total_return)))
     means, total_return = unravel(jax.lax.psum(floats, axis) if axis else floats)
+    save = jnp.where(saves > 0, Request.SAVE.value, Request.NONE.value)
     return {
         "mean": means,
         "frames": frames,
         "episodes": count,
         "episode_return": total_return,
         "episode_length": length,
-        "request": jnp.where(stop > 0, STOP, jnp.where(save > 0, SAVE, 0)),
+        "request": jnp.where(stops > 0, Request.STOP.value, save),
         "fault": fault,
     }
 
 
 def to_progress(updates: int, values: Any) -> Progress:
-    """Fetched metrics in the terms of a run. Raises what the updates met, see `FAULTS`."""
-    bits, at = (int(x) for x in values["fault"])
+    """Return the report on a chunk from what `reduce_metrics` gave, fetched to the host.
+
+    Raises `NonFiniteError`, or `ConfigError` for an environment that does not restart, if an update
+    met a `Fault`.
+    """
+    bits, failed_update = (int(x) for x in values["fault"])
     if bits:
-        met = [name for i, name in enumerate(FAULTS) if bits >> i & 1]
-        if "restart" in met:
-            raise ConfigError(
-                f"update {at + 1}: an episode ended and the environment did not restart: "
-                "wrap it in podracer.auto_reset."
-            )
-        raise NonFiniteError(
-            f"update {at + 1}: not finite: {', '.join(met)}. The update was not applied."
-        )
+        _raise_fault(Fault(bits), failed_update + 1)
     episodes = int(values["episodes"])
-    shown: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         "episodes": episodes,
         "episode_return": float(values["episode_return"]) / episodes if episodes else None,
         "episode_length": float(values["episode_length"]) / episodes if episodes else None,
         **{name: float(value) for name, value in values["mean"].items()},
     }
-    return Progress(updates, int(values["frames"]), shown, request=int(values["request"]))
+    return Progress(updates, int(values["frames"]), metrics, request=int(values["request"]))
+
+
+def _raise_fault(faults: Fault, update: int) -> NoReturn:
+    if Fault.RESTART in faults:
+        raise ConfigError(
+            f"update {update}: an episode ended and the environment did not restart: "
+            "wrap it in podracer.auto_reset."
+        )
+    names = ", ".join(str(fault.name).lower() for fault in faults)
+    raise NonFiniteError(f"update {update}: not finite: {names}. The update was not applied.")

@@ -13,7 +13,7 @@ import jax
 
 from podracer.agent import Agent
 from podracer.drivers import population
-from podracer.drivers.common import SAVE, STOP, Progress, TrainState, abstract_state
+from podracer.drivers.common import Progress, Request, TrainState, abstract_state
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import Evaluation
 from podracer.experiments import recipes, sweep
@@ -294,7 +294,7 @@ class Run:
                     with _blamed("checkpointer"):
                         self._save(checkpointer, progress.state)
                     times.add("time_save")
-                if done or progress.request == STOP:
+                if done or progress.request == Request.STOP:
                     exit_code = 0 if done else signals.exit_code or PREEMPTED
                     break
         with _blamed("checkpointer"):
@@ -313,12 +313,13 @@ class Run:
         if self._is_done():
             return
 
-        def request() -> int:
+        def request() -> Request:
             if signals.exit_code:
-                return STOP
+                return Request.STOP
             if self._is_done():
-                return SAVE
-            return SAVE if times.since("time_save") >= experiment.save_seconds else 0
+                return Request.SAVE
+            overdue = times.since("time_save") >= experiment.save_seconds
+            return Request.SAVE if overdue else Request.NONE
 
         yield from self.plan.drive(
             state=state,

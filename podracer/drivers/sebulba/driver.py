@@ -16,7 +16,7 @@ import numpy as np
 
 from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
-from podracer.drivers.common import STOP, Progress, TrainState, to_progress
+from podracer.drivers.common import Progress, Request, TrainState, to_progress
 from podracer.drivers.sebulba.actor import STAGES, Actor, Parameters, Place, Rollout
 from podracer.drivers.sebulba.config import SebulbaConfig, Split, environment_indices
 from podracer.drivers.sebulba.learner import abstract_on_mesh, make_update, on_mesh
@@ -92,13 +92,17 @@ def sebulba(
         updates, asked = team.first_update, 0
         while updates < num_updates:
             rollouts = team.collect(
-                give_up=lambda: learner.has_news and not several and request() == STOP
+                give_up=lambda: learner.has_news and not several and request() == Request.STOP
             )
             if rollouts is not None:
                 state = learner.update(state, rollouts)
                 updates += 1
             asked = max(asked, learner.agreed) if several else request()
-            if asked != STOP and updates % config.updates_per_chunk and updates < num_updates:
+            if (
+                asked != Request.STOP
+                and updates % config.updates_per_chunk
+                and updates < num_updates
+            ):
                 continue
             progress = dataclasses.replace(learner.report(updates), compile_seconds=compile_seconds)
             if asked or updates >= num_updates or boundary(updates):

@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.drivers.common import TRAIN_SPEC, TrainState, learn_if_finite, reduce_metrics
+from podracer.drivers.common import (
+    TRAIN_SPEC,
+    TrainState,
+    apply_if_finite,
+    learn_key,
+    reduce_metrics,
+)
 from podracer.drivers.sebulba.trajectory import Batch, over_rows
 from podracer.mesh import DATA, REPLICATED, SHARDED
 from podracer.types import LearnerState, Metrics, Params, PyTree
@@ -51,7 +57,9 @@ def _update(
     batch = over_rows(lambda axis, *parts: jnp.concatenate(parts, axis), *batches)
 
     if count == 1:  # without a scan, which would copy a replay
-        state, metrics = learn_if_finite(agent, state, batch.trajectory, axis)
+        trajectory = batch.trajectory
+        learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
+        state, metrics = apply_if_finite(state, learner, trajectory, metrics, axis)
         series = jax.tree.map(lambda x: x[None], metrics)
     else:
         state, series = _update_in_parts(agent, count, axis, state, batch)
@@ -67,7 +75,9 @@ def _update_in_parts(
     def step(state: TrainState, piece: Any) -> tuple[TrainState, tuple[PyTree, Metrics]]:
         part, local, batch = piece
         whole = dataclasses.replace(state, learner=LearnerState(state.learner.shared, local))
-        whole, metrics = learn_if_finite(agent, whole, batch.trajectory, axis, part)
+        trajectory, key = batch.trajectory, learn_key(whole, axis, part)
+        learner, metrics = agent.learn(whole.learner, trajectory, key, axis)
+        whole, metrics = apply_if_finite(whole, learner, trajectory, metrics, axis)
         learner = LearnerState(whole.learner.shared)
         new = dataclasses.replace(whole, learner=learner, update=state.update)
         return new, (whole.learner.local, metrics)
