@@ -175,9 +175,11 @@ def test_auto_reset_shows_its_environment() -> None:
 
 
 def test_a_wrapper_has_the_abilities_of_its_environment_and_no_others() -> None:
+    shown = Script()
+
     class Evaluated(Script):
         def for_evaluation(self) -> Script:
-            return Script()
+            return shown
 
     drawn, evaluated = auto_reset(CartPole()), auto_reset(Evaluated(), resets_per_step=2)
     assert isinstance(drawn, Renderable)
@@ -185,7 +187,7 @@ def test_a_wrapper_has_the_abilities_of_its_environment_and_no_others() -> None:
     assert isinstance(evaluated, HasEvaluation)
     assert not isinstance(evaluated, Renderable)
     assert evaluation_environment(drawn) is drawn
-    assert evaluation_environment(evaluated) == auto_reset(Script(), resets_per_step=2)
+    assert evaluation_environment(evaluated) == auto_reset(shown, resets_per_step=2)
     copy = pickle.loads(pickle.dumps(drawn))
     assert copy == drawn
     assert isinstance(copy, Renderable)
