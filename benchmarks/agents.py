@@ -70,8 +70,8 @@ def agents(options: Any) -> None:
                 contender.steps / contender.lap().seconds for _ in range(options.repetitions)
             )
             config = SebulbaConfig(ENVS, T, CHUNK, threads=1, env_threads=1)
-            setting = bench.setting(agent, DeviceEnvironments(env), config, find_devices(1))
-            served, _ = bench.training(setting, options.seconds)  # compiles at each call
+            setting = bench.make_setup(agent, DeviceEnvironments(env), config, find_devices(1))
+            served, _ = bench.measure_training(setting, options.seconds)  # compiles at each call
             print(
                 f"{name:14}{environment:10}{rate:>12,.0f} Anakin{served:>12,.0f} Sebulba",
                 flush=True,

@@ -32,9 +32,9 @@ PONG = ("atari:pong", SHALLOW, SebulbaConfig(64, 20))
 ONE = SebulbaConfig(64, 20, threads=1, env_threads=1)
 
 
-def setting(environment: str, torso: Any, config: SebulbaConfig) -> bench.Setting:
+def setting(environment: str, torso: Any, config: SebulbaConfig) -> bench.Setup:
     agent = Impala(network=TorsoNetwork(torso))
-    return bench.setting(agent, envs.make(environment), config, find_devices(1))
+    return bench.make_setup(agent, envs.make(environment), config, find_devices(1))
 
 
 def parts(options: Any) -> None:
@@ -63,8 +63,8 @@ def series(title: str, choices: list[tuple[Any, ...]], options: Any) -> None:
     for _ in range(options.repetitions):
         turn = []
         for _, what in made:
-            rate, metrics = bench.training(what, options.seconds)
-            turn.append((bench.acting(what, options.seconds), rate, metrics))
+            rate, metrics = bench.measure_training(what, options.seconds)
+            turn.append((bench.measure_acting(what, options.seconds), rate, metrics))
         turns.append(turn)
     print(
         f"\n{title}\n  {'':24}{'acting':>10}{'training':>10}{'lag':>6}{'idle: actors, learner':>24}"

@@ -36,15 +36,15 @@ from podracer.tournament.selection import (
     KTournament,
     PopulationBased,
     SelectionRule,
+    SelectionView,
     Softmax,
-    Standing,
     Start,
     Truncation,
     Uniform,
     generator,
     perturb,
+    selection_view,
     softmax,
-    standing,
 )
 from podracer.types import ConfigError
 
@@ -68,17 +68,19 @@ def entry(pod: int, score: float, round: int = 0, **hyperparameters: float) -> E
     )  # fmt: skip
 
 
-def stand(pod: int, newest: Sequence[Entry], *, round: int = 1, **other: Any) -> Standing:
+def stand(pod: int, newest: Sequence[Entry], *, round: int = 1, **other: Any) -> SelectionView:
     """A standing in which every pod has ended the round before, and all entries are listed."""
     fields: dict[str, Any] = {
         "board": ranking(newest),
         "newest": {each.pod: each for each in newest},
         "rounds": {each.pod: round for each in newest},
     }
-    return Standing(pod, round, **{**fields, **other})
+    return SelectionView(pod, round, **{**fields, **other})
 
 
-def frequencies(rule: SelectionRule, standing: Standing, draws: int = 4000) -> dict[str, float]:
+def frequencies(
+    rule: SelectionRule, standing: SelectionView, draws: int = 4000
+) -> dict[str, float]:
     """How often each parent is chosen."""
     rng = np.random.default_rng(0)
     counts: Counter[str] = Counter()
@@ -367,13 +369,13 @@ def test_a_standing_leaves_out_the_retired_and_does_not_wait_for_the_absent(tmp_
         board.record(Stopped(2, "retired", "capacity"))
         board.record(Stopped(3, "quarantined", "failures"))
         pods = board.state.pods
-        found = standing(board.state, 0, 1)
+        found = selection_view(board.state, 0, 1)
         assert found.board == board.state.board
         assert len(found.board) == 4
         assert found.newest == {0: pods[0].newest, 1: pods[1].newest}
         assert found.rounds == {0: 1, 4: 0}
         assert found.own == pods[0].newest
-        assert standing(board.state, 2, 1).own == pods[2].newest  # it may return
+        assert selection_view(board.state, 2, 1).own == pods[2].newest  # it may return
 
 
 # --- whole tournaments (T10) ----------------------------------------------------------------------
@@ -411,7 +413,7 @@ def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Genera
 
 def choose(rule: SelectionRule, state: Any, pod: int) -> Start | None:
     round = state.pods[pod].round
-    return rule.choose(standing(state, pod, round), generator(state.header.seed, pod, round))
+    return rule.choose(selection_view(state, pod, round), generator(state.header.seed, pod, round))
 
 
 def begin(board: Leaderboard, pod: int, start: Start) -> None:

@@ -69,12 +69,12 @@ def _commit() -> str | None:
     """The commit of the checkout that runs, `-dirty` if it was changed; None outside of one."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return completed.stdout.strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,15 +183,17 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
     assert isinstance(experiment.driver, AnakinConfig)
     assert not isinstance(env, HostEnvironments)
     config = dataclasses.replace(experiment.driver, num_envs=envs_per_device * mesh.size)
-    one = dataclasses.replace(config, num_envs=envs_per_device)
-    share = one.steps_per_update * one.updates_per_chunk
+    per_device = dataclasses.replace(config, num_envs=envs_per_device)
+    share = per_device.steps_per_update * per_device.updates_per_chunk
     return {
         "benchmark": "anakin",
         **machine(),
         "devices": mesh.size,
         **dataclasses.asdict(config),
-        "environment": measure(*acting(agent, env, one, act=False), share, repetitions),
-        "environment_and_acting": measure(*acting(agent, env, one, act=True), share, repetitions),
+        "environment": measure(*acting(agent, env, per_device, act=False), share, repetitions),
+        "environment_and_acting": measure(
+            *acting(agent, env, per_device, act=True), share, repetitions
+        ),
         "training": measure(*training(agent, env, config, mesh), share * mesh.size, repetitions),
     }
 
@@ -273,7 +275,7 @@ def bench_sebulba(
     pictures = isinstance(observation, ArraySpec) and len(observation.shape) == 3
     torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
     agent = Impala(network=TorsoNetwork(torso))
-    what = bench.setting(agent, env, config, find_devices(devices))
+    what = bench.make_setup(agent, env, config, find_devices(devices))
     figures = bench.compare(what, seconds, repetitions)
     about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
     return {**about, **machine(), **figures}

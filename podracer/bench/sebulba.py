@@ -29,7 +29,7 @@ from podracer.types import Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class Setup:
     """What is measured."""
 
     agent: Agent
@@ -42,25 +42,25 @@ class Setting:
         return init_state(self.agent, None, self.split.mesh, self.config, jax.random.key(0))
 
 
-def setting(agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setting:
+def make_setup(agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setup:
     """The agent made for the environment, devices split, everything checked."""
     agent = dataclasses.replace(agent, spec=env.spec)
     split = split_devices(devices, config)
     check(agent, env, config, split)
-    return Setting(agent, env, config, split)
+    return Setup(agent, env, config, split)
 
 
-def simulator(what: Setting, seconds: float) -> float:
+def measure_simulator(setup: Setup, seconds: float) -> float:
     """The environments alone: as many threads and batches, random actions drawn before."""
-    split, config = what.split, what.config
-    actions = _random_actions(what.env.spec, split.num_envs)
+    split, config = setup.split, setup.config
+    actions = _random_actions(setup.env.spec, split.num_envs)
     steps, stop = [0] * split.threads, threading.Event()
     ready = threading.Barrier(split.threads + 1)
     with contextlib.ExitStack() as stack:
         batches = []
         for _ in range(split.threads):
-            made = what.env.make(split.num_envs, native_threads(config, split))
-            batches.append(stack.enter_context(contextlib.closing(made)))
+            batch = setup.env.make(split.num_envs, native_threads(config, split))
+            batches.append(stack.enter_context(contextlib.closing(batch)))
 
         def run(number: int) -> None:
             batch = batches[number]
@@ -82,13 +82,15 @@ def simulator(what: Setting, seconds: float) -> float:
         return sum(steps) * split.num_envs / (time.perf_counter() - began)
 
 
-def acting(what: Setting, seconds: float) -> float:
+def measure_acting(setup: Setup, seconds: float) -> float:
     """The actors of a run whose learner throws every trajectory away."""
-    config = dataclasses.replace(what.config, lag=None)
-    with contextlib.ExitStack() as made, Supervisor(config.step_seconds) as supervisor:
-        team = Team(what.agent, what.env, what.split, config, what.state(), 0, supervisor, made)
+    config = dataclasses.replace(setup.config, lag=None)
+    with contextlib.ExitStack() as stack, Supervisor(config.step_seconds) as supervisor:
+        team = Team(
+            setup.agent, setup.env, setup.split, config, setup.state(), 0, supervisor, stack
+        )
         team.start()
-        made.pop_all()  # from now on each thread closes its own
+        stack.pop_all()  # from now on each thread closes its own
 
         def windows() -> Iterator[int]:
             while True:
@@ -98,11 +100,11 @@ def acting(what: Setting, seconds: float) -> float:
         return _rate(windows(), seconds)
 
 
-def training(what: Setting, seconds: float) -> tuple[float, dict[str, Any]]:
+def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any]]:
     """A whole run, and the metrics of its last report."""
-    config = dataclasses.replace(what.config, updates_per_chunk=2)
+    config = dataclasses.replace(setup.config, updates_per_chunk=2)
     progress = sebulba(
-        what.agent, what.env, what.split, config, what.state(), seed=0, num_updates=2**31
+        setup.agent, setup.env, setup.split, config, setup.state(), seed=0, num_updates=2**31
     )
     metrics: dict[str, Any] = {}
     with contextlib.closing(progress):
@@ -115,9 +117,9 @@ def training(what: Setting, seconds: float) -> tuple[float, dict[str, Any]]:
         return _rate(windows(), seconds), metrics
 
 
-def plain_loop(what: Setting, seconds: float, *, learn: bool) -> float:
+def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
     """What one writes by hand: one thread, one batch of all environments, act, step, learn."""
-    agent, config = what.agent, what.config
+    agent, config = setup.agent, setup.config
     act = jax.jit(lambda params, timestep, keys: agent.act(params, (), timestep, keys, True)[:2])
     update = jax.jit(
         lambda state, trajectory, key: agent.learn(state, trajectory, key, None), donate_argnums=0
@@ -126,7 +128,7 @@ def plain_loop(what: Setting, seconds: float, *, learn: bool) -> float:
     state = agent.init(key, config.num_envs)
     keys = jax.random.split(key, config.num_envs)
     cores = config.env_threads or os.cpu_count() or 1
-    with contextlib.closing(what.env.make(config.num_envs, cores)) as batch:
+    with contextlib.closing(setup.env.make(config.num_envs, cores)) as batch:
         timestep = batch.reset(0, np.arange(config.num_envs, dtype=np.uint32), 0)
 
         def windows() -> Iterator[int]:
@@ -135,9 +137,9 @@ def plain_loop(what: Setting, seconds: float, *, learn: bool) -> float:
                 steps = []
                 for _ in range(config.rollout_length):
                     keys = jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys)
-                    shown: TimeStep = jax.device_put(jax.tree.map(np.copy, timestep))
-                    action, extras = act(agent.actor_params(state), shown, keys)
-                    steps.append((shown, action, extras))
+                    device_timestep: TimeStep = jax.device_put(jax.tree.map(np.copy, timestep))
+                    action, extras = act(agent.actor_params(state), device_timestep, keys)
+                    steps.append((device_timestep, action, extras))
                     timestep = batch.step(np.asarray(action))
                 if learn:
                     columns = jax.tree.map(lambda *x: jnp.stack(x), *(Step(*s) for s in steps))
@@ -167,14 +169,14 @@ def _random_actions(spec: EnvironmentSpec, num_envs: int) -> list[np.ndarray]:
     return list(random.uniform(low, high, (64, num_envs, spec.action.size)).astype(np.float32))
 
 
-def compare(what: Setting, seconds: float, repetitions: int) -> dict[str, Any]:
+def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
     """All parts in turn, `repetitions` times: medians, and shares taken turn by turn."""
     parts: dict[str, Callable[[], float]] = {
-        "simulator": lambda: simulator(what, seconds),
-        "acting": lambda: acting(what, seconds),
-        "training": lambda: training(what, seconds)[0],
-        "plain_loop_acting": lambda: plain_loop(what, seconds, learn=False),
-        "plain_loop_training": lambda: plain_loop(what, seconds, learn=True),
+        "simulator": lambda: measure_simulator(setup, seconds),
+        "acting": lambda: measure_acting(setup, seconds),
+        "training": lambda: measure_training(setup, seconds)[0],
+        "plain_loop_acting": lambda: measure_plain_loop(setup, seconds, learn=False),
+        "plain_loop_training": lambda: measure_plain_loop(setup, seconds, learn=True),
     }
     turns = [{name: part() for name, part in parts.items()} for _ in range(repetitions)]
 
@@ -182,8 +184,8 @@ def compare(what: Setting, seconds: float, repetitions: int) -> dict[str, Any]:
         return statistics.median(of(turn) for turn in turns)
 
     return {
-        **dataclasses.asdict(what.config),
-        **what.split.describe(),
+        **dataclasses.asdict(setup.config),
+        **setup.split.describe(),
         "steps_per_second": {name: median(lambda turn, n=name: turn[n]) for name in parts},
         "share_of_simulator": {
             name: median(lambda turn, n=name: turn[n] / turn["simulator"])
@@ -207,7 +209,7 @@ def show(environment: str, figures: dict[str, Any]) -> str:
         f"{'':34}{'steps/s':>10}{'of simulator':>14}{'of plain loop':>15}",
         f"{'simulator alone':34}{speeds['simulator']:>10,.0f}",
     ]
-    for name, what in (("acting", "with inference"), ("training", "with learning")):
-        share, over = figures["share_of_simulator"][name], figures["over_plain_loop"][name]
-        lines.append(f"{what:34}{speeds[name]:>10,.0f}{share:>13.0%}{over:>14.2f}x")
+    for name, label in (("acting", "with inference"), ("training", "with learning")):
+        share, speedup = figures["share_of_simulator"][name], figures["over_plain_loop"][name]
+        lines.append(f"{label:34}{speeds[name]:>10,.0f}{share:>13.0%}{speedup:>14.2f}x")
     return "\n".join(lines)

@@ -46,11 +46,11 @@ def trials(
     """
     settings = [s for c in candidates(config, len(devices)) if (s := _fits(agent, env, c, devices))]
     if not settings:
-        bench.setting(agent, env, config, devices)  # says why
+        bench.make_setup(agent, env, config, devices)  # says why
     end, done = time.monotonic() + seconds, []
     for index, setting in enumerate(settings):
         share = (end - time.monotonic()) / (len(settings) - index)
-        rate, metrics = bench.training(setting, max(1.0, 0.5 * share))
+        rate, metrics = bench.measure_training(setting, max(1.0, 0.5 * share))
         trial = Trial(
             dataclasses.replace(
                 setting.config,
@@ -83,8 +83,8 @@ def candidates(config: SebulbaConfig, devices: int) -> Iterator[SebulbaConfig]:
 
 def _fits(
     agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: list[Device]
-) -> bench.Setting | None:
+) -> bench.Setup | None:
     try:
-        return bench.setting(agent, env, config, devices)
+        return bench.make_setup(agent, env, config, devices)
     except ConfigError:
         return None

@@ -140,8 +140,8 @@ class Checkpointer:
         """
         self.wait()
         aside = self.directory / "quarantine"
-        chosen = _from_first_process(lambda: _valid_step(self.directory, step, self._report, aside))
-        return _read(self.directory / _name(chosen), like)
+        newest = _from_first_process(lambda: _valid_step(self.directory, step, self._report, aside))
+        return _read(self.directory / _name(newest), like)
 
     def steps(self) -> list[int]:
         """Return the sealed steps, oldest first, without verifying their bytes."""
@@ -260,14 +260,14 @@ def _move(path: Path, folder: Path) -> Path:
 
 
 def _read(path: Path, like: PyTree) -> Restored:
-    meta, leaves, wanted = _meta(path), _leaves(like), schema(like)
-    if meta["schema"] != wanted:
-        raise CheckpointError(f"{path} does not fit: {_difference(meta['schema'], wanted)}")
-    arrays = _read_arrays(path, wanted, {name: _sharding(leaf) for name, leaf in leaves.items()})
-    placed = [_place(leaf, arrays[name], wanted[name][2]) for name, leaf in leaves.items()]
+    meta, leaves, expected = _meta(path), _leaves(like), schema(like)
+    if meta["schema"] != expected:
+        raise CheckpointError(f"{path} does not fit: {_difference(meta['schema'], expected)}")
+    arrays = _read_arrays(path, expected, {name: _sharding(leaf) for name, leaf in leaves.items()})
+    placed = [_place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
     state = jax.tree.unflatten(jax.tree.structure(like), placed)
-    if schema(state) != wanted:
-        raise CheckpointError(f"{path} cannot be held: {_difference(wanted, schema(state))}")
+    if schema(state) != expected:
+        raise CheckpointError(f"{path} cannot be held: {_difference(expected, schema(state))}")
     return Restored(int(path.name), state, meta["metadata"])
 
 
@@ -283,11 +283,15 @@ def _read_arrays(
     }
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
-            found = reader.metadata(path / "state").item_metadata.tree
-            declared = {name: [list(a.shape), np.dtype(a.dtype).name] for name, a in found.items()}
+            stored_arrays = reader.metadata(path / "state").item_metadata.tree
+            declared = {
+                name: [list(a.shape), np.dtype(a.dtype).name] for name, a in stored_arrays.items()
+            }
             if declared != {name: entry[:2] for name, entry in stored.items()}:
                 raise CheckpointError(f"{path}: the arrays are not those of meta.json")
-            size = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in found.values())
+            size = sum(
+                math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in stored_arrays.values()
+            )
             if not any(shardings.values()) and size > _MEMORY:
                 raise CheckpointError(f"{path} holds {size:,} bytes, more than this machine's RAM")
             item = ocp.args.PyTreeRestore(dict.fromkeys(targets, 0), restore_args=targets)
@@ -309,11 +313,12 @@ def _meta(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: meta.json is not usable: {error}") from error
 
 
-def _difference(stored: Schema, wanted: Schema) -> str:
+def _difference(stored: Schema, expected: Schema) -> str:
     lines = [
-        f"{path} is {_spell(stored.get(path))} in the checkpoint, {_spell(wanted.get(path))} wanted"
-        for path in sorted(stored.keys() | wanted.keys())
-        if stored.get(path) != wanted.get(path)
+        f"{path} is {_spell(stored.get(path))} in the checkpoint, "
+        f"{_spell(expected.get(path))} wanted"
+        for path in sorted(stored.keys() | expected.keys())
+        if stored.get(path) != expected.get(path)
     ]
     return "; ".join(lines[:10]) + (f"; and {len(lines) - 10} more" if len(lines) > 10 else "")
 

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, candidates: Iterable[str]) -> str:
     """Return the end of an error message about an unknown `name`: the nearest known names."""
-    known = list(known)
-    by_lower = {candidate.lower(): candidate for candidate in known}
+    candidates = list(candidates)
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(by_lower[match] for match in close)}?"
-    return f"choose one of {', '.join(known)}."
+    return f"choose one of {', '.join(candidates)}."

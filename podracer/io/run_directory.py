@@ -170,19 +170,19 @@ def verify_seal(directory: Path) -> None:
     directory itself, never what a link or the manifest points to.
     """
     try:
-        found = _files(directory)
+        files = _files(directory)
         raw = read_limited(directory / MANIFEST)
         manifest = json.loads(raw)
         del manifest["sha256"]
         if _manifest(manifest) != raw or manifest["name"] != directory.name:
             raise CheckpointError(f"{directory}: {MANIFEST} is not what was sealed")
         listed = manifest["files"]
-        for name in sorted(found.keys() | listed.keys()):
-            if name not in found:
+        for name in sorted(files.keys() | listed.keys()):
+            if name not in files:
                 raise CheckpointError(f"{directory}: {name!r} is missing")
             if name not in listed:
                 raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
-            same_size = listed[name]["size"] == found[name]
+            same_size = listed[name]["size"] == files[name]
             if not same_size or listed[name]["sha256"] != _sha256(directory / name):
                 raise CheckpointError(f"{directory}: {name!r} is not what was sealed")
     except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:

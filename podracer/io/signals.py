@@ -106,9 +106,9 @@ class Stopwatch:
 
     def add(self, stage: str) -> None:
         """Add the time since the last lap or stage to `stage`."""
-        now = time.perf_counter()
-        self._stages[stage] += now - self._mark
-        self._mark = self._ended[stage] = now
+        time_now = time.perf_counter()
+        self._stages[stage] += time_now - self._mark
+        self._mark = self._ended[stage] = time_now
 
     def since(self, stage: str) -> float:
         """Return the seconds since `stage` last ended, or since the beginning."""
@@ -116,8 +116,8 @@ class Stopwatch:
 
     def lap(self) -> dict[str, float]:
         """Return the seconds of each stage since the last lap, and begin a new lap."""
-        now = time.perf_counter()
-        seconds = {"time_step": now - self._mark, **self._stages}
-        self._mark = now
+        time_now = time.perf_counter()
+        seconds = {"time_step": time_now - self._mark, **self._stages}
+        self._mark = time_now
         self._stages = dict.fromkeys(self._stages, 0.0)
         return seconds

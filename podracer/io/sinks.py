@@ -176,8 +176,8 @@ class TensorBoardSink:
 
 
 def _short(key: str) -> str:
-    prefix, _, rest = key.partition("_")
-    return rest if group(key) == prefix else key
+    prefix, _, name = key.partition("_")
+    return name if group(key) == prefix else key
 
 
 class Sinks:

@@ -98,8 +98,8 @@ class Console:
     ) -> None:
         self._total = max(total_updates, 1)
         self._title = title
-        held = memory and f"{memory} of state on each"
-        self._about = [part for part in (recipe, devices, held) if part]
+        memory_text = memory and f"{memory} of state on each"
+        self._about = [part for part in (recipe, devices, memory_text) if part]
         self._file = sys.stdout if file is None else file
         self._terminal = Terminal(file=self._file)
         self._spinner = Spinner("dots", style="cyan")
@@ -119,8 +119,8 @@ class Console:
             self._remember(record)
         if self._live is None:
             self._unprinted = record
-            due = time.monotonic() - self._printed_at >= self._interval
-            if due or record.get("evaluation_return") is not None:
+            is_due = time.monotonic() - self._printed_at >= self._interval
+            if is_due or record.get("evaluation_return") is not None:
                 self._print()
 
     def close(self) -> None:
@@ -236,14 +236,14 @@ class Console:
 
 def _waiting_row(latest: dict[str, Any]) -> Text:
     """Format the idle shares of actors and learner of a Sebulba run as a row of the panel."""
-    shown = {
+    columns = {
         "actors": percent(latest.get("actor_idle")),
         "learner": percent(latest.get("learner_idle")),
         " lag": f"{latest['lag_mean']:.1f}" if "lag_mean" in latest else "-",
         " queue": percent(latest.get("queue_occupancy")),
     }
     row = Text(f"{'waiting':14}", "dim", no_wrap=True, overflow="ellipsis")
-    for name, value in shown.items():
+    for name, value in columns.items():
         row.append(f"  {name} ").append(value, "not dim bold")
     return row
 

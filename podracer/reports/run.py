@@ -82,19 +82,19 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
     shared = ("updates", "seconds", "frames_per_second", "time_step", "time_compile")
     series = read_metrics(path / "pods.jsonl")
     experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
-    found = []
+    members = []
     for index, pod in enumerate(pods):
-        values = {each["name"]: each["value"] for each in pod["hyperparameters"]}
+        values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
         agent = {**experiment["agent"], **values}
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
         frames, records = 0, []
         for record in series:
             own = {k: v[index] for k, v in record.items() if k != "updates"}
             frames += own["frames"]
-            both = {k: v for k, v in whole[record["updates"]].items() if k in shared}
-            records.append({**both, **own, "frames": frames})
-        found.append(RunRecords(f"{run.name} pod {index}", config, records, run.crash))
-    return found
+            record_of_member = {k: v for k, v in whole[record["updates"]].items() if k in shared}
+            records.append({**record_of_member, **own, "frames": frames})
+        members.append(RunRecords(f"{run.name} pod {index}", config, records, run.crash))
+    return members
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -113,12 +113,12 @@ def _refuse(message: str) -> NoReturn:
 
 def _groups(runs: Sequence[RunRecords]) -> Groups:
     """Group the runs that differ in nothing but the seed; keys name what differs between groups."""
-    found: Groups = {}
+    groups: Groups = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
-        rest = {k: v for k, v in run.settings.items() if k != "seed"}
-        found.setdefault(json.dumps([run.recipe, rest, alone]), []).append(run)
-    return {_label(members, runs): members for members in found.values()}
+        settings = {k: v for k, v in run.settings.items() if k != "seed"}
+        groups.setdefault(json.dumps([run.recipe, settings, alone]), []).append(run)
+    return {_label(members, runs): members for members in groups.values()}
 
 
 def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
@@ -171,7 +171,7 @@ def tiles(facts: Mapping[str, str]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return rows of plain text as a table with named columns."""
-    body = "".join(_row(first, rest) for first, *rest in rows)
+    body = "".join(_row(first, cells) for first, *cells in rows)
     top = _row(head[0], head[1:], tag="th")
     return f'<div class="wide"><table><thead>{top}</thead>{body}</table></div>'
 
@@ -201,7 +201,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
     if isinstance(device, dict):
         device = f"{device.get('count', 1)} x {device.get('kind', device.get('platform', '?'))}"
     versions = versions if isinstance(versions, dict) else {}
-    shown = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
+    versions_text = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
     return {
         "Final evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
         "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
@@ -215,7 +215,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Recipe": run.recipe,
         "Seed": run.settings.get("seed", "-"),
         "Device": str(device),
-        "Versions": ", ".join(shown) or "-",
+        "Versions": ", ".join(versions_text) or "-",
     }
 
 
@@ -250,9 +250,9 @@ def _learning(groups: Groups) -> Iterator[str]:
         ("Learners under the rule, by world", 3, 1.9, worlds),
         ("Losses and other metrics", 3, 1.9, metrics),
     ):
-        if shown := [panel for panel in panels if {panel.key, panel.points} & logged]:
-            drawn = figure(groups, shown, columns, height)
-            yield section(title, (names if len(groups) > 1 else "") + drawn)
+        if logged_panels := [panel for panel in panels if {panel.key, panel.points} & logged]:
+            curves = figure(groups, logged_panels, columns, height)
+            yield section(title, (names if len(groups) > 1 else "") + curves)
 
 
 def _discovered(run: RunRecords) -> str:
@@ -265,10 +265,10 @@ def _discovered(run: RunRecords) -> str:
     from podracer.types import PodracerError
 
     try:
-        made, state = load(run.path)
+        agent, state = load(run.path)
     except PodracerError:  # none was saved yet, or none can be trusted: the rest is worth showing
         return ""
-    return discovered(made.rule, state.shared["rule"], made.discount)  # type: ignore[attr-defined]
+    return discovered(agent.rule, state.shared["rule"], agent.discount)  # type: ignore[attr-defined]
 
 
 def _stages(runs: Sequence[RunRecords]) -> str:
@@ -295,12 +295,12 @@ def _stages(runs: Sequence[RunRecords]) -> str:
 def _spent(run: RunRecords) -> dict[str, float]:
     logged = dict.fromkeys((*_STAGES, *(key for record in run.records for key in record)))
     times = {key: run.series(key, "updates")[1] for key in logged if group(key) == "time"}
-    spent = {
+    seconds = {
         key.removeprefix("time_").replace("_", " "): float(values.sum())
         for key, values in times.items()
         if values.any()
     }
-    return {**spent, "other": max(0.0, (run.last("seconds") or 0.0) - sum(spent.values()))}
+    return {**seconds, "other": max(0.0, (run.last("seconds") or 0.0) - sum(seconds.values()))}
 
 
 def configuration(runs: Sequence[RunRecords]) -> str:
@@ -310,8 +310,8 @@ def configuration(runs: Sequence[RunRecords]) -> str:
         about = {part: run.config[part] for part in ("versions", "device") if part in run.config}
         tables.append(run.settings | as_text(about))
     differing, shared = [], []
-    for key in dict.fromkeys(key for each in tables for key in each):
-        values = [each.get(key, "-") for each in tables]
+    for key in dict.fromkeys(key for values_of_run in tables for key in values_of_run):
+        values = [values_of_run.get(key, "-") for values_of_run in tables]
         if len(set(values)) > 1:
             differing.append(_row(key, values, ' class="differs"'))
         else:
@@ -324,8 +324,8 @@ def configuration(runs: Sequence[RunRecords]) -> str:
 
 def _crash(run: RunRecords) -> str:
     text = {key: html.escape(str(value)) for key, value in run.crash.items() if value is not None}
-    known = ("code", "component", "last_update", "last_checkpoint")
-    facts = ", ".join(f"{key.replace('_', ' ')} {text[key]}" for key in known if key in text)
+    fields = ("code", "component", "last_update", "last_checkpoint")
+    facts = ", ".join(f"{key.replace('_', ' ')} {text[key]}" for key in fields if key in text)
     return (
         f"<aside><h2>{html.escape(run.name)}: {text.get('exception', 'ended by an error')}</h2>"
         f"<p>{text.get('message', '')}</p><small>{facts}</small>"

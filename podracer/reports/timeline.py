@@ -60,8 +60,8 @@ def utilization_section(runs: Sequence[RunRecords]) -> str:
     """Return the utilization section of a report: verdicts, and panels of the first runs."""
     kinds = (("Actors", _ACTOR), ("Learner", _LEARNER))
     recorded = {title: [key for key, *_ in stages] for title, stages in kinds}
-    drawn = [*_SHARED, *itertools.chain(*recorded.values())]
-    named, runs = len(runs) > 1, [run for run in runs if verdict(run) or _has(run, drawn)]
+    drawn_keys = [*_SHARED, *itertools.chain(*recorded.values())]
+    named, runs = len(runs) > 1, [run for run in runs if verdict(run) or _has(run, drawn_keys)]
     legends = [
         legend([(words, color) for _, words, color in stages], title)
         for title, stages in kinds
@@ -72,7 +72,7 @@ def utilization_section(runs: Sequence[RunRecords]) -> str:
         name = f"<b>{html.escape(run.name)}</b>: " if named else ""
         parts.append(f"<p>{name}{html.escape(verdict(run) or _UNKNOWN)}</p>")
         parts += legends if index == 0 else []
-        if index < _RUNS and _has(run, drawn):
+        if index < _RUNS and _has(run, drawn_keys):
             parts.append(_panels(run, in_a_row=len(runs) > 1))
     if len(runs) > _RUNS:
         parts.append(f"<small>Panels are shown for the first {_RUNS} runs.</small>")
@@ -130,23 +130,27 @@ def verdict(run: RunRecords) -> str:
     if shares is None:
         return ""
     actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
-    both = f"actors spend {actors} of their time waiting for the learner"
-    both += f", it waits {learner} of its own"
+    sentence = f"actors spend {actors} of their time waiting for the learner"
+    sentence += f", it waits {learner} of its own"
     if max(shares[:2]) < _MATTERS:
-        return f"Neither is the bottleneck: {both}. More speed takes more of both."
+        return f"Neither is the bottleneck: {sentence}. More speed takes more of both."
     if shares.actors_wait >= _CLEAR * shares.learner_waits:
         return _learner_bound(shares)
     if shares.learner_waits >= _CLEAR * shares.actors_wait:
         return _actor_bound(shares)
     if run.settings.get("driver.lag") == "0":
-        return f"They take turns, as the lag is 0: {both}. A lag of 1 lets them work side by side."
+        return (
+            f"They take turns, as the lag is 0: {sentence}. A lag of 1 lets them work side by side."
+        )
     if shares.learner_reports >= 2 * _MATTERS:
         reports = percent(shares.learner_reports)
         return (
-            f"No bottleneck stands out: {both}, and evaluating, saving and logging takes it "
+            f"No bottleneck stands out: {sentence}, and evaluating, saving and logging takes it "
             f"{reports}. Try fewer evaluations first."
         )
-    return f"No bottleneck stands out: {both}. Try a larger queue or lag, which evens out bursts."
+    return (
+        f"No bottleneck stands out: {sentence}. Try a larger queue or lag, which evens out bursts."
+    )
 
 
 def _learner_bound(shares: Shares) -> str:
@@ -170,13 +174,13 @@ def _actor_bound(shares: Shares) -> str:
             f"Actors are the bottleneck: {learner} them, {waits}. "
             "Try more actor devices or threads."
         )
-    (key, most), (other, next_most), *_ = shares.acting.items()
+    (key, largest), (second, next_most), *_ = shares.acting.items()
     name, does, helps = _ADVICE[key]
-    does = f"{does} {percent(most)}"
-    if most >= _STANDS_OUT * next_most:
+    does = f"{does} {percent(largest)}"
+    if largest >= _STANDS_OUT * next_most:
         return f"{name} the bottleneck: {learner} actors, they {does} of theirs. Try {helps}."
     return (
-        f"Actors are the bottleneck: {learner} them, they {does} and {_ADVICE[other][1]} "
+        f"Actors are the bottleneck: {learner} them, they {does} and {_ADVICE[second][1]} "
         f"{percent(next_most)} of theirs. Try more actor devices or threads."
     )
 
@@ -249,15 +253,15 @@ def _segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ..
     """
     seconds, lengths = _table(run, keys), _table(run, [key for key, *_ in _LEARNER]).sum(axis=1)
     end = _table(run, ["seconds"])[:, 0]
-    told = seconds.any(axis=1) & (end > 0)
-    if not told.any():
+    recorded = seconds.any(axis=1) & (end > 0)
+    if not recorded.any():
         return []
-    end, seconds, lengths = end[told], seconds[told], lengths[told]
-    before = np.concatenate([[0.0], end[:-1]])
-    start = np.maximum(before, end - np.where(lengths > 0, lengths, np.inf))
+    end, seconds, lengths = end[recorded], seconds[recorded], lengths[recorded]
+    previous_end = np.concatenate([[0.0], end[:-1]])
+    start = np.maximum(previous_end, end - np.where(lengths > 0, lengths, np.inf))
     width = end[-1] / (_BINS - 0.5)  # the last record is within the last bin
-    gap = start - before > width
-    start = np.where(gap, start, before)
+    gap = start - previous_end > width
+    start = np.where(gap, start, previous_end)
     first = np.flatnonzero(gap | (np.diff(np.floor(end / width), prepend=-1) != 0))
     last = np.append(first[1:], len(end)) - 1
     bins = start[first], end[last], np.add.reduceat(seconds, first)
@@ -269,8 +273,8 @@ def _lag(axes: Axes, run: RunRecords) -> None:
     x, y = run.series("lag_max", "seconds")
     some = np.arange(0, len(x), max(1, len(x) // _BINS))
     if len(x):
-        most = np.maximum.reduceat(y, some)
-        axes.step(x[some], most, where="post", color=COLORS[0], alpha=0.6, lw=0.7)
+        highest = np.maximum.reduceat(y, some)
+        axes.step(x[some], highest, where="post", color=COLORS[0], alpha=0.6, lw=0.7)
     _smooth(axes, *run.series("lag_mean", "seconds"))
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.1)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))

@@ -47,15 +47,15 @@ def _facts(course: TournamentLog) -> dict[str, str]:
     best = state.board[0] if state.board else None
     pods = state.pods.values()
     statuses = Counter(pod.status for pod in pods)
-    told = [f"{statuses[s]} {s}" for s in ("running", "retired", "quarantined") if s in statuses]
+    counts = [f"{statuses[s]} {s}" for s in ("running", "retired", "quarantined") if s in statuses]
     return {
         "Best entry": best.id if best else "-",
         "Score": _score(best) if best else "-",
-        "Frames in all": compact(sum(_frames(course, each) for each in course.entries.values())),
+        "Frames in all": compact(sum(_frames(course, entry) for entry in course.entries.values())),
         "Wall time": clock(course.seconds),
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
         "Entries": f"{len(course.entries)}, {len(state.board)} on the board",
-        "Pods": ", ".join([str(len(pods)), *told]),
+        "Pods": ", ".join([str(len(pods)), *counts]),
         "Selection": settings["selection"]["kind"],
         "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
         "Refused reports": str(state.rejected),
@@ -95,11 +95,11 @@ def _ancestry(course: TournamentLog) -> str:
     """Return a sentence about the ancestors of the winner."""
     if not course.ancestry:
         return ""
-    best, *others = (html.escape(entry.id) for entry in course.ancestry)
-    if not others:
+    best, *ancestors = (html.escape(entry.id) for entry in course.ancestry)
+    if not ancestors:
         return f"<p><b>{best}</b> began fresh.</p>"
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return f"<p><b>{best}</b> descends from {', '.join(others[:_NAMED])}{more}.</p>"
+    remainder = f" and {len(ancestors) - _NAMED} more" if len(ancestors) > _NAMED else ""
+    return f"<p><b>{best}</b> descends from {', '.join(ancestors[:_NAMED])}{remainder}.</p>"
 
 
 def _failures(course: TournamentLog) -> str:

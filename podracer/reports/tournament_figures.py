@@ -149,8 +149,8 @@ def lineage(course: TournamentLog) -> str:
         axes.add_collection(_curved(every, color=soft, lw=0.7, alpha=alpha))
         width = 2.2 if len(winners) < len(course.ancestry) else 1.0
         axes.add_collection(_curved(winners, color=_WINNER, lw=width))
-        found = [entry.score for entry in entries]
-        norm = Normalize(float(np.percentile(found, 5)), max(found))  # one may be far below
+        values = [entry.score for entry in entries]
+        norm = Normalize(float(np.percentile(values, 5)), max(values))  # one may be far below
         for group, edge in ((entries, "none"), (course.ancestry, _WINNER)):
             x, y, score = np.array([(e.round, e.pod, e.score) for e in group]).T
             style = {"cmap": _SCALE, "norm": norm, "ec": edge, "lw": 1.6, "zorder": 3}
@@ -203,8 +203,8 @@ def pods_in_time(course: TournamentLog) -> str:
         _rows(axes, course, name)
         axes.set_xlim(left=0)
 
-    shown = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
-    names = [(outcome, color) for outcome, color in _OUTCOMES.items() if outcome in shown]
+    kinds = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
+    names = [(outcome, color) for outcome, color in _OUTCOMES.items() if outcome in kinds]
     return legend(names) + render("Pods in time", _height(course), draw)
 
 

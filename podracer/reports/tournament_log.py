@@ -84,12 +84,12 @@ class TournamentLog:
 
     def attempts(self) -> list[Attempt]:
         """Return every attempt at a round; without an end event it ended before the next one."""
-        found: list[Attempt] = []
+        attempts: list[Attempt] = []
         running: dict[int, float] = {}
 
         def end(pod: int, time: float, outcome: str) -> None:
             if pod in running:
-                found.append(Attempt(pod, running.pop(pod), self.since(time), outcome))
+                attempts.append(Attempt(pod, running.pop(pod), self.since(time), outcome))
 
         for event in self.events:
             match event:
@@ -104,7 +104,7 @@ class TournamentLog:
                     end(event.pod, event.time, "interrupted")
         for pod in list(running):
             end(pod, self.events[-1].time, "running")
-        return found
+        return attempts
 
 
 def read_tournament_log(directory: Path) -> TournamentLog:
@@ -114,8 +114,8 @@ def read_tournament_log(directory: Path) -> TournamentLog:
 
 def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
     """Return the names of hyperparameters in which entries differ."""
-    seen: dict[str, set[float]] = {}
+    values_by_name: dict[str, set[float]] = {}
     for entry in entries:
         for name, value in entry.hyperparameters.items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1]
+            values_by_name.setdefault(name, set()).add(value)
+    return [name for name, values in values_by_name.items() if len(values) > 1]

@@ -79,10 +79,10 @@ def _colors(images: list[Image.Image]) -> list[tuple[int, ...]] | None:
     """Return all colors in order, or None if there are more than a palette holds."""
     colors: set[Any] = set()
     for image in images:
-        found = image.getcolors(256)
-        if found is None:
+        counted = image.getcolors(256)
+        if counted is None:
             return None
-        colors.update(color for _, color in found)
+        colors.update(color for _, color in counted)
         if len(colors) > 256:
             return None
     return sorted(colors)

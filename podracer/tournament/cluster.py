@@ -33,9 +33,9 @@ class Attempt:
 
     def wait(self) -> int:
         """Its exit code."""
-        while not (over := self._engine.ended()):
+        while not (codes := self._engine.ended()):
             time.sleep(0.1)
-        return over[0]
+        return codes[0]
 
     def stop(self) -> None:
         """Ask it to save and end."""
@@ -69,8 +69,8 @@ class Cluster:
     def start(self, token: int, directory: str) -> None:
         """Begin an attempt as soon as a machine has room for it."""
         actor = self._actor.remote(directory)
-        begun, code = actor.__ray_ready__.remote(), actor.wait.remote()
-        self._running[token] = Running(actor, begun, code, Path(directory))
+        ready, code = actor.__ray_ready__.remote(), actor.wait.remote()
+        self._running[token] = Running(actor, ready, code, Path(directory))
 
     def stop(self, token: int) -> None:
         """Have an attempt save and end."""
@@ -91,8 +91,10 @@ class Cluster:
 
     def ended(self) -> dict[int, int]:
         """Exit codes of what has ended since the last call, by token."""
-        over = [token for token, each in self._running.items() if self._is_there(each.code)]
-        return {token: self._code(self._running.pop(token)) for token in over}
+        finished = [
+            token for token, attempt in self._running.items() if self._is_there(attempt.code)
+        ]
+        return {token: self._code(self._running.pop(token)) for token in finished}
 
     def _code(self, attempt: Running) -> int:
         try:
@@ -104,7 +106,7 @@ class Cluster:
 
     def beat(self) -> None:
         """Once a second: see that the cluster is there, and say of who waits that it does."""
-        if not any(each["Alive"] and each["NodeID"] == self._node for each in self._ray.nodes()):
+        if not any(node["Alive"] and node["NodeID"] == self._node for node in self._ray.nodes()):
             print("Ray has lost this machine", file=sys.stderr, flush=True)
             os._exit(1)  # what Ray does at a regular exit may never end now
         for attempt in self._running.values():
@@ -149,8 +151,8 @@ def main(cpus: str, gpus: str) -> None:
     os.dup2(2, 1)  # what Ray prints belongs in the log
     cluster, commands = Cluster(connect(), float(cpus), float(gpus)), Lines(0)
     beaten = -math.inf
-    while (told := commands.read()) is not None:
-        for verb, *arguments in told:
+    while (lines := commands.read()) is not None:
+        for verb, *arguments in lines:
             {"start": cluster.start, "stop": cluster.stop, "kill": cluster.kill}[verb](*arguments)
         for token, code in cluster.ended().items():
             _say(out, [token, code])

@@ -93,16 +93,18 @@ class Tournament:
 
     def header(self) -> Header:
         """The first line of the log."""
-        kept = to_json(self)
-        return Header(kept, self.seed, self.pods, self.size, self.evaluation, self.episodes)
+        configuration = to_json(self)
+        return Header(
+            configuration, self.seed, self.pods, self.size, self.evaluation, self.episodes
+        )
 
 
 def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
     """The experiment with the seeds of a pod, for a tournament with a seed."""
     own = (seed + 1) * 10_000 + pod
     pods = tuple(
-        dataclasses.replace(each, seed=own + 100_000_000 * index)
-        for index, each in enumerate(experiment.pods, 1)
+        dataclasses.replace(pod_, seed=own + 100_000_000 * index)
+        for index, pod_ in enumerate(experiment.pods, 1)
     )
     return dataclasses.replace(experiment, seed=own, pods=pods)
 

@@ -98,10 +98,10 @@ class LocalEngine:
 
     def ended(self) -> dict[int, int]:
         codes = {token: process.poll() for token, process in self._processes.items()}
-        over = {token: code for token, code in codes.items() if code is not None}
-        for token in over:
+        finished = {token: code for token, code in codes.items() if code is not None}
+        for token in finished:
             self._close(self._processes.pop(token))
-        return over
+        return finished
 
     def stop(self, token: int) -> None:
         if token in self._processes:
@@ -166,16 +166,16 @@ class RayEngine:
         self._tell("start", token, str(directory.absolute()))
 
     def ended(self) -> dict[int, int]:
-        said = self._said.read()
-        if said is None:
+        replies = self._said.read()
+        if replies is None:
             raise self._lost(_last_line(self._log))
-        if said:
+        if replies:
             self._patience = time.monotonic() + SILENCE_SECONDS
         if time.monotonic() > self._patience:
             raise self._lost("Ray does not answer")
-        over = {token: code for token, code in filter(None, said)}
-        self._running -= over.keys()
-        return over
+        finished = {token: code for token, code in filter(None, replies)}
+        self._running -= finished.keys()
+        return finished
 
     def stop(self, token: int) -> None:
         self._tell("stop", token)

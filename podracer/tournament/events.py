@@ -37,9 +37,9 @@ class Header:
     time: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("pods", 1), ("size", 1), ("episodes", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
+        for name, minimum in (("seed", 0), ("pods", 1), ("size", 1), ("episodes", 1)):
+            if (value := getattr(self, name)) < minimum:
+                raise ConfigError(f"{name} must be at least {minimum}, but it is {value}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,10 +202,10 @@ def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, .
 
 def replay(events: Iterable[Event]) -> State:
     """The state after these events, the first of which is the `Header`."""
-    header, *rest = events
+    header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
-    return functools.reduce(apply, rest, State(header, (), pods))
+    return functools.reduce(apply, later, State(header, (), pods))
 
 
 def apply(state: State, event: Event) -> State:
@@ -253,7 +253,7 @@ def find(state: State, pod: int, entry_id: str) -> Entry:
 
     Raises `ValueError` for any other, as its checkpoint may be gone.
     """
-    newest = [each.newest for each in state.pods.values() if each.newest is not None]
+    newest = [pod_state.newest for pod_state in state.pods.values() if pod_state.newest is not None]
     parents = state.pods[pod].parents if pod in state.pods else ()
     for entry in (*state.board, *newest, *parents):
         if entry.id == entry_id:
@@ -263,10 +263,10 @@ def find(state: State, pod: int, entry_id: str) -> Entry:
 
 def referenced(state: State) -> frozenset[str]:
     """Checkpoints that somebody may start from: those of every entry that `find` finds."""
-    kept = list(state.board)
+    entries = list(state.board)
     for pod in state.pods.values():
-        kept += pod.parents if pod.newest is None else (*pod.parents, pod.newest)
-    return frozenset(entry.checkpoint for entry in kept)
+        entries += pod.parents if pod.newest is None else (*pod.parents, pod.newest)
+    return frozenset(entry.checkpoint for entry in entries)
 
 
 def history(events: Iterable[Event]) -> dict[str, Entry]:
@@ -289,13 +289,13 @@ def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
     """
     if entry_id not in entries:
         raise ConfigError(f"there is no entry {entry_id!r}; that of pod 3, round 12 is p3r12.")
-    found = {entry_id: entries[entry_id]}
+    ancestors = {entry_id: entries[entry_id]}
     queue = [entries[entry_id]]
     for entry in queue:
-        new = [entries[parent] for parent in entry.parents if parent not in found]
-        found.update((parent.id, parent) for parent in new)
+        new = [entries[parent] for parent in entry.parents if parent not in ancestors]
+        ancestors.update((parent.id, parent) for parent in new)
         queue += new
-    return tuple(found.values())
+    return tuple(ancestors.values())
 
 
 def joined(start: Started, report: Submitted) -> Entry:

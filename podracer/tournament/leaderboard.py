@@ -99,10 +99,10 @@ def _read(path: Path) -> tuple[list[Event], str, int]:
     return events, checksum, size
 
 
-def _line(fields: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+def _line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
     """The one spelling of a line, and the checksum that chains it to the line before."""
     text = json.dumps(fields, allow_nan=False)
-    checksum = hashlib.sha256((before + text).encode()).hexdigest()[:16]
+    checksum = hashlib.sha256((previous_checksum + text).encode()).hexdigest()[:16]
     return (json.dumps({**fields, "sha256": checksum}) + "\n").encode(), checksum
 
 
@@ -173,9 +173,11 @@ class Leaderboard:
         repeated. Raises `ValueError` for a round that is over, a quarantined pod, and a parent that
         `find` does not find.
         """
-        now = self.state.pods.get(pod, PodState())
-        if now.status == "quarantined" or round < now.round:
-            raise ValueError(f"pod {pod} ({now.status}, round {now.round}) cannot start {round}")
+        pod_state = self.state.pods.get(pod, PodState())
+        if pod_state.status == "quarantined" or round < pod_state.round:
+            raise ValueError(
+                f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
+            )
         for parent in parents:
             find(self.state, pod, parent)
         token = self.state.events
@@ -190,10 +192,13 @@ class Leaderboard:
 
         The same report may come again: it counts once. The checkpoint must be complete and synced.
         """
-        now = self.state.pods.get(report.pod, PodState())
-        if now.newest and (now.newest.round, now.newest.token) == (report.round, report.token):
+        pod_state = self.state.pods.get(report.pod, PodState())
+        if pod_state.newest and (pod_state.newest.round, pod_state.newest.token) == (
+            report.round,
+            report.token,
+        ):
             return None
-        reason = _stale(now, report) or _unusable(report, self.state.header)
+        reason = _stale(pod_state, report) or _unusable(report, self.state.header)
         reason = reason or self._misplaced(report.checkpoint)
         if reason:
             self._record(Rejected(report.pod, report.round, report.token, reason))
@@ -231,9 +236,9 @@ class Leaderboard:
         for name in self.unreferenced():
             if _is_inside(self.directory, name):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
-        found = self._checkpoints
-        self._checkpoints = {n for n in found if os.path.lexists(self.directory / n)}
-        return tuple(sorted(found - self._checkpoints))
+        checkpoints = self._checkpoints
+        self._checkpoints = {n for n in checkpoints if os.path.lexists(self.directory / n)}
+        return tuple(sorted(checkpoints - self._checkpoints))
 
     def close(self) -> None:
         """Let another writer in."""
@@ -304,8 +309,8 @@ def _row(entry: Entry) -> list[Any]:
     return [entry.id, *(json.dumps(v) if isinstance(v, dict | tuple) else v for v in values)]
 
 
-def _check_same(saved: Header, now: Header) -> None:
-    before, after = dataclasses.asdict(saved), json.loads(json.dumps(dataclasses.asdict(now)))
+def _check_same(saved: Header, given: Header) -> None:
+    before, after = dataclasses.asdict(saved), json.loads(json.dumps(dataclasses.asdict(given)))
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(before, after).items()

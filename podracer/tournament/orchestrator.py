@@ -119,11 +119,11 @@ class Orchestrator:
                 self.board.record(Stopped(pod, "retired", retired))
 
     def _end(self, pod: int, token: int, code: int) -> None:
-        now = self.state.pods[pod]
-        directory = self.directory(pod, now.round)
+        pod_state = self.state.pods[pod]
+        directory = self.directory(pod, pod_state.round)
         if code == 0 and (report := _report(directory, token)) is not None:
             refused = self.board.submit(
-                Submitted(pod, now.round, evaluation=self.tournament.evaluation, **report)
+                Submitted(pod, pod_state.round, evaluation=self.tournament.evaluation, **report)
             )
             if refused is None:
                 return
@@ -132,10 +132,10 @@ class Orchestrator:
             reason = _reason(directory, code)
         if token in self._stopping:
             return  # as it was told to; its last save is kept
-        assert now.attempt is not None
-        steps = from_json(now.attempt.experiment).driver.steps_per_update
+        assert pod_state.attempt is not None
+        steps = from_json(pod_state.attempt.experiment).driver.steps_per_update
         frames = saved_updates(directory) * steps
-        self.board.fail(Failed(pod, now.round, token, reason, frames))
+        self.board.fail(Failed(pod, pod_state.round, token, reason, frames))
         failed = self.state.pods[pod]
         if failed.failures >= self.tournament.retries:
             self.board.record(Stopped(pod, "quarantined", reason))
@@ -161,16 +161,17 @@ class Orchestrator:
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Parents, hyperparameters and experiment of the pod's round; None if it has to wait."""
-        now = self.state.pods.get(pod)
-        if now is not None and now.attempt is not None:  # again, what was decided
-            attempt = now.attempt
+        pod_state = self.state.pods.get(pod)
+        if pod_state is not None and pod_state.attempt is not None:  # again, what was decided
+            attempt = pod_state.attempt
             return {
                 "parents": attempt.parents,
                 "hyperparameters": attempt.hyperparameters,
                 "experiment": attempt.experiment,
             }
         rng = selection.generator(self.tournament.seed, pod, round)
-        start = self.tournament.selection.choose(selection.standing(self.state, pod, round), rng)
+        view = selection.selection_view(self.state, pod, round)
+        start = self.tournament.selection.choose(view, rng)
         if start is None:
             self._mark_stragglers(round)
             return None
@@ -189,10 +190,10 @@ class Orchestrator:
             experiment = from_json(parent.experiment)
             if parent.pod != pod:
                 experiment = seeded(experiment, self.tournament.seed, pod)
-        before = hyperparameters(experiment.agent)
-        changed = {k: v for k, v in start.hyperparameters.items() if before.get(k) != v}
+        current = hyperparameters(experiment.agent)
+        changed = {k: v for k, v in start.hyperparameters.items() if current.get(k) != v}
         agent = with_hyperparameters(experiment.agent, changed)
-        pods = tuple(_changed(each, changed) for each in experiment.pods)
+        pods = tuple(_changed(member, changed) for member in experiment.pods)
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decided: dict[str, Any]) -> None:
@@ -222,7 +223,7 @@ class Orchestrator:
     # --- what goes wrong, and capacity ------------------------------------------------------------
 
     def _kill_stalled(self) -> None:
-        now = time.time()
+        time_now = time.time()
         for token, pod in self._running.items():
             directory = self.directory(pod, self.state.pods[pod].round)
             beats = [self._since[token]]
@@ -230,7 +231,7 @@ class Orchestrator:
                 with contextlib.suppress(OSError):
                     beats.append((directory / name).stat().st_mtime)
             grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
-            if now - max(beats) > grace:
+            if time_now - max(beats) > grace:
                 self.engine.kill(token)
 
     def _mark_stragglers(self, round: int) -> None:
@@ -244,9 +245,9 @@ class Orchestrator:
     def _follow_capacity(self) -> None:
         """Retire the weakest pods where fewer may run."""
         with contextlib.suppress(OSError, ValueError):
-            wanted = max(0, int((self.board.directory / CAPACITY).read_text()))
-            if wanted != self.state.capacity:
-                self.board.record(Capacity(wanted))
+            capacity = max(0, int((self.board.directory / CAPACITY).read_text()))
+            if capacity != self.state.capacity:
+                self.board.record(Capacity(capacity))
         if self.state.capacity is None:
             return
         tokens = {pod: token for token, pod in self._running.items()}
@@ -283,7 +284,7 @@ class Orchestrator:
 
 def _changed(pod: Pod, values: Mapping[str, float]) -> Pod:
     """A learner of a population with other hyperparameters."""
-    merged = {each.name: each.value for each in pod.hyperparameters} | dict(values)
+    merged = {item.name: item.value for item in pod.hyperparameters} | dict(values)
     return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))
 
 

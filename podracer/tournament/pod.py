@@ -125,11 +125,13 @@ def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
     driver = task.experiment.driver
     updates = math.ceil(task.frames / driver.steps_per_update)
     chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
-    before, seconds = (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
+    parent_updates, seconds = (
+        (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
+    )
     return dataclasses.replace(
         task.experiment,
         driver=dataclasses.replace(driver, updates_per_chunk=chunk),
-        frames=(before + math.ceil(updates / chunk) * chunk) * driver.steps_per_update,
+        frames=(parent_updates + math.ceil(updates / chunk) * chunk) * driver.steps_per_update,
         max_seconds=None if task.seconds is None else seconds + task.seconds,
         evaluations=0,
         target_return=None,
@@ -145,9 +147,9 @@ def begin(
     another's place it draws its own.
     """
     restored = [checkpoint.load(path.parent, plan.like, int(path.name)) for path in parents]
-    state = fuse([each.state for each in restored])
-    before = from_json(restored[0].metadata["experiment"])
-    if _seeds(before) != _seeds(experiment):
+    state = fuse([restored_parent.state for restored_parent in restored])
+    saved = from_json(restored[0].metadata["experiment"])
+    if _seeds(saved) != _seeds(experiment):
         pods, seed = experiment.pods, experiment.seed
         own = population.keys(pods) if pods else jax.random.key(seed)
         fold = jax.vmap(jax.random.fold_in, (0, None)) if pods else jax.random.fold_in

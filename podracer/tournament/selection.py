@@ -33,7 +33,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class SelectionView:
     """What a rule may know: nothing of time, and nothing that the log does not have."""
 
     pod: int
@@ -48,15 +48,17 @@ class Standing:
         return self.newest.get(self.pod)
 
 
-def standing(state: State, pod: int, round: int) -> Standing:
+def selection_view(state: State, pod: int, round: int) -> SelectionView:
     """How things stand for a pod that is about to start a round."""
-    live = {n: each for n, each in state.pods.items() if each.live or n == pod}
-    return Standing(
+    live = {n: pod_state for n, pod_state in state.pods.items() if pod_state.live or n == pod}
+    return SelectionView(
         pod,
         round,
         state.board,
-        newest={n: each.newest for n, each in live.items() if each.newest is not None},
-        rounds={n: each.round for n, each in live.items() if not each.absent},
+        newest={
+            n: pod_state.newest for n, pod_state in live.items() if pod_state.newest is not None
+        },
+        rounds={n: pod_state.round for n, pod_state in live.items() if not pod_state.absent},
     )
 
 
@@ -98,7 +100,7 @@ def perturb(
 class Independent:
     """Every pod goes on with its own: the control that a tournament must beat."""
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
         """The pod's newest entry."""
         return _continue(standing.own)
 
@@ -107,7 +109,7 @@ class Independent:
 class Uniform:
     """Every pod starts from any entry of the board, all alike: selection by the board alone."""
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
         """An entry of the board."""
         if not standing.board:
             return _continue(standing.own)
@@ -129,13 +131,13 @@ class Softmax:
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"temperature must be positive, but it is {self.temperature}.")
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
         """The better one of the entry drawn and the pod's newest."""
         if not standing.board:
             return _continue(standing.own)
         chances = softmax([entry.score for entry in standing.board], self.temperature)
-        drawn = standing.board[rng.choice(len(chances), p=chances)]
-        return _continue(_better(drawn, standing.own))
+        candidate = standing.board[rng.choice(len(chances), p=chances)]
+        return _continue(_better(candidate, standing.own))
 
 
 def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
@@ -162,7 +164,7 @@ class KTournament:
         if self.k < 1:
             raise ConfigError(f"k must be at least 1, but it is {self.k}.")
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
         """The better one of the winner and the pod's newest."""
         if not standing.board:
             return _continue(standing.own)
@@ -175,8 +177,8 @@ def _continue(entry: Entry | None) -> Start:
     return Start() if entry is None else Start((entry.id,), entry.hyperparameters)
 
 
-def _better(drawn: Entry, own: Entry | None) -> Entry:
-    return drawn if own is None or drawn.score > own.score else own
+def _better(candidate: Entry, own: Entry | None) -> Entry:
+    return candidate if own is None or candidate.score > own.score else own
 
 
 # --- rules over the population --------------------------------------------------------------------
@@ -195,7 +197,7 @@ class Truncation:
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
         """The newest entry of the pod or, at the bottom, of one at the top."""
         return _continue(_exploited(standing, self.fraction, rng) or standing.own)
 
@@ -224,7 +226,7 @@ class PopulationBased:
         if not 0 <= self.resample <= 1:
             raise ConfigError(f"resample must lie in [0, 1], but it is {self.resample}.")
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
         """The newest entry of the pod or, at the bottom, of one at the top, perturbed."""
         parent = _exploited(standing, self.fraction, rng)
         start = _continue(parent or standing.own)
@@ -240,7 +242,7 @@ class PopulationBased:
         return Start(start.parents, values)
 
 
-def _exploited(standing: Standing, fraction: float, rng: np.random.Generator) -> Entry | None:
+def _exploited(standing: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
     """Whose weights a pod at the bottom takes; None for a pod that is not there."""
     population = ranking(standing.newest.values())
     count = min(max(1, round(fraction * len(population))), len(population) // 2)
@@ -278,15 +280,15 @@ class Generational:
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but it is {value}.")
 
-    def choose(self, standing: Standing, rng: np.random.Generator) -> Start | None:
+    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start | None:
         """All pods of the parent group, fused. None until the generation has ended."""
-        before = standing.round - 1
-        others = {pod: round for pod, round in standing.rounds.items() if pod != standing.pod}
-        if before >= 0 and before in others.values():
+        previous_round = standing.round - 1
+        other_rounds = {pod: round for pod, round in standing.rounds.items() if pod != standing.pod}
+        if previous_round >= 0 and previous_round in other_rounds.values():
             return None
         groups: dict[int, list[Entry]] = {}
         for pod, entry in sorted(standing.newest.items()):
-            if entry.round >= before >= 0:
+            if entry.round >= previous_round >= 0:
                 groups.setdefault(pod // self.group_size, []).append(entry)
         if not groups:
             return Start()
