@@ -13,6 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from walk import (
+    ACTIONS,
+    BOX,
+    WALK,
+    B,
+    T,
+    Walk,
+    advance,
+    begin,
+    close,
+    enter,
+    fresh,
+    gradient,
+    learn,
+    network,
+    slow,
+    with_rewards,
+)
 
 from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic
@@ -23,68 +41,21 @@ from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
-from podracer.environment import auto_reset, restart, transition
+from podracer.environment import auto_reset
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
 from podracer.ops.returns import generalized_advantages
-from podracer.rollout import ActorState, init_actor, rollout
+from podracer.rollout import ActorState, rollout
 from podracer.types import (
-    ArraySpec,
     ConfigError,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
     LearnerState,
-    TimeStep,
     Trajectory,
     struct,
 )
 
 AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "q_lambda": QLambda, "stacx": Stacx}
 MEMORIES = ("none", "gru", "lstm")
-ACTIONS = Discrete(3)
-BOX = Continuous((-1.0, 0.0), (1.0, 2.0))
-T, B = 8, 6
-
-
-@struct
-class WalkState:
-    x: jax.Array
-    time: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Walk:
-    """A drunkard's walk, terminal at the edges, cut by a time-out after four steps."""
-
-    action: Discrete | Continuous = ACTIONS
-    offset: float = 0.0  # of observations
-
-    @property
-    def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("walk", ArraySpec((2,)), self.action)
-
-    def reset(self, key: jax.Array) -> tuple[WalkState, TimeStep]:
-        x = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
-        return WalkState(x, jnp.int32(0)), restart(self._observe(x))
-
-    def step(self, key: jax.Array, state: WalkState, action: jax.Array) -> Any:
-        x = state.x + 0.2 * jnp.sum(action) + 0.7 * jax.random.normal(key)
-        state = WalkState(x, state.time + 1)
-        reward = x + 0.5
-        over = state.time >= 4
-        return state, transition(self._observe(x), reward, terminal=jnp.abs(x) > 1.5, timeout=over)
-
-    def _observe(self, x: jax.Array) -> jax.Array:
-        return self.offset + jnp.stack([x, jnp.cos(3 * x)])
-
-
-WALK = auto_reset(Walk())
-
-
-def network(memory: str = "none", shared: bool = True) -> TorsoNetwork:
-    return TorsoNetwork(MLP((8,), "tanh"), shared=shared, memory=memory, memory_size=5)
 
 
 def build(name: str, env: Any = WALK, memory: str = "none", **fields: Any) -> Any:
@@ -105,61 +76,6 @@ LEARNERS = {
 
 def learner(name: str, memory: str = "none", **fields: Any) -> Any:
     return build(name, memory=memory, **LEARNERS[name], **fields)
-
-
-def slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def fresh(agent: Any) -> LearnerState:
-    return agent.init(jax.random.key(0), B)
-
-
-def enter(agent: Any, env: Any = WALK) -> ActorState:
-    return init_actor(agent, env, jax.random.split(jax.random.key(1), B))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def advance(agent: Any, env: Any, params: Any, actor: ActorState, seed: int) -> Any:
-    return rollout(agent, env, params, actor, *jax.random.split(jax.random.key(seed), (2, T, B)))
-
-
-@functools.cache
-def begin(agent: Any, env: Any = WALK) -> tuple[LearnerState, Trajectory]:
-    """A fresh state, and a rollout that begins within episodes and crosses ends of both kinds."""
-    state = fresh(agent)
-    params = agent.actor_params(state)
-    actor, _ = advance(agent, env, params, enter(agent, env), 1)
-    _, trajectory = advance(agent, env, params, actor, 2)
-    assert not trajectory.valid().all()
-    assert (trajectory.next_timesteps().discount == 0).any()
-    assert not trajectory.steps.timestep.first[0].all()
-    return state, trajectory
-
-
-@partial(jax.jit, static_argnums=0)
-def learn(agent: Any, state: LearnerState, trajectory: Trajectory) -> Any:
-    return agent.learn(state, trajectory, jax.random.key(2), None)
-
-
-def with_rewards(trajectory: Trajectory, change: Any) -> Trajectory:
-    """`change` gets the rewards of all timesteps `[T+1, B]`."""
-    reward = change(trajectory.timesteps().reward)
-    timestep = dataclasses.replace(trajectory.steps.timestep, reward=reward[:-1])
-    steps = dataclasses.replace(trajectory.steps, timestep=timestep)
-    final = dataclasses.replace(trajectory.final, reward=reward[-1])
-    return dataclasses.replace(trajectory, steps=steps, final=final)
-
-
-def gradient(state: LearnerState) -> Any:
-    """The gradient of the first update: what Adam's mean holds of it."""
-    return jax.tree.map(
-        lambda x: 10 * x, optax.tree_utils.tree_get(state.shared["optimizer"], "mu")
-    )
-
-
-def close(got: Any, expected: Any, atol: float = 1e-6, rtol: float = 1e-4) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), got, expected)
 
 
 # --- every agent ---------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,9 +146,14 @@ def test_uneven_shares_are_refused_with_the_nearest_even_ones(count, devices, ad
         check_divisible("num_envs", count, devices)
 
 
-def test_even_shares_pass():
-    check_divisible("num_envs", 12, 4)
-    check_divisible("num_envs", 5, 1)
+def test_exactly_the_even_shares_pass():
+    pairs, refused = set(itertools.product(range(13), range(1, 5))), set()
+    for count, devices in pairs:
+        try:
+            check_divisible("num_envs", count, devices)
+        except ConfigError:
+            refused.add((count, devices))
+    assert refused == {(count, devices) for count, devices in pairs if count % devices or not count}
 
 
 @pytest.mark.parametrize(

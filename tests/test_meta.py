@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from test_agents import (
+from walk import (
     WALK,
     B,
     T,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_agents import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
+from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.ddpg import DDPG, td3

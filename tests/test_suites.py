@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_environments import play
+from episodes import play
 
 from podracer.checks import check_environment
 from podracer.environment import auto_reset, restart, transition
