@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 import podracer
 from podracer import envs
 from podracer.agents.a2c import A2C
-from podracer.agents.lpg.rule_file import read_rule, write_rule
+from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.bench.anakin import machine
 from podracer.drivers.anakin import AnakinConfig
@@ -108,7 +108,7 @@ def _initial(file: Path, seed: int) -> Path:
     """A rule as it is before any learning."""
     rule, _ = read_rule(file)
     path = Path(tempfile.gettempdir()) / f"initial-rule-{os.getpid()}-{seed}.npz"
-    write_rule(path, rule, rule.init(jax.random.key(seed)), {})
+    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(seed)), {}))
     return path
 
 

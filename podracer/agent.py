@@ -7,7 +7,8 @@ made for an environment by filling in `spec`, and holds no arrays.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 
@@ -22,6 +23,9 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @runtime_checkable
@@ -41,7 +45,8 @@ class Agent(Protocol):
         ...
 
     def actor_params(self, state: LearnerState) -> Params:
-        """The part of the state that acting needs."""
+        """Return the part of the state that acting needs: of `shared` alone, unless the agent is a
+        `MetaLearner`."""
         ...
 
     def act(
@@ -81,21 +86,33 @@ class FusedAgent(Agent, Protocol):
         ...
 
 
-def policy_params(agent: Agent, state: LearnerState, advice: str = "") -> Params:
-    """What acts in any environment, also in others than those that the agent learns in. Raises
-    `ConfigError`, with advice, where acting needs more than `shared`: each environment has its own.
+@runtime_checkable
+class MetaLearner(Agent, Protocol):
+    """Agent that learns an update rule instead of a policy.
+
+    Its actor parameters belong to the environments that it learns in (`LearnerState.local`), so no
+    other environment can be acted in with them. Metrics named `reward_TASK` are the mean reward of
+    a step in one of the tasks that the rule is learned from.
     """
-    try:
-        return agent.actor_params(LearnerState(state.shared))
-    except (TypeError, KeyError, AttributeError, IndexError) as error:
+
+    def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
+        """Return the learned rule as the content of a file; `about` says where it was learned."""
+        ...
+
+    def draw(self, state: LearnerState, figure: Figure) -> None:
+        """Draw what the learned rule does, with titles and labels, on an empty figure."""
+        ...
+
+
+def policy_params(agent: Agent, state: LearnerState) -> Params:
+    """Return the parameters that act in any environment. Raises `ConfigError` as `check_policy`."""
+    check_policy(agent)
+    return agent.actor_params(LearnerState(state.shared))
+
+
+def check_policy(agent: Agent, advice: str = "it learns an update rule") -> None:
+    """Raise `ConfigError`, which ends in `advice`, for an agent that learns no policy."""
+    if isinstance(agent, MetaLearner):
         raise ConfigError(
-            f"{type(agent).__name__} is no policy that could act elsewhere: "
-            f"{advice or '`podracer rule` writes what it learned'}."
-        ) from error
-
-
-def check_policy(agent: Agent, num_envs: int, advice: str) -> None:
-    """`ConfigError` where `policy_params` would raise it, by abstract evaluation."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda key: agent.init(key, num_envs), key)
-    jax.eval_shape(lambda state: policy_params(agent, state, advice), state)
+            f"{type(agent).__name__} has no policy that could act elsewhere: {advice}."
+        )

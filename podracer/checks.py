@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent
+from podracer.agent import Agent, MetaLearner, policy_params
 from podracer.environment import AutoReset, action_struct
 from podracer.types import (
     ArraySpec,
@@ -53,6 +53,8 @@ def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
                 f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
                 f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
             )
+    if not isinstance(agent, MetaLearner):
+        _trace(name, "actor_params", policy_params, agent, state)
     trajectory = _trace(
         name, "act", lambda a, s, k: _abstract_rollout(a, s, k, num_envs, length),
         agent, state, keys,

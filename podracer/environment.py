@@ -170,6 +170,20 @@ class HasWorlds(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskGroups:
+    """Environments in groups that share a task: `EnvironmentSpec.extension` for meta-learning.
+
+    Each `num_envs` environments, one after another in the batch, show one task for `num_steps`
+    steps, then another. Observations are dictionaries: `observation`, that of the task; `task`,
+    int32, which of `tasks`; `task_count`, int32, how many tasks the group had before this one.
+    """
+
+    num_envs: int
+    num_steps: int
+    tasks: tuple[str, ...]
+
+
 def evaluation_environment(environment: Any) -> Any:
     """Return `environment.for_evaluation()` where there is such a variant, else the environment."""
     if isinstance(environment, HasEvaluation):

@@ -170,30 +170,17 @@ class Continuous:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lifetimes:
-    """What an agent that learns how to learn must know of its environments.
-
-    Each group of `envs` of them, one after another in the batch, shows one world to one learner.
-    Observations are dictionaries: `seen`, what the world shows; `life`, int32, the number of the
-    group's life, which ends after `steps` environment steps; `world`, int32, which of `worlds`.
-    """
-
-    envs: int
-    steps: int
-    worlds: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
-    """What an agent must know of an environment before it is built."""
+    """What an agent must know of an environment before it is built.
+
+    `extension` is for agents that are made for environments of one kind: the environment itself
+    where observations show its state (`envs/model.py`), `TaskGroups` where tasks change.
+    """
 
     name: str
     observation: Any  # pytree of `ArraySpec`; dictionaries of them are allowed
     action: Discrete | Continuous
-    model: Any = (
-        None  # the environment itself, where observations have its state; see envs/model.py
-    )
-    lifetimes: Lifetimes | None = None
+    extension: Any = None
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)

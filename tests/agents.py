@@ -14,7 +14,7 @@ from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.lpg.rule import UpdateRule
-from podracer.agents.lpg.rule_file import write_rule
+from podracer.agents.lpg.rule_file import encode_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
@@ -36,7 +36,7 @@ def untrained_rule():
     """The file of a rule that has learned nothing yet, the same for all processes of the tests."""
     shape = UpdateRule(units=8, embedding=4, predictions=4)
     path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
-    write_rule(path, shape, shape.init(jax.random.key(0)), {})
+    path.write_bytes(encode_rule(shape, shape.init(jax.random.key(0)), {}))
     return path
 
 

@@ -18,13 +18,14 @@ import podracer
 from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.agent import LPG
 from podracer.agents.lpg.rule import Experience, UpdateRule
-from podracer.agents.lpg.rule_file import read_rule, write_rule
+from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.agents.lpg.students import by_life, in_order
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
@@ -32,7 +33,7 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.ops.lstm import backward_lstm
 from podracer.tournament.config import Tournament
-from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, Lifetimes
+from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
 SMALL = LPG(
@@ -46,9 +47,9 @@ SMALL = LPG(
 COUNT = ArraySpec((), np.int32)
 SPEC = EnvironmentSpec(
     "states",
-    {"seen": ArraySpec((), np.int32, values=STATES), "life": COUNT, "world": COUNT},
+    {"observation": ArraySpec((), np.int32, values=STATES), "task": COUNT, "task_count": COUNT},
     Discrete(3),
-    lifetimes=Lifetimes(ENVS, 100, ("one", "two")),
+    extension=TaskGroups(ENVS, 100, ("one", "two")),
 )
 WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
 
@@ -485,17 +486,19 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
 
 def test_a_rule_of_another_shape_is_refused(tmp_path):
     path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
-    write_rule(path, rule, rule.init(jax.random.key(0)), {})
+    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
     agent = dataclasses.replace(lpg_student(path, TorsoNetwork(MLP((4,)))), spec=make("catch").spec)
     check_agent(agent)
-    write_rule(path, UpdateRule(5, 3, 3), UpdateRule(5, 3, 3).init(jax.random.key(0)), {})
+    path.write_bytes(
+        encode_rule(UpdateRule(5, 3, 3), UpdateRule(5, 3, 3).init(jax.random.key(0)), {})
+    )
     with pytest.raises(ConfigError, match="the agent was made for"):
         check_agent(agent)
 
 
 def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
     path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
-    write_rule(path, rule, rule.init(jax.random.key(0)), {})
+    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
     made = recipes.with_update_rule(recipes.find("catch"), str(path))
     assert (made.recipe, made.environment) == ("catch_taught", "catch")
     assert made.agent.network == recipes.find("catch").agent.network

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podracer.agents.lpg.rule import UpdateRule
-from podracer.agents.lpg.rule_file import read_rule, write_rule
+from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.types import ConfigError
 
 RULE = UpdateRule(units=5, embedding=3, predictions=4)
@@ -21,7 +21,7 @@ RULE = UpdateRule(units=5, embedding=3, predictions=4)
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "rule.npz"
-    write_rule(path, RULE, RULE.init(jax.random.key(0)), {"environment": "somewhere"})
+    path.write_bytes(encode_rule(RULE, RULE.init(jax.random.key(0)), {"environment": "somewhere"}))
     return path
 
 

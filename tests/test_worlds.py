@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from podracer.checks import check_environment
-from podracer.environment import Environment
+from podracer.environment import Environment, TaskGroups
 from podracer.envs import make
 from podracer.envs.catch import Catch
-from podracer.envs.lifetimes import Lives, LivesState, of_group, where_any
+from podracer.envs.lifetimes import Lifetimes, LifetimeState, shared_by_group, where_any
 from podracer.envs.worlds import FAMILIES, KINDS, World, Worlds
 from podracer.mesh import SHARDED, make_mesh
 from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys
-from podracer.types import ArraySpec, ConfigError, Lifetimes
+from podracer.types import ArraySpec, ConfigError
 
 GRIDS = tuple(name for name in KINDS if not name.startswith(("rand", "chain")))
 SIDE = 13  # of the largest grid: cells are numbered along its rows
@@ -352,9 +352,9 @@ def test_render(name: str, kind: str) -> None:
     assert {(x.dtype, x.shape) for x in images} == {(np.dtype(np.uint8), images[0].shape)}
     assert images[0].shape == (16 * SIDE, 16 * 31, 3)  # of the largest grid and the longest chain
     assert any((x != images[0]).any() for x in images)
-    state = LivesState(lane(states, 0, b), *3 * [jnp.int32(0)])
-    assert (Lives(env).render(state) == images[0]).all()
-    assert not hasattr(Lives(NoPicture()), "render")
+    state = LifetimeState(lane(states, 0, b), *3 * [jnp.int32(0)])
+    assert (Lifetimes(env).render(state) == images[0]).all()
+    assert not hasattr(Lifetimes(NoPicture()), "render")
 
 
 class NoPicture:
@@ -382,20 +382,25 @@ def test_what_cannot_be_is_refused(name: str, message: str) -> None:
 
 def test_names_of_lifetimes() -> None:
     env = make("lifetimes:worlds:dense+sparse,envs=8,steps=50,layout=3")
-    assert env == Lives(Worlds(("dense", "sparse"), 3), 8, 50)
+    assert env == Lifetimes(Worlds(("dense", "sparse"), 3), 8, 50)
     spec = env.spec
     assert spec.name == "lifetimes:worlds:dense+sparse"
-    assert spec.lifetimes == Lifetimes(8, 50, ("dense", "sparse"))
+    assert spec.extension == TaskGroups(8, 50, ("dense", "sparse"))
     number = ArraySpec((), np.int32)
-    assert spec.observation == {"seen": env.inner.spec.observation, "life": number, "world": number}
-    assert make("lifetimes:cartpole").spec.lifetimes == Lifetimes(64, 10_000, ("cartpole",))
+    assert spec.observation == {
+        "observation": env.inner.spec.observation,
+        "task": number,
+        "task_count": number,
+    }
+    assert make("lifetimes:cartpole").spec.extension == TaskGroups(64, 10_000, ("cartpole",))
 
 
 def test_lives_end_and_begin_in_new_worlds() -> None:
     env, number, steps = make("lifetimes:worlds:all,envs=4,steps=60"), 90, 200
     states, shown, _ = run(env, batch(number), steps)
     check_episodes(shown)
-    life, world, limit = shown.observation["life"], shown.observation["world"], states.inner.world
+    life, limit = shown.observation["task_count"], states.inner.world
+    world = shown.observation["task"]
     ended = states.age == 60
     assert shown.last[ended].all()
     cut = states.inner.time >= states.inner.world.limit
@@ -433,8 +438,8 @@ def test_a_life_may_end_with_a_terminal() -> None:
     assert both.any()
     assert shown.first[both].all()
     assert (shown.reward[both] != 0).all()
-    assert not shown.observation["world"].any()
-    balls = shown.observation["seen"][0, :, 0].argmax(-1)
+    assert not shown.observation["task"].any()
+    balls = shown.observation["observation"][0, :, 0].argmax(-1)
     assert len(np.unique(balls)) > 2
     assert (balls[::2] != balls[1::2]).any()  # a group shares no start
 
@@ -462,7 +467,9 @@ def test_the_same_lives_in_any_kind_of_batch() -> None:
     inputs = keys, jax.jit(jax.vmap(lambda k: step_keys(k, steps)))(keys), actions
     pods = jax.jit(jax.vmap(partial(play, Batch)))(*inputs)
     expected = lane(pods, 0)
-    assert (pods[1][1].observation["seen"][0] != pods[1][1].observation["seen"][1]).any()
+    assert (
+        pods[1][1].observation["observation"][0] != pods[1][1].observation["observation"][1]
+    ).any()
 
     along = jax.sharding.PartitionSpec(None, "data")
     sharded = jax.shard_map(
@@ -475,14 +482,16 @@ def test_the_same_lives_in_any_kind_of_batch() -> None:
     same(jax.jit(sharded)(*lane(inputs, 0)), expected)
 
 
-def test_of_group() -> None:
+def test_a_group_shares_one_result() -> None:
     keys = batch(10)
-    made = jax.jit(jax.vmap(lambda key: of_group(partial(jax.random.bits, shape=(2,)), key, 4)))(
-        keys
-    )
+    made = jax.jit(
+        jax.vmap(lambda key: shared_by_group(partial(jax.random.bits, shape=(2,)), key, 4))
+    )(keys)
     expected = np.stack([jax.random.bits(keys[i // 4 * 4], (2,)) for i in range(10)])
     np.testing.assert_array_equal(made, expected)
-    assert of_group(jax.random.bits, keys[1], 4) == jax.random.bits(keys[1])  # without a batch
+    assert shared_by_group(jax.random.bits, keys[1], 4) == jax.random.bits(
+        keys[1]
+    )  # without a batch
 
 
 def test_where_any() -> None:
@@ -505,6 +514,6 @@ def test_where_any() -> None:
 
 def test_only_environments_of_the_device_have_lives() -> None:
     with pytest.raises(ConfigError, match="object is no environment of the device"):
-        Lives(object())
+        Lifetimes(object())
     assert isinstance(make("lifetimes:catch"), Environment)
     check_environment(make("lifetimes:probe:memory"))

@@ -15,6 +15,7 @@ import mctx
 import optax
 
 from podracer.agents.common import actor_critic, planning, value_based
+from podracer.environment import Environment
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
@@ -137,12 +138,12 @@ class AlphaZero:
     def _model(self) -> Any:
         """The environment."""
         spec = actor_critic.require_spec(self.spec)
-        if spec.model is None:
+        if not isinstance(spec.extension, Environment):
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "
                 f"state: take --environment model:{spec.name}."
             )
-        return spec.model
+        return spec.extension
 
     @property
     def _network(self) -> Network:

@@ -181,15 +181,15 @@ def rule(arguments: Sequence[str]) -> int:
     """Run `podracer rule`: write the update rule of the newest checkpoint to a file."""
 
     options = parse(
-        RuleOptions, "rule", arguments, about="Write the update rule of a run of LPG to a file."
+        RuleOptions, "rule", arguments, about="Write the update rule that a run learned to a file."
     )
-    from podracer.agents.lpg.agent import LPG
-    from podracer.agents.lpg.rule_file import write_rule
+    from podracer.agent import MetaLearner
     from podracer.experiments.training import load_run
+    from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 
     agent, env, state = load_run(options.run)
-    if not isinstance(agent, LPG):
+    if not isinstance(agent, MetaLearner):
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."
         )
@@ -197,6 +197,6 @@ def rule(arguments: Sequence[str]) -> int:
     if not out.parent.is_dir():
         raise ConfigError(f"there is no directory {out.parent} to write {out.name} into.")
     about = {"environment": env.spec.name, "updates": int(state.update)}
-    write_rule(out, agent.rule, state.learner.shared["rule"], about)
+    write_bytes(out, agent.export(state.learner, about))
     print(f"{out}  use it: podracer train catch --update-rule {out}")
     return 0

@@ -94,9 +94,9 @@ def run(experiment: Experiment, run_dir: Path | None, hosts: Hosts, *, resume: b
 
 
 def _print_summary(result: Result) -> None:
-    from podracer.agents.lpg.agent import LPG
+    from podracer.agent import MetaLearner
     from podracer.reports.console import summarize
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
-    next_command = "rule" if isinstance(result.agent, LPG) else "play"
+    next_command = "rule" if isinstance(result.agent, MetaLearner) else "play"
     summarize(result.run_dir, outcomes[result.exit_code], then=next_command)

@@ -62,9 +62,9 @@ def _worlds(name: str, **options: Any) -> Environment:
 
 
 def _lifetimes(name: str, envs: int = 64, steps: int = 10_000, **options: Any) -> Environment:
-    from podracer.envs.lifetimes import Lives
+    from podracer.envs.lifetimes import Lifetimes
 
-    return Lives(make(name, **options), envs, steps)
+    return Lifetimes(make(name, **options), envs, steps)
 
 
 def _trading(name: str, **options: Any) -> Environment:
@@ -97,7 +97,7 @@ ADAPTERS = {
     ),
     "lifetimes": Adapter(
         _lifetimes,
-        "another one on the device, in groups with a world and a life each: lifetimes:worlds:all",
+        "another one on the device, in groups that share a task for a while: lifetimes:worlds:all",
         (),
         "",
     ),

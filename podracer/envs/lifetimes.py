@@ -1,7 +1,7 @@
-"""Lifetimes: groups of environments that show one world each, and another one after a while.
+"""Lifetimes: any environment of the device in groups, each of which shows one task for a while.
 
-What an agent that learns how to learn acts in: each group is the life of one learner (Oh et al.
-2020, arXiv 2007.08794).
+The environment of agents that learn an update rule: a group is the lifetime of one student in one
+task, and then of the next (Oh et al. 2020, arXiv 2007.08794, section 3).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.environment import Environment, HasWorlds, Renderable
+from podracer.environment import Environment, HasWorlds, Renderable, TaskGroups
 from podracer.ops.random import random_word
 from podracer.types import (
     ArraySpec,
     ConfigError,
     EnvironmentSpec,
     EnvState,
-    Lifetimes,
     PyTree,
     TimeStep,
     struct,
@@ -31,24 +30,26 @@ T = TypeVar("T")
 
 
 @struct
-class LivesState:
-    """The inner environment's state, and where its group's life stands."""
+class LifetimeState:
+    """State of the inner environment and progress of its group's lifetime."""
 
     inner: EnvState
-    world: jax.Array  # i32, which of `Lifetimes.worlds`
-    life: jax.Array  # i32, lives before this one
-    age: jax.Array  # i32, steps of this life
+    task: jax.Array  # i32, which of `TaskGroups.tasks`
+    lifetime: jax.Array  # i32, number of lifetimes before this one
+    age: jax.Array  # i32, steps of this lifetime so far
 
 
 @dataclasses.dataclass(frozen=True)
-class Lives:
-    """Any environment of the device, in groups of `envs` rows of the batch that share a world, for
-    lives of `steps` steps; observations are those of `types.Lifetimes`.
+class Lifetimes:
+    """Any environment of the device, in groups of `envs` consecutive rows of the batch.
 
-    The last timestep of a life is shown with `last` set, and may be a terminal, too; the step after
-    it ignores its action and begins the next life, in a new world. First lives begin at a random
-    age, so that they do not all end together. Environments with `draw` and `enter`, those of
-    `envs/worlds.py`, have many worlds; any other is one world, and just begins anew.
+    A group shares a task for a lifetime of `steps` steps. Observations and
+    `EnvironmentSpec.extension` are those of `TaskGroups`; `task_count` numbers the lifetimes.
+
+    The last timestep of a lifetime is shown with `last` set, and may be a terminal, too; the step
+    after it ignores its action and begins the next lifetime in a new task. First lifetimes begin
+    at a random age, so that they do not all end together. Environments that are `HasWorlds`
+    have many tasks, their worlds; any other is one task that begins again.
     """
 
     inner: Any
@@ -58,7 +59,7 @@ class Lives:
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Environment):
             kind = type(self.inner).__name__
-            raise ConfigError(f"{kind} is no environment of the device, so it can have no lives.")
+            raise ConfigError(f"{kind} is no environment of the device, so it has no lifetimes.")
         if isinstance(self.inner, Renderable):  # on the instance, where `isinstance` looks
             object.__setattr__(self, "render", self._render)
         for name in ("envs", "steps"):
@@ -69,91 +70,98 @@ class Lives:
     @property
     def spec(self) -> EnvironmentSpec:
         inner = self.inner.spec
-        worlds = self.inner.kinds if isinstance(self.inner, HasWorlds) else (inner.name,)
+        tasks = self.inner.kinds if isinstance(self.inner, HasWorlds) else (inner.name,)
         number = ArraySpec((), np.int32)
         return dataclasses.replace(
             inner,
             name=f"lifetimes:{inner.name}",
-            observation={"seen": inner.observation, "life": number, "world": number},
-            model=None,
-            lifetimes=Lifetimes(self.envs, self.steps, worlds),
+            observation={"observation": inner.observation, "task": number, "task_count": number},
+            extension=TaskGroups(self.envs, self.steps, tasks),
         )
 
-    def reset(self, key: jax.Array) -> tuple[LivesState, TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[LifetimeState, TimeStep]:
         key, age_key = jax.random.split(key)
-        word = of_group(random_word, age_key, self.envs)
+        word = shared_by_group(random_word, age_key, self.envs)
         return self._begin(key, jnp.int32(0), (word % self.steps).astype(jnp.int32))
 
     def step(
-        self, key: jax.Array, state: LivesState, action: jax.Array
-    ) -> tuple[LivesState, TimeStep]:
+        self, key: jax.Array, state: LifetimeState, action: jax.Array
+    ) -> tuple[LifetimeState, TimeStep]:
         inner, timestep = self.inner.step(key, state.inner, action)
         age = state.age + 1
-        shown = dataclasses.replace(
+        timestep = dataclasses.replace(
             timestep,
-            observation={"seen": timestep.observation, "life": state.life, "world": state.world},
+            observation=_observation(timestep, state.task, state.lifetime),
             last=timestep.last | (age >= self.steps),
         )
-        going = LivesState(inner, state.world, state.life, age), shown
-        # The key is used but once: where a life begins, what the inner step made is forgotten.
-        beginning = key, state.life + 1, jnp.int32(0)
-        return where_any(state.age >= self.steps, self._begin, beginning, going)
+        going_on = LifetimeState(inner, state.task, state.lifetime, age), timestep
+        # The key is used only once: where a lifetime begins, the inner step is discarded.
+        next_lifetime = key, state.lifetime + 1, jnp.int32(0)
+        return where_any(state.age >= self.steps, self._begin, next_lifetime, going_on)
 
-    def _render(self, state: LivesState) -> np.ndarray:
+    def _render(self, state: LifetimeState) -> np.ndarray:
         return self.inner.render(state.inner)
 
     def _begin(
-        self, key: jax.Array, life: jax.Array, age: jax.Array
-    ) -> tuple[LivesState, TimeStep]:
-        """A life in a world that the group shares; the rest of the beginning is each row's own."""
-        world_key, key = jax.random.split(key)
+        self, key: jax.Array, lifetime: jax.Array, age: jax.Array
+    ) -> tuple[LifetimeState, TimeStep]:
+        """A lifetime in a task that the group shares; each row begins its own episode in it."""
+        task_key, key = jax.random.split(key)
         if isinstance(self.inner, HasWorlds):
-            world = of_group(self.inner.draw, world_key, self.envs)
-            kind, (inner, timestep) = world.kind, self.inner.enter(key, world)
+            world = shared_by_group(self.inner.draw, task_key, self.envs)
+            task, (inner, timestep) = world.kind, self.inner.enter(key, world)
         else:
-            kind, (inner, timestep) = jnp.int32(0), self.inner.reset(key)
-        observation = {"seen": timestep.observation, "life": life, "world": kind}
-        state = LivesState(inner, kind, life, age)
+            task, (inner, timestep) = jnp.int32(0), self.inner.reset(key)
+        observation = _observation(timestep, task, lifetime)
+        state = LifetimeState(inner, task, lifetime, age)
         return state, dataclasses.replace(timestep, observation=observation)
 
 
-# --- what sees the batch -------------------------------------------------------------------------
+def _observation(timestep: TimeStep, task: jax.Array, lifetime: jax.Array) -> dict[str, PyTree]:
+    return {"observation": timestep.observation, "task": task, "task_count": lifetime}
 
 
-def of_group(make: Callable[[jax.Array], T], key: jax.Array, envs: int) -> T:
-    """`make(key)`; of a batch, made once for each `envs` rows, with the key of the first of them.
+# --- functions that see the batch ----------------------------------------------------------------
 
-    The groups of a batch that is no multiple end with a shorter one.
+
+def shared_by_group(function: Callable[[jax.Array], T], key: jax.Array, envs: int) -> T:
+    """Return `function(key)`; in a batch, one result for each `envs` rows.
+
+    It is computed with the key of the first row of its group. Where the batch is no multiple of
+    `envs`, the last group is shorter.
     """
-    one = jax.custom_batching.custom_vmap(make)
+    batched_function = jax.custom_batching.custom_vmap(function)
 
-    @one.def_vmap
+    @batched_function.def_vmap
     def _(size: int, batched: Any, keys: jax.Array) -> tuple[Any, Any]:
-        made = jax.vmap(make)(keys[::envs])
-        rows = jax.tree.map(lambda x: jnp.repeat(x, envs, axis=0)[:size], made)
+        groups = jax.vmap(function)(keys[::envs])
+        rows = jax.tree.map(lambda x: jnp.repeat(x, envs, axis=0)[:size], groups)
         return rows, jax.tree.map(lambda _: True, rows)
 
-    return one(key)
+    return batched_function(key)
 
 
 def where_any(
-    condition: jax.Array, make: Callable[..., PyTree], args: PyTree, otherwise: PyTree
+    condition: jax.Array, function: Callable[..., PyTree], args: PyTree, otherwise: PyTree
 ) -> PyTree:
-    """`make(*args)` where the condition holds; a batch where it holds nowhere makes nothing."""
+    """Return `function(*args)` where the condition holds, else `otherwise`.
+
+    A batch in which it holds nowhere does not compute the function at all.
+    """
 
     def choose(condition: jax.Array, args: PyTree, otherwise: PyTree) -> PyTree:
-        return jax.tree.map(lambda m, o: jnp.where(condition, m, o), make(*args), otherwise)
+        return jax.tree.map(lambda x, y: jnp.where(condition, x, y), function(*args), otherwise)
 
-    one = jax.custom_batching.custom_vmap(choose)
+    batched_choose = jax.custom_batching.custom_vmap(choose)
 
-    @one.def_vmap
+    @batched_choose.def_vmap
     def _(size: int, batched: Any, *values: PyTree) -> tuple[PyTree, PyTree]:
         def spread(x: jax.Array, is_batched: bool) -> jax.Array:
             return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
 
         values = jax.tree.map(spread, values, tuple(batched))
-        some = jnp.any(values[0])
-        chosen = jax.lax.cond(some, jax.vmap(choose), lambda c, a, otherwise: otherwise, *values)
+        is_any = jnp.any(values[0])
+        chosen = jax.lax.cond(is_any, jax.vmap(choose), lambda c, a, otherwise: otherwise, *values)
         return chosen, jax.tree.map(lambda _: True, chosen)
 
-    return one(condition, args, otherwise)
+    return batched_choose(condition, args, otherwise)

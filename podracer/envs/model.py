@@ -14,7 +14,7 @@ from podracer.types import ConfigError, EnvironmentSpec, EnvState, TimeStep
 @dataclasses.dataclass(frozen=True)
 class WithModel:
     """The same environment, observed as a dictionary: `seen`, what it shows, and `state`, what it
-    is; `spec.model` is the environment itself."""
+    is; `spec.extension` is the environment itself."""
 
     environment: Environment
 
@@ -32,7 +32,7 @@ class WithModel:
         return dataclasses.replace(
             inner.spec,
             observation={"seen": inner.spec.observation, "state": described(state)},
-            model=inner,
+            extension=inner,
         )
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:

@@ -87,7 +87,7 @@ def make_plan(
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
         if experiment.evaluations:
-            check_policy(agent, config.num_envs, "take --evaluations 0")
+            check_policy(agent, "take --evaluations 0")
         split, mesh = None, make_mesh(devices)
         drive = partial(anakin.anakin, agent, env, mesh, config)
     else:
@@ -126,7 +126,7 @@ def _population_plan(
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(agent, env, config, 1)
-    check_policy(agent, config.num_envs, "train it alone, not in a population")
+    check_policy(agent, "train it alone, not in a population")
     mesh = population.population_mesh(devices, len(pods))
     like = population.abstract_states(agent, pods, env, mesh, config)
     episodes = experiment.evaluation_episodes

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Record = Mapping[str, Any]
+TASK_REWARD = "reward_"  # begins the metric `reward_TASK`, the mean reward of a step in a task
 
 _LOG = logging.getLogger("podracer")
 _RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})

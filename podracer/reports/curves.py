@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from podracer.io.differences import leaves
@@ -148,6 +149,7 @@ def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
         "axes.edgecolor": faint, "grid.color": faint, "grid.linewidth": 0.6, "font.size": 8,
         "axes.titlesize": 9, "axes.titlelocation": "left", "axes.titlepad": 9,
         "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
+        "axes.prop_cycle": cycler(color=COLORS),
         "axes.facecolor": "none", "figure.facecolor": "none", "text.parse_math": False,
         "xtick.major.size": 0, "ytick.major.size": 0, "figure.dpi": 160,
         "figure.constrained_layout.w_pad": 0.15,

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from podracer.io.sinks import group, read_metrics
+from podracer.io.sinks import TASK_REWARD, group, read_metrics
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import (
     COLORS,
@@ -28,7 +29,9 @@ from podracer.reports.curves import (
     figure,
     interquartile_mean,
     legend,
+    render,
     running_mean,
+    style_axes,
 )
 from podracer.reports.timeline import utilization_facts, utilization_section
 
@@ -142,7 +145,7 @@ def _page(runs: Sequence[RunRecords]) -> str:
         _summary(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
-        *(section(f"What {run.name} discovered", _discovered(run)) for run in runs),
+        *(section(f"The update rule that {run.name} learned", _update_rule(run)) for run in runs),
         section("Who waits for whom", utilization_section(runs)),
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
@@ -238,16 +241,17 @@ def _learning(groups: Groups) -> Iterator[str]:
     records = [record for runs in groups.values() for run in runs for record in run.records]
     logged = {key for record in records for key, value in record.items() if value is not None}
     keys = sorted(logged, key=lambda key: ("loss" not in key, key))
-    metrics, worlds = [], []
+    metrics, tasks = [], []
     for key in keys:
-        if key.startswith("reward_"):
-            worlds.append(Panel(f"Reward of a step in {key[7:]}", key, "updates"))
+        if key.startswith(TASK_REWARD):
+            title = f"Reward of a step in {key.removeprefix(TASK_REWARD)}"
+            tasks.append(Panel(title, key, "updates"))
         elif group(key) == "learn":
             metrics.append(Panel(key.replace("_", " ").capitalize(), key, "frames"))
     names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, columns, height, panels in (
         *_CURVES,
-        ("Learners under the rule, by world", 3, 1.9, worlds),
+        ("Reward of each task", 3, 1.9, tasks),
         ("Losses and other metrics", 3, 1.9, metrics),
     ):
         if logged_panels := [panel for panel in panels if {panel.key, panel.points} & logged]:
@@ -255,12 +259,12 @@ def _learning(groups: Groups) -> Iterator[str]:
             yield section(title, (names if len(groups) > 1 else "") + curves)
 
 
-def _discovered(run: RunRecords) -> str:
-    """Of a run that learned an update rule, what its newest checkpoint's rule asks for."""
-    agent = run.config.get("experiment", {}).get("agent", {})
-    if agent.get("kind") != "LPG" or not (run.path / "checkpoints").is_dir():
+def _update_rule(run: RunRecords) -> str:
+    """Return a picture of the newest checkpoint's update rule, of a run that learns one."""
+    has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
+    if not has_tasks or not (run.path / "checkpoints").is_dir():
         return ""
-    from podracer.agents.lpg.figures import discovered  # brings JAX in
+    from podracer.agent import MetaLearner  # brings JAX in
     from podracer.experiments.training import load
     from podracer.types import PodracerError
 
@@ -268,7 +272,15 @@ def _discovered(run: RunRecords) -> str:
         agent, state = load(run.path)
     except PodracerError:  # none was saved yet, or none can be trusted: the rest is worth showing
         return ""
-    return discovered(agent.rule, state.shared["rule"], agent.discount)  # type: ignore[attr-defined]
+    if not isinstance(agent, MetaLearner):
+        return ""
+
+    def draw(figure: Figure) -> None:
+        agent.draw(state, figure)
+        for axes in figure.axes:
+            style_axes(axes, axes.get_title(loc="left"), axes.get_xlabel())
+
+    return render("The learned update rule", 3.2, draw)
 
 
 def _stages(runs: Sequence[RunRecords]) -> str:

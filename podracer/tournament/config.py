@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from podracer.agents.lpg.agent import LPG
+from podracer.agent import MetaLearner
 from podracer.drivers.population import with_hyperparameters
 from podracer.experiments.experiment import KINDS, Experiment, from_json, to_json
 from podracer.experiments.ranges import Range
@@ -74,8 +74,9 @@ class Tournament:
             )
         for experiment in self.experiments:
             experiment.check()
-            if isinstance(experiment.agent, LPG):
-                raise ConfigError("pods compete by their policies' returns, and LPG has no policy.")
+            if isinstance(experiment.agent, MetaLearner):
+                name = type(experiment.agent).__name__
+                raise ConfigError(f"pods compete by their policies' returns: {name} has no policy.")
             if isinstance(self.selection, PopulationBased):
                 values = {bound.name: bound.low for bound in self.selection.bounds}
                 with_hyperparameters(experiment.agent, values)

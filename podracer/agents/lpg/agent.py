@@ -9,8 +9,9 @@ Source: Oh et al. 2020 (arXiv 2007.08794); hyperparameters of Jackson et al. 202
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,11 @@ import optax
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.common.meta import meta_grad
 from podracer.agents.lpg import rule as update_rule
+from podracer.agents.lpg.figures import draw_targets
 from podracer.agents.lpg.rule import Experience, UpdateRule, experience
+from podracer.agents.lpg.rule_file import encode_rule
 from podracer.agents.lpg.students import Students, by_life, each, empty, in_order
+from podracer.environment import TaskGroups
 from podracer.mesh import global_mean
 from podracer.networks import Head, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
@@ -29,7 +33,6 @@ from podracer.types import (
     ConfigError,
     EnvironmentSpec,
     LearnerState,
-    Lifetimes,
     Metrics,
     Params,
     PyTree,
@@ -38,6 +41,9 @@ from podracer.types import (
     static,
     struct,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @struct
@@ -93,7 +99,7 @@ class LPG:
             "critic": critic,
             "start": jax.tree.map(jnp.copy, learner),
             "window": empty(
-                self._seen, (lives, self.inner_updates), self.update_steps, self._lifetimes.envs
+                self._seen, (lives, self.inner_updates), self.update_steps, self._lifetimes.num_envs
             ),
             "life": jnp.zeros(lives, jnp.int32),
             "whole": jnp.ones(lives, bool),
@@ -109,7 +115,7 @@ class LPG:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        seen = timestep.observation["seen"]
+        seen = timestep.observation["observation"]
         observation = jax.tree.map(lambda x: x[None], seen)
         outputs = each(self._learners.network, params, observation, timestep.first[None])
         policy = Categorical(actor_critic.mask_logits(seen, outputs["policy"][0]))
@@ -124,8 +130,8 @@ class LPG:
         # What happened in two lives says nothing of what the rule did in one.
         whole = local["whole"] & ~born
         critic, advantages = learners.judge(local["critic"], data)
-        now = by_life(data, self._lifetimes.envs)
-        gains = by_life(advantages, self._lifetimes.envs)
+        now = by_life(data, self._lifetimes.num_envs)
+        gains = by_life(advantages, self._lifetimes.num_envs)
 
         due = shared["stored"] == self.inner_updates
         shared = jax.lax.cond(
@@ -147,6 +153,12 @@ class LPG:
         }
         metrics = shared["shown"] | {name: jnp.mean(x) for name, x in taught.items()}
         return LearnerState({**shared, "stored": slot + 1}, local), metrics
+
+    def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
+        return encode_rule(self.rule, state.shared["rule"], about)
+
+    def draw(self, state: LearnerState, figure: Figure) -> None:
+        draw_targets(figure, self.rule, state.shared["rule"], self.discount)
 
     # --- the rule --------------------------------------------------------------------------------
 
@@ -196,7 +208,7 @@ class LPG:
             self._learners.teach, objective, rule, start, in_order(window),
             recompute=self.recompute,
         )  # fmt: skip
-        kinds = whole[:, None] * jax.nn.one_hot(world, len(self._lifetimes.worlds))
+        kinds = whole[:, None] * jax.nn.one_hot(world, len(self._lifetimes.tasks))
         counted = (now.valid * now.reward, now.valid)
         return grads, loss, [jnp.mean(x, axis=(1, 2)) @ kinds for x in counted]
 
@@ -233,13 +245,13 @@ class LPG:
                 "the two must be equal."
             )
         data, shown = experience(trajectory), trajectory.final.observation
-        envs = self._lifetimes.envs
-        seen = dataclasses.replace(data, observation=data.observation["seen"])
-        return seen, shown["life"][::envs], shown["world"][::envs]
+        envs = self._lifetimes.num_envs
+        seen = dataclasses.replace(data, observation=data.observation["observation"])
+        return seen, shown["task_count"][::envs], shown["task"][::envs]
 
     def _count(self, num_envs: int) -> int:
         """Lifetimes among so many environments."""
-        envs, groups = self._lifetimes.envs, self.lifetime_groups
+        envs, groups = self._lifetimes.num_envs, self.lifetime_groups
         if num_envs % (envs * groups):
             raise ConfigError(
                 f"{num_envs} environments on a device are no multiple of {envs * groups}: "
@@ -248,27 +260,28 @@ class LPG:
         return num_envs // envs
 
     @property
-    def _lifetimes(self) -> Lifetimes:
+    def _lifetimes(self) -> TaskGroups:
         spec = actor_critic.require_spec(self.spec)
-        if spec.lifetimes is None:
+        groups = spec.extension
+        if not isinstance(groups, TaskGroups):
             raise ConfigError(f"LPG teaches learners in lifetimes: take lifetimes:{spec.name}.")
         # Two windows: with less a birth falls into every one, and nothing is ever learned.
         least = 2 * (self.inner_updates + 1) * self.update_steps
-        if spec.lifetimes.steps < least:
+        if groups.num_steps < least:
             raise ConfigError(
-                f"lives of {spec.lifetimes.steps} steps are too short for {self.inner_updates} "
+                f"lives of {groups.num_steps} steps are too short for {self.inner_updates} "
                 f"updates of {self.update_steps}: take steps={least} or more."
             )
-        return spec.lifetimes
+        return groups
 
     @property
     def _reward_names(self) -> list[str]:
         """Metrics: the mean reward of a step in each world."""
-        return [f"reward_{world}" for world in self._lifetimes.worlds]
+        return [f"reward_{world}" for world in self._lifetimes.tasks]
 
     @property
     def _seen(self) -> PyTree:
-        return actor_critic.require_spec(self.spec).observation["seen"]
+        return actor_critic.require_spec(self.spec).observation["observation"]
 
     @property
     def _learners(self) -> Students:

@@ -1,83 +1,92 @@
-"""What an update rule has discovered, as a picture: what it asks for against the return.
+"""What a learned update rule does, as a figure: its targets over the return.
 
-The rule reads episodes of a made-up learner that prefers nothing and predicts nothing yet, with
-random rewards. What it then asks for is what it makes of the rewards that follow an action.
+The rule is applied to episodes of a synthetic student with a constant policy and a uniform
+prediction, and with random rewards. Its targets then depend on the rewards that follow an action.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from podracer.agents.lpg.rule import Experience, Outputs, UpdateRule
 from podracer.ops.returns import generalized_advantages
-from podracer.reports.curves import COLORS, render, style_axes
 from podracer.types import Params
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _EPISODES, _STEPS, _BINS = 2000, 20, 15
-_CHANCES = (0.1, 0.5, 0.9)  # of the action that was taken
+_PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
 
 
-def targets(
-    rule: UpdateRule, params: Params, discount: float, chance: float
+def targets_over_returns(
+    rule: UpdateRule, params: Params, discount: float, probability: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For actions taken with this chance: the discounted return from each on `[n]`, by how much
-    the rule would have it more likely `[n]`, and what should have been predicted there `[n, m]`."""
+    """Apply the rule to synthetic episodes in which actions have this probability.
+
+    Returns, for each of n steps, the discounted return that follows `[n]`, the policy target
+    `[n]` and the prediction target `[n, m]`.
+    """
     keys = jax.random.split(jax.random.key(0), 3)
     shape = (_STEPS, _EPISODES)
-    some = jax.random.bernoulli(keys[0], 0.15, shape)
-    reward = jnp.where(some, jax.random.normal(keys[1], shape), 0.0)
-    going = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
-    always = jnp.ones(shape, bool)
+    is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
+    reward = jnp.where(is_rewarded, jax.random.normal(keys[1], shape), 0.0)
+    continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
+    valid = jnp.ones(shape, bool)
     data = Experience(
-        (), jnp.zeros((_STEPS + 1, _EPISODES), bool), jnp.zeros(shape, jnp.int32), reward, going,
-        always, (),
-    )  # fmt: skip
-    logits = jnp.log(jnp.asarray([chance, 1.0 - chance]))
+        observation=(),
+        first=jnp.zeros((_STEPS + 1, _EPISODES), bool),
+        action=jnp.zeros(shape, jnp.int32),
+        reward=reward,
+        discount=continues,
+        valid=valid,
+        carry=(),
+    )
+    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
     policy = jnp.broadcast_to(logits, (_STEPS + 1, _EPISODES, 2))
-    blank = Outputs(policy, jnp.zeros((_STEPS + 1, _EPISODES, rule.predictions)))
-    asked = rule.apply(params, data, blank, discount)
-    nothing = jnp.zeros(shape)
-    returns = generalized_advantages(nothing, nothing, reward, discount * going, always, 1.0)
-    made = (returns, asked.policy, asked.prediction)
-    return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in made)  # type: ignore[return-value]
+    outputs = Outputs(policy, jnp.zeros((_STEPS + 1, _EPISODES, rule.predictions)))
+    targets = rule.apply(params, data, outputs, discount)
+    zeros = jnp.zeros(shape)
+    returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
+    flat = (returns, targets.policy, targets.prediction)
+    return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in flat)  # type: ignore[return-value]
 
 
-def discovered(rule: UpdateRule, params: Params, discount: float) -> str:
-    """Means over actions that led to about the same return, and the middle 80 % around them."""
-    read = {chance: targets(rule, params, discount, chance) for chance in _CHANCES}
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot(1, 2, 1)
-        for color, (chance, (returns, wanted, _)) in zip(COLORS, read.items(), strict=False):
-            at, inside = _bins(returns)
-            low, middle, high = np.array([np.percentile(wanted[i], [10, 50, 90]) for i in inside]).T
-            axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
-            axes.plot(at, middle, color=color, lw=1.6, label=f"taken with {chance:.0%}")
-        axes.legend(frameon=False, labelcolor=matplotlib.rcParams["text.color"])
-        style_axes(axes, "How much more likely the action should become", "return that followed")
-        axes = figure.add_subplot(1, 2, 2)
-        returns, _, predicted = read[0.5]
-        at, inside = _bins(returns)
-        shares = np.array([predicted[i].mean(0) for i in inside])
-        axes.stackplot(at, shares.T, colors=COLORS, alpha=0.8)
-        axes.set_ylim(0, 1)
-        style_axes(
-            axes, "What should have been predicted: shares of its values", "return that followed"
-        )
-
-    return render("Targets of the learned rule over the return", 3.2, draw)
+def draw_targets(figure: Figure, rule: UpdateRule, params: Params, discount: float) -> None:
+    """Draw the rule's targets over the return: median, middle 80 %, and means."""
+    axes = figure.add_subplot(1, 2, 1)
+    for index, probability in enumerate(_PROBABILITIES):
+        returns, policy_targets, _ = targets_over_returns(rule, params, discount, probability)
+        centers, members = _bins(returns)
+        percentiles = [np.percentile(policy_targets[steps], [10, 50, 90]) for steps in members]
+        low, middle, high = np.array(percentiles).T
+        axes.fill_between(centers, low, high, color=f"C{index}", alpha=0.2, lw=0)
+        label = f"probability {probability:.0%}"
+        axes.plot(centers, middle, color=f"C{index}", lw=1.6, label=label)
+    axes.legend(frameon=False)
+    axes.set(title="Policy target: how much likelier the action should become", xlabel="return")
+    axes = figure.add_subplot(1, 2, 2)
+    returns, _, prediction_targets = targets_over_returns(rule, params, discount, 0.5)
+    centers, members = _bins(returns)
+    shares = np.array([prediction_targets[steps].mean(0) for steps in members])
+    axes.stackplot(
+        centers, shares.T, colors=[f"C{i % 8}" for i in range(shares.shape[1])], alpha=0.8
+    )
+    axes.set(title="Prediction target: probability of each category", xlabel="return", ylim=(0, 1))
 
 
 def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Equally wide bins over the middle 98 % of the returns: their centers, and what lies in each
-    of those that are not nearly empty."""
+    """Equally wide bins over the middle 98 % of the returns.
+
+    Returns the centers of those with more than 20 members, and the indices of the members.
+    """
     low, high = np.percentile(returns, [1, 99])
     edges = np.linspace(low, high, _BINS + 1)
-    which = np.digitize(returns, edges) - 1
-    inside = [np.flatnonzero(which == i) for i in range(_BINS)]
-    full = [i for i, found in enumerate(inside) if len(found) > 20]
-    return (edges[:-1] + edges[1:])[full] / 2, [inside[i] for i in full]
+    bin_index = np.digitize(returns, edges) - 1
+    members = [np.flatnonzero(bin_index == i) for i in range(_BINS)]
+    full = [i for i, indices in enumerate(members) if len(indices) > 20]
+    return (edges[:-1] + edges[1:])[full] / 2, [members[i] for i in full]

@@ -99,8 +99,11 @@ class LPGStudent:
             value_based.discrete(self.spec).num_actions, self.rule.predictions
         )
         spec = actor_critic.require_spec(self.spec)
-        if spec.model is not None:
-            raise ConfigError(f"a rule teaches from what is seen, and {spec.name} shows its state.")
+        if spec.extension is not None:
+            raise ConfigError(
+                f"an update rule needs plain observations, but {spec.name} shows its state or its "
+                "task beside them."
+            )
         return self.network.build(spec.observation, heads)
 
     @property

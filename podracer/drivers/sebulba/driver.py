@@ -53,7 +53,7 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Spl
         )
     batch = rows // config.updates_per_batch
     check_agent(agent, num_envs=batch, length=config.rollout_length)
-    check_policy(agent, batch, "take --arch anakin")
+    check_policy(agent, "take --arch anakin")
 
 
 def sebulba(
