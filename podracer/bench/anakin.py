@@ -1,6 +1,6 @@
-"""How fast Anakin is, and where its time goes: environment alone, with acting, with learning.
+"""Throughput of Anakin and its parts: environment alone, with acting, with learning.
 
-`podracer bench anakin` and the scripts in `benchmarks/` are made of these parts.
+`podracer bench anakin` and the scripts in `benchmarks/` are built from these functions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 
 
 def machine() -> dict[str, Any]:
-    """What a figure must be read with."""
+    """Return what a measurement must be read with: processor, devices, versions and commit."""
     device = jax.devices()[0]
     return {
         "machine": f"{os.cpu_count()} x {_processor()}",
@@ -66,7 +66,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that runs, `-dirty` if it was changed; None outside of one."""
+    """Return the commit of the checkout, `-dirty` if it was changed; None outside of one."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         completed = subprocess.run(
@@ -79,16 +79,20 @@ def _commit() -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One warm repetition. The processor's seconds, of all threads, hardly feel a busy machine."""
+    """Seconds of one warm repetition.
+
+    CPU seconds, over all threads, hardly change when other processes use the machine.
+    """
 
     seconds: float
     cpu_seconds: float
 
 
 def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Callable[[], Timing]]:
-    """Compile seconds, and what runs a warm repetition of `calls` calls, each on the last's state.
+    """Compile a program. Returns the compile seconds and a function that runs a warm repetition.
 
-    `state` is consumed. The first call of all is left out of every repetition.
+    A repetition makes `calls` calls, each on the state of the previous one. `state` is donated. The
+    first call of all is not part of any repetition.
     """
     began = time.perf_counter()
     compiled = program.lower(state).compile()  # type: ignore[attr-defined]
@@ -109,7 +113,7 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Cal
 def training(
     agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh
 ) -> tuple[Program, TrainState]:
-    """One chunk of the whole program, and its first state."""
+    """Return one chunk of the whole program, and its initial state."""
     chunk = make_chunk(agent, env, mesh, config)
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
@@ -124,7 +128,7 @@ def training(
 def acting(
     agent: Agent, env: Environment, config: AnakinConfig, *, act: bool
 ) -> tuple[Program, PyTree]:
-    """The same for the environment with acting, or (`act=False`) alone, on one device."""
+    """Return a program of the environment with acting, or alone, and its state, on one device."""
     state = init_state(agent, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
     params = agent.actor_params(state.learner)
     want = action_struct(env.spec)
@@ -162,7 +166,7 @@ def acting(
 
 
 def measure(program: Program, state: PyTree, steps: int, repetitions: int) -> dict[str, float]:
-    """Steps per second (median over warm repetitions) of a program that does `steps` of them."""
+    """Return steps per second (median over warm repetitions) of a program of `steps` steps."""
     compile_seconds, lap = prepare(program, state)
     seconds = [lap().seconds for _ in range(repetitions)]
     return {
@@ -175,7 +179,7 @@ def measure(program: Program, state: PyTree, steps: int, repetitions: int) -> di
 
 
 def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[str, Any]:
-    """The Catch experiment of the published notebook, and the share of each of its parts."""
+    """Measure the Catch experiment of the published notebook, and its parts."""
     use_compilation_cache()
     mesh = make_mesh(find_devices(devices))
     experiment = recipes.find("catch")
@@ -267,7 +271,7 @@ def bench_sebulba(
     seconds: float,
     repetitions: int,
 ) -> dict[str, Any]:
-    """Host environments alone, with acting, and with IMPALA's learning, beside a plain loop."""
+    """Measure host environments alone, with acting, with learning, and beside a plain loop."""
     use_compilation_cache()
     env = envs.make(environment)
     env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
@@ -282,7 +286,7 @@ def bench_sebulba(
 
 
 def show(figures: dict[str, Any]) -> str:
-    """The figures as a short table."""
+    """Print the measurements as a short table."""
     lines = [
         f"Catch, greedy Q(λ): {figures['num_envs']} environments, T {figures['rollout_length']}, "
         f"{figures['updates_per_chunk']} updates a dispatch",

@@ -1,7 +1,7 @@
-"""How fast Sebulba is, and who holds it up: simulator alone, with acting, with learning.
+"""Throughput of Sebulba and its parts: simulator alone, with acting, with learning.
 
-`podracer bench sebulba`, `podracer tune` and `benchmarks/sebulba.py` are made of these parts. All
-measure steps of single environments per second, over a window after warming up.
+`podracer bench sebulba`, `podracer tune` and `benchmarks/sebulba.py` are built from these
+functions. All measure steps of single environments per second, over a window after warming up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from podracer.types import Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What is measured."""
+    """Agent, environment, devices and configuration to measure."""
 
     agent: Agent
     env: HostEnvironments
@@ -38,12 +38,12 @@ class Setup:
     split: Split
 
     def state(self) -> TrainState:
-        """A first state; acting is not part of it."""
+        """Return an initial state without the state of acting."""
         return init_state(self.agent, None, self.split.mesh, self.config, jax.random.key(0))
 
 
 def make_setup(agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setup:
-    """The agent made for the environment, devices split, everything checked."""
+    """Make the agent for the environment, split the devices, and check everything."""
     agent = dataclasses.replace(agent, spec=env.spec)
     split = split_devices(devices, config)
     check(agent, env, config, split)
@@ -51,7 +51,7 @@ def make_setup(agent: Any, env: HostEnvironments, config: SebulbaConfig, devices
 
 
 def measure_simulator(setup: Setup, seconds: float) -> float:
-    """The environments alone: as many threads and batches, random actions drawn before."""
+    """Measure the environments alone: the same threads and batches, precomputed random actions."""
     split, config = setup.split, setup.config
     actions = _random_actions(setup.env.spec, split.num_envs)
     steps, stop = [0] * split.threads, threading.Event()
@@ -83,7 +83,7 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
 
 
 def measure_acting(setup: Setup, seconds: float) -> float:
-    """The actors of a run whose learner throws every trajectory away."""
+    """Measure the actors of a run whose learner discards every trajectory."""
     config = dataclasses.replace(setup.config, lag=None)
     with contextlib.ExitStack() as stack, Supervisor(config.step_seconds) as supervisor:
         team = Team(
@@ -101,7 +101,7 @@ def measure_acting(setup: Setup, seconds: float) -> float:
 
 
 def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any]]:
-    """A whole run, and the metrics of its last report."""
+    """Measure a whole run. Returns also the metrics of its last report."""
     config = dataclasses.replace(setup.config, updates_per_chunk=2)
     progress = sebulba(
         setup.agent, setup.env, setup.split, config, setup.state(), seed=0, num_updates=2**31
@@ -118,7 +118,7 @@ def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any
 
 
 def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
-    """What one writes by hand: one thread, one batch of all environments, act, step, learn."""
+    """Measure a simple loop: one thread, one batch of all environments, act, step, learn."""
     agent, config = setup.agent, setup.config
     act = jax.jit(lambda params, timestep, keys: agent.act(params, (), timestep, keys, True)[:2])
     update = jax.jit(
@@ -151,7 +151,7 @@ def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
 
 
 def _rate(windows: Iterator[int], seconds: float) -> float:
-    """Steps per second of what counts its steps window by window, the first few left out."""
+    """Return steps per second of a counter read window by window, without the first ones."""
     for _ in range(3):
         next(windows)
     began, steps = time.perf_counter(), 0
@@ -170,7 +170,7 @@ def _random_actions(spec: EnvironmentSpec, num_envs: int) -> list[np.ndarray]:
 
 
 def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
-    """All parts in turn, `repetitions` times: medians, and shares taken turn by turn."""
+    """Measure all parts in turn, `repetitions` times. Returns medians, and shares of each turn."""
     parts: dict[str, Callable[[], float]] = {
         "simulator": lambda: measure_simulator(setup, seconds),
         "acting": lambda: measure_acting(setup, seconds),
@@ -200,7 +200,7 @@ def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
 
 
 def show(environment: str, figures: dict[str, Any]) -> str:
-    """The figures as a short table."""
+    """Print the measurements as a short table."""
     speeds = figures["steps_per_second"]
     lines = [
         f"{environment}: {figures['num_envs']} environments in {figures['actor_threads']} threads, "

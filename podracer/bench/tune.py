@@ -1,4 +1,4 @@
-"""Which split, threads and batch are fastest here: measured, not guessed."""
+"""Measured search for the fastest split of devices, threads and batch size on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from podracer.types import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A setting and how it did."""
+    """A setting and its measured throughput."""
 
     config: SebulbaConfig
     steps_per_second: float
@@ -25,7 +25,7 @@ class Trial:
     lag_mean: float
 
     def flags(self) -> str:
-        """What to give to `podracer train`."""
+        """Return the flags for `podracer train`."""
         names = ("num_envs", "threads", "actors", "learners")
         return " ".join(
             f"--{name.replace('_', '-')} {getattr(self.config, name)}" for name in names
@@ -40,9 +40,9 @@ def trials(
     seconds: float,
     say: Callable[[Trial], None],
 ) -> list[Trial]:
-    """Measure settings around `config` for about `seconds` in all, the fastest first.
+    """Measure settings around `config` for about `seconds` in all, and return the fastest first.
 
-    The first is `config` as it is. Raises `ConfigError` if none can run.
+    The first one measured is `config` itself. Raises `ConfigError` if none can run.
     """
     settings = [s for c in candidates(config, len(devices)) if (s := _fits(agent, env, c, devices))]
     if not settings:
@@ -70,7 +70,7 @@ def trials(
 
 
 def candidates(config: SebulbaConfig, devices: int) -> Iterator[SebulbaConfig]:
-    """The setting itself; other numbers of threads and environments; other splits."""
+    """Yield the setting itself, other numbers of threads and environments, and other splits."""
     yield config
     for threads in (1, 2, 4):
         for factor in (1, 2, 4):

@@ -1,4 +1,4 @@
-"""Tournaments: pods that train, submit to a leaderboard, and start again from it."""
+"""Tournaments: pods that train, submit to a leaderboard, and restart from its best entries."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ LOG = "leaderboard.jsonl"  # in each tournament's directory; `leaderboard.py` sa
 
 
 def is_tournament(directory: Path) -> bool:
-    """Whether a directory is that of a tournament and not of a run."""
+    """Return whether a directory holds a tournament rather than a run."""
     return (directory / LOG).is_file()

@@ -1,9 +1,9 @@
-"""The process that holds Ray for `RayEngine`: each attempt at a round is an actor of the cluster.
+"""Process that holds the connection to Ray for `RayEngine`; each attempt at a round is a Ray actor.
 
     stdin   ["start", 7, "DIRECTORY"], ["stop", 7], ["kill", 7]    one a line
     stdout  [7, 0], a token and its exit code; [] every second, while the cluster answers
 
-Without RAY_ADDRESS a cluster of this machine alone is started, for as long as it is needed.
+Without RAY_ADDRESS it starts a cluster of this machine alone, for as long as it is needed.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
 
 
 class Attempt:
-    """The actor: a process on its machine, which ends, saved, when the actor does."""
+    """Ray actor that owns the process of one attempt, which saves and ends when the actor does."""
 
     def __init__(self, directory: str) -> None:
         self._engine = LocalEngine()
         self._engine.start(0, Path(directory))
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Return the exit code of the process."""
         while not (codes := self._engine.ended()):
             time.sleep(0.1)
         return codes[0]
 
     def stop(self) -> None:
-        """Ask it to save and end."""
+        """Ask the process to save and end."""
         self._engine.stop(0)
 
     def kill(self) -> None:
-        """End it at once, even one that no longer listens."""
+        """Kill the process at once."""
         self._engine.kill(0)
 
 
 class Running(NamedTuple):
-    """An attempt, and what Ray promises of it."""
+    """A running attempt and its Ray futures."""
 
     actor: Any
     begun: Any  # there once a machine had room
@@ -56,7 +56,7 @@ class Running(NamedTuple):
 
 
 class Cluster:
-    """Attempts by their token, of a connected Ray."""
+    """Attempts by token on a connected Ray cluster."""
 
     def __init__(self, ray: Any, cpus: float, gpus: float) -> None:
         self._ray, self._node = ray, ray.get_runtime_context().get_node_id()
@@ -67,17 +67,17 @@ class Cluster:
         self._running: dict[int, Running] = {}
 
     def start(self, token: int, directory: str) -> None:
-        """Begin an attempt as soon as a machine has room for it."""
+        """Start an attempt as soon as a machine has room for it."""
         actor = self._actor.remote(directory)
         ready, code = actor.__ray_ready__.remote(), actor.wait.remote()
         self._running[token] = Running(actor, ready, code, Path(directory))
 
     def stop(self, token: int) -> None:
-        """Have an attempt save and end."""
+        """Ask an attempt to save and end."""
         self._end(token, "stop")
 
     def kill(self, token: int) -> None:
-        """End an attempt at once."""
+        """Kill an attempt at once."""
         self._end(token, "kill")
 
     def _end(self, token: int, how: str) -> None:
@@ -90,7 +90,7 @@ class Cluster:
             self._ray.kill(attempt.actor)
 
     def ended(self) -> dict[int, int]:
-        """Exit codes of what has ended since the last call, by token."""
+        """Return the exit codes, by token, of attempts that have ended since the last call."""
         finished = [
             token for token, attempt in self._running.items() if self._is_there(attempt.code)
         ]
@@ -105,7 +105,7 @@ class Cluster:
             return 70
 
     def beat(self) -> None:
-        """Once a second: see that the cluster is there, and say of who waits that it does."""
+        """Check once a second that the cluster answers, and log which attempts wait for room."""
         if not any(node["Alive"] and node["NodeID"] == self._node for node in self._ray.nodes()):
             print("Ray has lost this machine", file=sys.stderr, flush=True)
             os._exit(1)  # what Ray does at a regular exit may never end now
@@ -114,7 +114,7 @@ class Cluster:
                 (attempt.directory / "log.txt").touch()  # no machine yet, so it does not stall
 
     def leave(self) -> None:
-        """Have everything that still runs save and end, as far as it does so in time."""
+        """Ask everything that still runs to save and end, and wait for it up to a limit."""
         deadline = time.monotonic() + SAVE_SECONDS
         for token in self._running:
             self.stop(token)
@@ -128,7 +128,7 @@ class Cluster:
 
 
 def connect() -> Any:
-    """The module `ray`, connected to RAY_ADDRESS or to a cluster of its own, closed to others."""
+    """Return the module `ray`, connected to RAY_ADDRESS or to a new cluster closed to others."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         # Ray listens on all interfaces, unless it is told that this machine is no part of a
@@ -146,7 +146,7 @@ def _say(out: int, value: list[int]) -> None:
 
 
 def main(cpus: str, gpus: str) -> None:
-    """Obey standard input until it ends, or who writes it does."""
+    """Execute commands from standard input until it ends."""
     out = os.dup(1)
     os.dup2(2, 1)  # what Ray prints belongs in the log
     cluster, commands = Cluster(connect(), float(cpus), float(gpus)), Lines(0)

@@ -1,4 +1,4 @@
-"""A tournament as a value: everything that is chosen before it begins."""
+"""Configuration of a tournament."""
 
 from __future__ import annotations
 
@@ -22,43 +22,44 @@ from podracer.types import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Tournament:
-    """Everything that decides what a tournament computes, but the order in which pods end."""
+    """Configuration of a tournament; with the order of arrival it decides all results."""
 
     experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
-    """Pod i begins with experiment i, counted round."""
+    """Initial experiments; pod i begins with experiment i modulo their number."""
     selection: SelectionRule = dataclasses.field(default_factory=PopulationBased)
-    """How a pod starts its next round."""
+    """Rule by which a pod chooses the start of its next round."""
     pods: int = 4
-    """How many train at the beginning."""
+    """Number of pods at the beginning, at least 1."""
     rounds: int = 5
-    """Of each pod."""
+    """Number of rounds of each pod, at least 1."""
     round_frames: int = 100_000
-    """Frames of a round."""
+    """Frames that a pod trains for in a round."""
     round_seconds: float | None = None
-    """A round ends after so long, if that comes first."""
+    """Time limit of a round in seconds of training, if it comes before the frames."""
     size: int = 16
-    """Entries on the leaderboard."""
+    """Maximum number of entries on the leaderboard."""
     episodes: int = 100
-    """Held-out episodes of each evaluation."""
+    """Number of held-out evaluation episodes after each round."""
     evaluation_seed: int = 1_000_003
-    """Of these episodes, the same for all pods."""
+    """Random seed of the held-out episodes, the same for all pods."""
     seed: int = 0
-    """Of the pods' seeds and of all selection."""
+    """Random seed that the seeds of pods and of selection are derived from."""
     engine: Literal["local", "ray"] = "local"
-    """Processes of this machine, or of a Ray cluster that shares the directory."""
+    """Where pods run: `local`, processes of this machine, or `ray`, a Ray cluster whose machines
+    share the directory."""
     pod_cpus: float = 1.0
-    """What a pod reserves of a Ray cluster."""
+    """CPUs that a pod reserves on a Ray cluster."""
     pod_gpus: float = 0.0
-    """The same of GPUs; it sees no others. Below 1 pods share one."""
+    """GPUs that a pod reserves on a Ray cluster; it sees no others. Below 1, pods share a GPU."""
     retries: int = 3
-    """Attempts without progress after which a pod is quarantined."""
+    """Number of failed attempts without progress after which a pod is quarantined."""
     stall_seconds: float = 600.0
-    """A pod that records nothing for so long is killed."""
+    """Time in seconds after which a pod that records nothing is killed."""
     straggler_seconds: float = 600.0
-    """How long a generation waits for a pod once another one has ended it."""
+    """Time in seconds that a generation waits for its slowest pods once one has finished."""
 
     def check(self) -> None:
-        """Raise `ConfigError` for what cannot be meant."""
+        """Raise `ConfigError` for invalid values."""
         if not self.experiments:
             raise ConfigError("a tournament needs a recipe.")
         for name in ("pods", "rounds", "round_frames", "size", "episodes", "retries"):
@@ -83,17 +84,17 @@ class Tournament:
 
     @property
     def evaluation(self) -> str:
-        """Digest of what scores must have in common to be compared."""
+        """Digest of the evaluation's settings; only scores with equal digests are compared."""
         environments = sorted({experiment.environment for experiment in self.experiments})
         text = json.dumps([environments, self.evaluation_seed])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def experiment_of(self, pod: int) -> Experiment:
-        """What a pod begins with; its seed, and those of a population's pods, are its own."""
+        """Return the initial experiment of a pod, with seeds of its own."""
         return seeded(self.experiments[pod % len(self.experiments)], self.seed, pod)
 
     def header(self) -> Header:
-        """The first line of the log."""
+        """Return the first line of the log."""
         configuration = to_json(self)
         return Header(
             configuration, self.seed, self.pods, self.size, self.evaluation, self.episodes
@@ -101,7 +102,7 @@ class Tournament:
 
 
 def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
-    """The experiment with the seeds of a pod, for a tournament with a seed."""
+    """Return the experiment with the seeds of a pod in a tournament with this seed."""
     own = (seed + 1) * 10_000 + pod
     pods = tuple(
         dataclasses.replace(pod_, seed=own + 100_000_000 * index)
@@ -114,7 +115,7 @@ _KINDS = {**KINDS, **SELECTION_RULES, "Tournament": Tournament, "Range": Range}
 
 
 def read_tournament(directory: Path) -> Tournament:
-    """The tournament of a directory. Raises `ConfigError` if there is none."""
+    """Read the configuration of a tournament. Raises `ConfigError` if there is none."""
     header = read_events(directory)[0]
     assert isinstance(header, Header)
     return from_json(header.tournament, _KINDS)

@@ -1,7 +1,7 @@
-"""Engines: where pods run. One attempt at a round is one process, but for `InlineEngine`.
+"""Engines that run pods. One attempt at a round is one process, except in `InlineEngine`.
 
-An engine decides nothing: it starts what it is told to, says what has ended, and stops what it is
-told to. Everything else goes through the files of a round, so an engine carries no objects.
+An engine decides nothing: it starts and stops attempts when told to and reports which have ended.
+Everything else goes through the files of a round, so an engine transfers no objects.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from podracer.types import ConfigError, PodracerError
 
 
 class EngineLost(PodracerError):
-    """What runs the pods is gone. The tournament is not: it can be resumed."""
+    """The engine's cluster or helper process is gone; the tournament can be resumed."""
 
     exit_code = 77
 
 
 class Engine(Protocol):
-    """Runs `python -m podracer.tournament.pod DIRECTORY`, each known by its attempt's token.
+    """Runner of `python -m podracer.tournament.pod DIRECTORY`, each attempt known by its token.
 
-    Any call may raise `EngineLost`, but `close`.
+    Any method except `close` may raise `EngineLost`.
     """
 
     def start(self, token: int, directory: Path) -> None:
-        """Begin a process; its output goes to `log.txt` in the directory."""
+        """Start an attempt; its output goes to `log.txt` in the directory."""
         ...
 
     def ended(self) -> dict[int, int]:
-        """Exit codes of what has ended since the last call, by token; never waits."""
+        """Return exit codes, by token, of attempts that ended since the last call; never wait."""
         ...
 
     def stop(self, token: int) -> None:
-        """Ask a process to save and end; it is `ended` later."""
+        """Ask an attempt to save and end; `ended` reports it later."""
         ...
 
     def kill(self, token: int) -> None:
-        """End a process at once; it is `ended` later."""
+        """Kill an attempt at once; `ended` reports it later."""
         ...
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Engine(Protocol):
 
 
 class InlineEngine:
-    """Each round where it is started, in this process, and what it raises is raised.
+    """Engine that runs each round in this process when it is started, and raises its errors.
 
     Pods end in the order of their starts, so the same tournament gives the same entries: for
     experiments with tournaments. Nothing runs between two calls, so there is nothing to stop.
@@ -80,7 +80,7 @@ class InlineEngine:
 
 
 class LocalEngine:
-    """Processes on this machine. They end, saved, when this one does, however that ends."""
+    """Engine of local processes, which save and end when this process ends, however it ends."""
 
     def __init__(self) -> None:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -132,12 +132,12 @@ CLOSE_SECONDS = 5.0  # to leave Ray in order
 
 
 class RayEngine:
-    """The same processes on the machines of a Ray cluster, all of which share the directory.
+    """Engine of processes on the machines of a Ray cluster, which all share the directory.
 
-    `cpus` and `gpus` are what each reserves. Ray retries nothing: one place decides, and that is
-    the orchestrator. Ray itself is held by a process of its own, `podracer.tournament.cluster`,
-    because it ends whoever holds it when the cluster is lost. Raises `ConfigError` where Ray is
-    not installed.
+    `cpus` and `gpus` are what each attempt reserves. Ray retries nothing: only the orchestrator
+    decides. Ray itself is held by a separate process, `podracer.tournament.cluster`,
+    because Ray ends the process that holds it when the cluster is lost. Raises `ConfigError` if Ray
+    is not installed.
     """
 
     def __init__(self, directory: Path, cpus: float = 1.0, gpus: float = 0.0) -> None:
@@ -210,14 +210,14 @@ class RayEngine:
 
 
 class Lines:
-    """JSON values, one a line, that have come through a pipe."""
+    """Reader of JSON values, one a line, from a pipe."""
 
     def __init__(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
         self._pipe, self._rest = pipe, b""
 
     def read(self) -> list[Any] | None:
-        """Those since the last call, or None at the end of the pipe; never waits."""
+        """Return the values since the last call, or None at the end of the pipe; never wait."""
         try:
             read = os.read(self._pipe, 1 << 16)
         except BlockingIOError:

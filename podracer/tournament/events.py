@@ -1,6 +1,6 @@
-"""Events of a tournament, and the state that follows from them: pure functions.
+"""Events of a tournament, and the state that follows from them, as pure functions.
 
-    events  --replay-->  State, with the board in it
+    events  --replay-->  State, which holds the leaderboard
 
 Times are recorded, but no decision depends on them.
 """
@@ -22,9 +22,9 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """The first line: what the tournament is. Nothing of it changes later.
+    """First line of the log: the configuration of the tournament, which never changes.
 
-    Raises `ConfigError` for numbers that cannot be meant.
+    Raises `ConfigError` for invalid numbers.
     """
 
     tournament: Mapping[str, Any]  # its configuration as JSON
@@ -44,7 +44,7 @@ class Header:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """An attempt of a pod at a round. Its token fences off all earlier ones of this pod."""
+    """Start of an attempt at a round; its token invalidates all earlier attempts of the pod."""
 
     pod: int
     round: int
@@ -75,7 +75,7 @@ class Submitted:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """An attempt has ended without a report; `frames` is how far the round had come."""
+    """An attempt ended without a report; `frames` is how far the round had come."""
 
     pod: int
     round: int
@@ -87,7 +87,7 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True)
 class Rejected:
-    """A report that does not count, such as one of an attempt that was replaced meanwhile."""
+    """A report was refused, for example because its attempt had been replaced."""
 
     pod: int
     round: int
@@ -98,7 +98,7 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-    """A pod that is retired may start again, one that is quarantined never does."""
+    """A pod was retired, so it may start again, or quarantined, so it never does."""
 
     pod: int
     status: Literal["retired", "quarantined"]
@@ -108,7 +108,7 @@ class Stopped:
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """Nobody waits any longer for a pod to end this round; it may still do so."""
+    """A generation no longer waits for a pod to end this round; the pod may still do so."""
 
     pod: int
     round: int
@@ -117,7 +117,7 @@ class Absent:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """How many pods may run at a time."""
+    """The number of pods that may run at a time."""
 
     pods: int
     time: float = 0.0
@@ -135,7 +135,7 @@ EVENTS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A result: what was started, joined with what was reported of it."""
+    """Result of a round: what was started, joined with its report."""
 
     pod: int
     round: int
@@ -155,13 +155,13 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """Pod and round, such as `p3r12`: no two entries share them."""
+        """Pod and round, such as `p3r12`; unique."""
         return f"p{self.pod}r{self.round}"
 
 
 @dataclasses.dataclass(frozen=True)
 class PodState:
-    """One pod: the round it is in or may start next, and how that goes."""
+    """State of one pod: the round it is in or may start next, and its progress."""
 
     round: int = 0
     status: Literal["waiting", "running", "failed", "retired", "quarantined"] = "waiting"
@@ -175,13 +175,13 @@ class PodState:
 
     @property
     def live(self) -> bool:
-        """Neither retired nor quarantined."""
+        """Whether the pod is neither retired nor quarantined."""
         return self.status not in ("retired", "quarantined")
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that a tournament must know to go on. No event changes it in place."""
+    """State of a tournament, immutable; enough to continue it."""
 
     header: Header
     board: tuple[Entry, ...]  # best first
@@ -192,16 +192,16 @@ class State:
 
 
 def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
-    """The best entries first, `size` at most: higher score, then fewer frames, then pod and round.
+    """Rank entries: higher score first, then fewer frames, then pod and round; `size` at most.
 
-    A total order, so the order of arrival does not matter.
+    This is a total order, so the order of arrival does not matter.
     """
     order = sorted(entries, key=lambda e: (-e.score, e.frames, e.pod, e.round))
     return tuple(order[:size])
 
 
 def replay(events: Iterable[Event]) -> State:
-    """The state after these events, the first of which is the `Header`."""
+    """Return the state after these events, the first of which is the `Header`."""
     header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
@@ -209,7 +209,7 @@ def replay(events: Iterable[Event]) -> State:
 
 
 def apply(state: State, event: Event) -> State:
-    """The state after one more event."""
+    """Return the state after one more event."""
     state = dataclasses.replace(state, events=state.events + 1)
     match event:
         case Capacity():
@@ -249,9 +249,9 @@ def apply(state: State, event: Event) -> State:
 
 
 def find(state: State, pod: int, entry_id: str) -> Entry:
-    """An entry that this pod may start from: of the board, newest of a pod, or its start so far.
+    """Return an entry that this pod may start from: on the board, a pod's newest, or its parent.
 
-    Raises `ValueError` for any other, as its checkpoint may be gone.
+    Raises `ValueError` for any other, whose checkpoint may have been deleted.
     """
     newest = [pod_state.newest for pod_state in state.pods.values() if pod_state.newest is not None]
     parents = state.pods[pod].parents if pod in state.pods else ()
@@ -262,7 +262,7 @@ def find(state: State, pod: int, entry_id: str) -> Entry:
 
 
 def referenced(state: State) -> frozenset[str]:
-    """Checkpoints that somebody may start from: those of every entry that `find` finds."""
+    """Return the checkpoints that a pod may start from: those of all entries of `find`."""
     entries = list(state.board)
     for pod in state.pods.values():
         entries += pod.parents if pod.newest is None else (*pod.parents, pod.newest)
@@ -270,7 +270,7 @@ def referenced(state: State) -> frozenset[str]:
 
 
 def history(events: Iterable[Event]) -> dict[str, Entry]:
-    """Every entry ever accepted, by id, in the order of arrival."""
+    """Return every entry ever accepted, by id, in the order of arrival."""
     starts: dict[int, Started] = {}
     entries: dict[str, Entry] = {}
     for event in events:
@@ -283,7 +283,7 @@ def history(events: Iterable[Event]) -> dict[str, Entry]:
 
 
 def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
-    """An entry of the `history` and all that it descends from, each once, nearest first.
+    """Return an entry of the `history` and all its ancestors, each once, nearest first.
 
     Raises `ConfigError` if there is no such entry.
     """
@@ -299,7 +299,7 @@ def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
 
 
 def joined(start: Started, report: Submitted) -> Entry:
-    """The entry that a report makes of what was started."""
+    """Join a start with its report to an entry."""
     fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return Entry(
         **{name: value for name, value in fields.items() if name != "time"},

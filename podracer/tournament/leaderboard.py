@@ -1,14 +1,14 @@
-"""The leaderboard: a log of events that is only appended to, and all that follows from it.
+"""The leaderboard: an append-only log of events, and the state that follows from it.
 
-    leaderboard.jsonl  --read_events-->  events  --replay-->  State, with the board in it
+    leaderboard.jsonl  --read_events-->  events  --replay-->  State, which holds the leaderboard
 
-`DIR/leaderboard.jsonl` is the truth. Each line is one event, synced before anybody is told of it,
-and ends with a checksum over itself and the line before: damage is refused with its line number, a
-torn last line was never acknowledged and is cut off. `DIR/leaderboard.sqlite` has the entries for
-queries in SQL; nothing is decided by it, and every open writes it anew from the log.
+`DIR/leaderboard.jsonl` is the source of truth. Each line is one event, synced to disk before it is
+acknowledged, and ends with a checksum over itself and the previous line: damage is refused with its
+line number; a torn last line was never acknowledged and is cut off. `DIR/leaderboard.sqlite` holds
+the entries for SQL queries; no decision depends on it, and it is rebuilt from the log at each open.
 
-One process writes, under `DIR/lock`; anybody may read at any time. What the events mean is in
-`events.py`.
+One process writes, under `DIR/lock`; any process may read at any time. The meaning of the events is
+in `events.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_events(directory: Path) -> list[Event]:
-    """The events of a tournament, which may be alive.
+    """Read the events of a tournament, which may still be running.
 
     Raises `ConfigError` if there is none or another version wrote it, `CheckpointError` if a line
     is not what was written.
@@ -76,7 +76,7 @@ def read_events(directory: Path) -> list[Event]:
 
 
 def _read(path: Path) -> tuple[list[Event], str, int]:
-    """Events, checksum of the last one, and how many bytes they take."""
+    """Read the events, the checksum of the last one, and the number of bytes they take."""
     events: list[Event] = []
     checksum, size = "", 0
     with path.open("rb") as file:
@@ -100,7 +100,7 @@ def _read(path: Path) -> tuple[list[Event], str, int]:
 
 
 def _line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
-    """The one spelling of a line, and the checksum that chains it to the line before."""
+    """Encode a line canonically, with the checksum that chains it to the previous line."""
     text = json.dumps(fields, allow_nan=False)
     checksum = hashlib.sha256((previous_checksum + text).encode()).hexdigest()[:16]
     return (json.dumps({**fields, "sha256": checksum}) + "\n").encode(), checksum
@@ -121,11 +121,11 @@ def _decode(fields: Mapping[str, Any]) -> Event:
 
 
 class Leaderboard:
-    """The one writer of a tournament's log; a context manager, for one thread.
+    """The single writer of a tournament's log; a context manager, for one thread.
 
-    A `header` begins a new tournament, or must be that of the one in `directory`; without it there
-    must be one. What a method has returned from survives any kill. If the disk refuses, `OSError`
-    is raised and nothing has happened.
+    A `header` begins a new tournament, or must equal that of the one in `directory`; without a
+    header the tournament must exist. What a method has returned from survives any kill. If the disk
+    refuses, `OSError` is raised and nothing has changed.
 
     Raises `ConfigError` if another process writes, if there is no tournament, or if it is another
     one; `CheckpointError` if the log is damaged.
@@ -167,11 +167,11 @@ class Leaderboard:
         hyperparameters: Mapping[str, float],
         experiment: Mapping[str, Any],
     ) -> Started:
-        """Begin an attempt at a round; reports of all earlier ones of this pod are then refused.
+        """Begin an attempt at a round; reports of the pod's earlier attempts are then refused.
 
-        For a retry give the fields of the pod's last `attempt` again. Rounds may be skipped, never
-        repeated. Raises `ValueError` for a round that is over, a quarantined pod, and a parent that
-        `find` does not find.
+        For a retry pass the fields of the pod's last `attempt` again. Rounds may be skipped, never
+        repeated. Raises `ValueError` for a round that has ended, a quarantined pod, and a parent
+        that `find` does not return.
         """
         pod_state = self.state.pods.get(pod, PodState())
         if pod_state.status == "quarantined" or round < pod_state.round:
@@ -188,9 +188,9 @@ class Leaderboard:
         return attempt
 
     def submit(self, report: Submitted) -> str | None:
-        """End a round. Returns None if the report counts, else why it does not.
+        """End a round. Returns None if the report is accepted, else the reason for refusing it.
 
-        The same report may come again: it counts once. The checkpoint must be complete and synced.
+        A repeated report counts once. The checkpoint must be complete and synced.
         """
         pod_state = self.state.pods.get(report.pod, PodState())
         if pod_state.newest and (pod_state.newest.round, pod_state.newest.token) == (
@@ -211,7 +211,7 @@ class Leaderboard:
         return None
 
     def fail(self, failure: Failed) -> str | None:
-        """End an attempt without a report. Returns as `submit`."""
+        """End an attempt without a report. Returns as `submit` does."""
         reason = _stale(self.state.pods.get(failure.pod, PodState()), failure)
         if reason:
             self._record(Rejected(failure.pod, failure.round, failure.token, reason))
@@ -224,14 +224,14 @@ class Leaderboard:
         self._record(event)
 
     def unreferenced(self) -> tuple[str, ...]:
-        """Checkpoints of entries that nobody can start from any more."""
+        """Return the checkpoints of entries that no pod can start from any more."""
         return tuple(sorted(self._checkpoints - referenced(self.state)))
 
     def collect_garbage(self) -> tuple[str, ...]:
-        """Delete what is `unreferenced`; returns what is gone.
+        """Delete the `unreferenced` checkpoints and return those that are gone.
 
-        Nothing comes back from there, so a deletion that was interrupted is harmless, and ended by
-        the next call.
+        They can never be referenced again, so an interrupted deletion is harmless and the next call
+        completes it.
         """
         for name in self.unreferenced():
             if _is_inside(self.directory, name):
@@ -241,7 +241,7 @@ class Leaderboard:
         return tuple(sorted(checkpoints - self._checkpoints))
 
     def close(self) -> None:
-        """Let another writer in."""
+        """Release the lock, so that another process may write."""
         self._stack.close()
 
     def __enter__(self) -> Leaderboard:
@@ -328,7 +328,7 @@ def _stale(pod: PodState, report: Submitted | Failed) -> str | None:
 
 
 def _unusable(report: Submitted, header: Header) -> str | None:
-    """Why a score cannot be ranked, or None."""
+    """Return why a score cannot be ranked, or None."""
     if not (math.isfinite(report.score) and math.isfinite(report.standard_error)):
         return f"the score is {report.score}, with a standard error of {report.standard_error}"
     if report.episodes < header.episodes:
@@ -343,7 +343,7 @@ def _unusable(report: Submitted, header: Header) -> str | None:
 
 
 def _is_inside(directory: Path, name: str) -> bool:
-    """Whether a relative path, in its one spelling, is a directory below, reached by no link."""
+    """Return whether a relative path is canonical and leads to a directory below, by no link."""
     path = directory / name
     if not os.path.isdir(path) or os.path.isabs(name) or PurePosixPath(name).as_posix() != name:
         return False

@@ -1,10 +1,10 @@
-"""The orchestrator: one loop that starts rounds, takes in reports, and never waits for a pod.
+"""The orchestrator: one loop that starts rounds and accepts reports, and never waits for a pod.
 
-    selection.choose --Started--> engine --report.json--> leaderboard --standing--> (again)
+    selection.choose --Started--> engine --report.json--> leaderboard --view--> selection.choose
 
-All that it knows is in the leaderboard's log, so it may be killed at any moment: `run` goes on.
-Roles of Podracer's tournaments (ElegantRL-Podracer 2021, section 3): the pods are the training
-pool, `pod.score` is the evaluator, `_take_in` the updater, the rule the generator.
+Its whole state is in the leaderboard's log, so it may be killed at any moment; `run` continues.
+Roles of ElegantRL-Podracer (2021, section 3): the pods are the training pool, `pod.score` is the
+evaluator, `_take_in` the updater, the selection rule the generator.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ GRACE_SECONDS = 60.0  # for a pod to save when it is told to stop
 def run(
     tournament: Tournament, directory: Path, watch: Callable[[State], None] = lambda state: None
 ) -> int:
-    """Begin a tournament in `directory`, or go on with the one that is there, to its end.
+    """Run a tournament in `directory` to its end, a new one or the one that is there.
 
-    `watch` is shown the state whenever it changes. Returns 0; or 75 or 130, when SIGTERM or Ctrl-C
-    stopped it: all pods saved. Raises `PodracerError` when every pod is quarantined, `EngineLost`
-    when what runs the pods is gone.
+    `watch` is called with the state whenever it changes. Returns 0; or 75 or 130, when SIGTERM or
+    Ctrl-C stopped it with all pods saved. Raises `PodracerError` when every pod is quarantined,
+    `EngineLost` when the engine's cluster or helper process is gone.
     """
     tournament.check()
     signals = StopSignals()
@@ -66,7 +66,7 @@ def run(
 
 
 class Orchestrator:
-    """The loop and what it has in its hands: attempts that run, and since when."""
+    """The loop, with the attempts that are running and when they started."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Orchestrator:
         return self.board.state
 
     def run(self) -> int:
-        """Until every pod has done its rounds. Returns the exit code."""
+        """Run until every pod has finished its rounds. Returns the exit code."""
         while True:
             self._take_in()
             if self._signals.exit_code:
@@ -143,7 +143,7 @@ class Orchestrator:
     # --- rounds out -------------------------------------------------------------------------------
 
     def _waiting(self) -> Iterator[tuple[int, int]]:
-        """Pods that have rounds to do and are in none, and the round; the furthest behind first."""
+        """Return idle pods with their next rounds, the furthest behind first."""
         running, pods = set(self._running.values()), self.state.pods
         live = {number: pod.round for number, pod in pods.items() if pod.live}
         begin = min(live.values(), default=0)  # a new pod begins where the slowest stands
@@ -153,14 +153,14 @@ class Orchestrator:
                 yield number, round
 
     def _start_waiting(self) -> None:
-        """All decisions first: those of one sweep see the same standing."""
+        """Decide for all idle pods first, so that all see the same state, then start them."""
         decided = [(pod, round, self._decide(pod, round)) for pod, round in self._waiting()]
         for pod, round, task in decided:
             if task is not None:
                 self._start(pod, round, task)
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
-        """Parents, hyperparameters and experiment of the pod's round; None if it has to wait."""
+        """Return parents, hyperparameters and experiment of a round; None if it has to wait."""
         pod_state = self.state.pods.get(pod)
         if pod_state is not None and pod_state.attempt is not None:  # again, what was decided
             attempt = pod_state.attempt
@@ -183,7 +183,7 @@ class Orchestrator:
         }
 
     def _experiment(self, pod: int, start: selection.Start) -> Experiment:
-        """The parent's experiment, or the pod's own, with the hyperparameters of the start."""
+        """Return the parent's experiment, or the pod's own, with the chosen hyperparameters."""
         experiment = self.tournament.experiment_of(pod)
         if start.parents:
             parent = find(self.state, pod, start.parents[0])
@@ -217,7 +217,7 @@ class Orchestrator:
         self._since[started.token] = time.time()
 
     def directory(self, pod: int, round: int) -> Path:
-        """Where a pod's round is kept."""
+        """Return the directory of a pod's round."""
         return self.board.directory / "pods" / f"p{pod}r{round}"
 
     # --- what goes wrong, and capacity ------------------------------------------------------------
@@ -235,7 +235,7 @@ class Orchestrator:
                 self.engine.kill(token)
 
     def _mark_stragglers(self, round: int) -> None:
-        """A generation waits for a while only, from when its first pod was ready."""
+        """Mark pods absent that a generation has waited for too long."""
         waited = time.monotonic() - self._ready.setdefault(round, time.monotonic())
         if waited > self.tournament.straggler_seconds:
             for number, pod in self.state.pods.items():
@@ -243,7 +243,7 @@ class Orchestrator:
                     self.board.record(Absent(number, pod.round))
 
     def _follow_capacity(self) -> None:
-        """Retire the weakest pods where fewer may run."""
+        """Retire the weakest pods when fewer may run."""
         with contextlib.suppress(OSError, ValueError):
             capacity = max(0, int((self.board.directory / CAPACITY).read_text()))
             if capacity != self.state.capacity:
@@ -262,7 +262,7 @@ class Orchestrator:
                 self.board.record(Stopped(number, "retired", reason))
 
     def _joining(self) -> list[int]:
-        """Pods for a capacity that has grown: who had to retire, then new ones."""
+        """Return pods to add when the capacity has grown: retired ones first, then new ones."""
         pods, capacity = self.state.pods, self.state.capacity
         if capacity is None:
             return []
@@ -271,7 +271,7 @@ class Orchestrator:
         return list(itertools.islice((*retired, *range(len(pods), capacity)), max(0, missing)))
 
     def _leave(self) -> int:
-        """Stop all pods, saved, and say why."""
+        """Stop and save all pods, and print why."""
         for token in self._running:
             self._stopping[token] = ""
             self.engine.stop(token)
@@ -283,13 +283,13 @@ class Orchestrator:
 
 
 def _changed(pod: Pod, values: Mapping[str, float]) -> Pod:
-    """A learner of a population with other hyperparameters."""
+    """Return a member of a population with other hyperparameters."""
     merged = {item.name: item.value for item in pod.hyperparameters} | dict(values)
     return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))
 
 
 def _weakest(pods: Mapping[int, PodState]) -> list[int]:
-    """Numbers of pods, those without an entry first, then by score."""
+    """Return the numbers of pods: those without an entry first, then by ascending score."""
 
     def strength(number: int) -> tuple[bool, float, int]:
         newest = pods[number].newest
@@ -299,7 +299,7 @@ def _weakest(pods: Mapping[int, PodState]) -> list[int]:
 
 
 def _report(directory: Path, token: int) -> dict[str, Any] | None:
-    """What the attempt reported, None if that is not there or another one's."""
+    """Return the report of the attempt, or None if it is missing or belongs to another attempt."""
     try:
         report = json.loads(read_limited(directory / REPORT))
         return report if report["token"] == token else None
@@ -308,7 +308,7 @@ def _report(directory: Path, token: int) -> dict[str, Any] | None:
 
 
 def _reason(directory: Path, code: int) -> str:
-    """Why an attempt ended without a report, in a line."""
+    """Return in one line why an attempt ended without a report."""
     if code < 0:
         return f"killed by signal {-code}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):

@@ -1,10 +1,10 @@
-"""A pod's round: begin with what it was given, train for the budget, be evaluated, report.
+"""A pod's round: restore its parents, train for the budget, evaluate, report.
 
 A round is a run like any other, in `DIR/pods/p3r12/`, in a process of its own:
 
     task.json  --train-->  checkpoints/  --score-->  report.json
 
-An attempt that was killed is followed by another one in the same directory, which goes on from the
+A killed attempt is followed by another one in the same directory, which continues from the
 last save. The engine starts `python -m podracer.tournament.pod DIRECTORY`.
 """
 
@@ -45,7 +45,7 @@ TASK, REPORT = "task.json", "report.json"
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
-    """A checkpoint to begin with, relative to the tournament, and what vouches for it."""
+    """A checkpoint to start from, relative to the tournament, and the digest of its manifest."""
 
     checkpoint: str
     digest: str
@@ -53,7 +53,7 @@ class Parent:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What one attempt at a round is told."""
+    """Instructions for one attempt at a round."""
 
     pod: int
     round: int
@@ -70,13 +70,13 @@ _KINDS = {**KINDS, "Task": Task, "Parent": Parent}
 
 
 def write_task(directory: Path, task: Task) -> None:
-    """Leave the task for the pod's process, before it starts."""
+    """Write the task for the pod's process before it starts."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / TASK, to_json(task))
 
 
 def read_task(directory: Path) -> Task:
-    """The task in a round's directory. Raises `ConfigError` if there is none."""
+    """Read the task in a round's directory. Raises `ConfigError` if there is none."""
     try:
         data = json.loads(read_limited(directory / TASK))
     except (OSError, ValueError) as error:
@@ -85,9 +85,9 @@ def read_task(directory: Path) -> Task:
 
 
 def run(directory: Path) -> int:
-    """The round in a directory, to its report; its exit code.
+    """Run the round in a directory up to its report. Returns the exit code.
 
-    Raises `CheckpointError` where a parent is not what the leaderboard has on record.
+    Raises `CheckpointError` if a parent is not what the leaderboard has on record.
     """
     task = read_task(directory)
     parents = [directory.parents[1] / parent.checkpoint for parent in task.parents]
@@ -121,7 +121,7 @@ def run(directory: Path) -> int:
 
 
 def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
-    """The experiment, to end a budget after what the parents were trained for."""
+    """Return the experiment with an end that lies one budget after the parents' training."""
     driver = task.experiment.driver
     updates = math.ceil(task.frames / driver.steps_per_update)
     chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
@@ -141,10 +141,10 @@ def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
 def begin(
     parents: Sequence[Path], experiment: Experiment, round: int, plan: Plan
 ) -> tuple[TrainState, Totals]:
-    """The state that a round begins with: its parent's, or the fusion of several.
+    """Return the initial state of a round: its parent's, or the fusion of several parents.
 
-    A pod that continues an entry of its own goes on with its random numbers, so to the bit; in
-    another's place it draws its own.
+    A pod that continues an entry of its own keeps its random numbers, so it continues to the bit;
+    starting from another pod's entry it uses its own.
     """
     restored = [checkpoint.load(path.parent, plan.like, int(path.name)) for path in parents]
     state = fuse([restored_parent.state for restored_parent in restored])
@@ -163,7 +163,7 @@ def _seeds(experiment: Experiment) -> tuple[int, ...]:
 
 
 def fuse(states: Sequence[TrainState]) -> TrainState:
-    """The mean of what several learned: weights, moments of the optimizer, targets, statistics.
+    """Average learner states: parameters, optimizer moments, targets, statistics.
 
     Counters, environments, replays and keys are those of the first. FinRL-Podracer's fusion
     (Li et al. 2021, arXiv 2111.05188, section 3.2).
@@ -180,7 +180,7 @@ def fuse(states: Sequence[TrainState]) -> TrainState:
 
 
 def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.ndarray:
-    """Returns of greedy held-out episodes of a checkpoint, of a population `[P, episodes]`.
+    """Return the held-out episodes' returns of a checkpoint, `[episodes]` or `[P, episodes]`.
 
     The same checkpoint, seed and kind of device give the same numbers.
     """
@@ -192,7 +192,7 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a checkpoint's manifest, which has that of every file."""
+    """Return the SHA-256 of a checkpoint's manifest, which contains that of every file."""
     try:
         return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
     except OSError as error:
@@ -205,7 +205,7 @@ def _totals(path: Path) -> Totals:
 
 
 def saved_updates(directory: Path) -> int:
-    """Updates at the newest checkpoint of a round, 0 if there is none yet."""
+    """Return the updates at the newest checkpoint of a round, 0 if there is none yet."""
     names = [path.parent.name for path in (directory / "checkpoints").glob(f"*/{MANIFEST}")]
     return max((int(name) for name in names if name.isdigit()), default=0)
 
@@ -214,7 +214,7 @@ def saved_updates(directory: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """One attempt, stopped and saved when its standard input ends: when who started it is gone."""
+    """Run one attempt; stop and save it when standard input ends, because its engine has ended."""
     threading.Thread(target=_watch_parent, daemon=True).start()
     directory = Path(arguments[0]).absolute()
     experiment = read_task(directory).experiment
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _wait_for_lock(lock: Path) -> None:
-    """Until an attempt before, whose orchestrator was killed, has saved and ended."""
+    """Wait until an earlier attempt, whose orchestrator was killed, has saved and ended."""
     deadline = time.monotonic() + 60.0
     while lock.exists() and time.monotonic() < deadline:
         with lock.open("rb") as file, contextlib.suppress(BlockingIOError):

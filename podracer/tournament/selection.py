@@ -1,11 +1,12 @@
-"""Selection: how a pod starts its next round, given how all of them stand.
+"""Selection: how a pod starts its next round, given the leaderboard and all pods.
 
-Each rule is a frozen dataclass with one pure method, `choose`: same standing, same generator, same
-start. No parent is a fresh start; one parent is continued to the bit, with its experiment; several
-of one experiment are fused: the mean of their weights and optimizer moments. None means to wait.
+Each rule is a frozen dataclass with one pure method, `choose`: the same view and the same generator
+give the same start. No parent means a fresh start; one parent is continued to the bit, with its
+experiment; several of one experiment are fused: the mean of their weights and optimizer moments.
+None means to wait.
 
-Two kinds of rules: those that draw from the board, as ElegantRL-Podracer's generator does, and
-those over the population, which is the newest entry of every pod.
+Some rules draw from the leaderboard, as ElegantRL-Podracer's generator does; the others select
+within the population, which is the newest entry of every pod.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from podracer.types import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a round begins with."""
+    """Parents and hyperparameters of a round."""
 
     parents: tuple[str, ...] = ()  # ids of entries
     hyperparameters: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -34,7 +35,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class SelectionView:
-    """What a rule may know: nothing of time, and nothing that the log does not have."""
+    """Input of a selection rule; it holds no times and nothing that the log does not have."""
 
     pod: int
     round: int  # that the pod is about to start
@@ -49,7 +50,7 @@ class SelectionView:
 
 
 def selection_view(state: State, pod: int, round: int) -> SelectionView:
-    """How things stand for a pod that is about to start a round."""
+    """Return the view of a pod that is about to start a round."""
     live = {n: pod_state for n, pod_state in state.pods.items() if pod_state.live or n == pod}
     return SelectionView(
         pod,
@@ -63,7 +64,7 @@ def selection_view(state: State, pod: int, round: int) -> SelectionView:
 
 
 def generator(seed: int, pod: int, round: int) -> np.random.Generator:
-    """The generator of one decision. A retry of the round, or a replay, draws the same."""
+    """Return the generator of one decision; a retry or a replay of the round draws the same."""
     return np.random.default_rng([seed, pod, round])
 
 
@@ -78,10 +79,10 @@ def perturb(
     factors: Sequence[float] = (0.8, 1.2),
     resample: float = 0.25,
 ) -> dict[str, float]:
-    """Hyperparameters near the given ones, after Jaderberg et al. (2017), section 4.
+    """Perturb hyperparameters as in Jaderberg et al. (2017), section 4.
 
-    Each one that has bounds is multiplied by one of the factors and clipped; or drawn anew, with
-    probability `resample`, or if it has no value yet. The others stay.
+    Each one that has bounds is multiplied by one of the factors and clipped; or drawn from its
+    bounds, with probability `resample` or if it has no value yet. The others are unchanged.
     """
     values = dict(hyperparameters)
     for bound in bounds:
@@ -98,19 +99,19 @@ def perturb(
 
 @dataclasses.dataclass(frozen=True)
 class Independent:
-    """Every pod goes on with its own: the control that a tournament must beat."""
+    """Every pod continues its own newest entry: the control that a tournament must beat."""
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
-        """The pod's newest entry."""
+        """Return the pod's newest entry."""
         return _continue(standing.own)
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Every pod starts from any entry of the board, all alike: selection by the board alone."""
+    """Every pod starts from an entry drawn uniformly from the leaderboard."""
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
-        """An entry of the board."""
+        """Return an entry of the leaderboard."""
         if not standing.board:
             return _continue(standing.own)
         return _continue(standing.board[rng.integers(len(standing.board))])
@@ -118,21 +119,22 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """Draw by standardized score, and take it if it is better than one's own.
+    """Draw an entry by standardized score, and start from it if it is better than the pod's own.
 
-    The rule of ElegantRL-Podracer (Liu et al. 2021, arXiv:2112.05923) as in its released code, but
-    for its defects: there a full board could lose its best entry for a while.
+    The rule of ElegantRL-Podracer (Liu et al. 2021, arXiv:2112.05923) as in its released code,
+    without its defect that a full board could lose its best entry for a while.
     """
 
     temperature: float = 1.0
-    """In standard deviations of the scores; the lower, the more often the best is drawn."""
+    """Temperature of the softmax, in standard deviations of the scores; a lower one draws the
+    best entry more often."""
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"temperature must be positive, but it is {self.temperature}.")
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
-        """The better one of the entry drawn and the pod's newest."""
+        """Return the better of the drawn entry and the pod's newest."""
         if not standing.board:
             return _continue(standing.own)
         chances = softmax([entry.score for entry in standing.board], self.temperature)
@@ -141,7 +143,7 @@ class Softmax:
 
 
 def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
-    """Probabilities, f64 `[n]`, of finite scores `[n]`; equal ones are equally likely."""
+    """Return probabilities, f64 `[n]`, of finite scores `[n]`; equal scores are equally likely."""
     values = np.asarray(scores, np.float64)
     values = values / (np.abs(values).max() or 1.0)  # so that no sum overflows
     values = values - values.max()
@@ -152,20 +154,22 @@ def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class KTournament:
-    """The best of a few drawn without replacement, if it is better than one's own.
+    """Start from the best of k drawn entries, if it is better than the pod's own.
+
+    Entries are drawn without replacement.
 
     Tournament selection: Goldberg and Deb 1991, "A comparative analysis of selection schemes".
     """
 
     k: int = 3
-    """How many are drawn; the more, the more often the best is among them."""
+    """Number of entries that are drawn; more of them favor the best entry."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ConfigError(f"k must be at least 1, but it is {self.k}.")
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
-        """The better one of the winner and the pod's newest."""
+        """Return the better of the winner and the pod's newest."""
         if not standing.board:
             return _continue(standing.own)
         count = len(standing.board)
@@ -186,38 +190,38 @@ def _better(candidate: Entry, own: Entry | None) -> Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Truncation:
-    """Pods at the bottom start from one at the top, the others go on with their own.
+    """Pods at the bottom start from one at the top; the others continue their own newest entry.
 
     Truncation selection as in Jaderberg et al. 2017, arXiv:1711.09846, without exploration.
     """
 
     fraction: float = 0.2
-    """How much of the population is the bottom, and the top: at least a pod, at most half."""
+    """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
-        """The newest entry of the pod or, at the bottom, of one at the top."""
+        """Return the newest entry of the pod or, at the bottom, of one at the top."""
         return _continue(_exploited(standing, self.fraction, rng) or standing.own)
 
 
 @dataclasses.dataclass(frozen=True)
 class PopulationBased:
-    """Truncation; and who starts from another one tries hyperparameters near the other's.
+    """Truncation selection, and pods that start from another one perturb its hyperparameters.
 
     Population Based Training, Jaderberg et al. 2017, arXiv:1711.09846, with its fraction and
-    factors. First rounds draw theirs from the bounds.
+    factors. First rounds draw their hyperparameters from the bounds.
     """
 
     bounds: Annotated[tuple[Range, ...], tyro.conf.Suppress] = (Range("learning_rate", 1e-5, 1e-2),)
-    """The hyperparameters that vary, and within what."""
+    """Hyperparameters that vary, each with its bounds."""
     fraction: float = 0.2
-    """How much of the population is the bottom, and the top: at least a pod, at most half."""
+    """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
     factors: tuple[float, ...] = (0.8, 1.2)
-    """One of these is multiplied with."""
+    """Factors of which one, drawn at random, multiplies each hyperparameter."""
     resample: float = 0.25
-    """Probability that a hyperparameter is drawn anew instead."""
+    """Probability that a hyperparameter is drawn from its bounds instead of being multiplied."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
@@ -227,7 +231,7 @@ class PopulationBased:
             raise ConfigError(f"resample must lie in [0, 1], but it is {self.resample}.")
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
-        """The newest entry of the pod or, at the bottom, of one at the top, perturbed."""
+        """Return the newest entry of the pod or, at the bottom, of one at the top, perturbed."""
         parent = _exploited(standing, self.fraction, rng)
         start = _continue(parent or standing.own)
         if parent is None and start.parents:
@@ -243,7 +247,7 @@ class PopulationBased:
 
 
 def _exploited(standing: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
-    """Whose weights a pod at the bottom takes; None for a pod that is not there."""
+    """Return the entry that a pod at the bottom copies; None for any other pod."""
     population = ranking(standing.newest.values())
     count = min(max(1, round(fraction * len(population))), len(population) // 2)
     bottom = {entry.pod for entry in population[len(population) - count :]}
@@ -257,23 +261,23 @@ def _check_fraction(fraction: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Generational:
-    """Groups of pods in generations: the best groups go on, and the others start from them.
+    """Groups of pods in generations: the best groups continue, and the others start from them.
 
     FinRL-Podracer (Li et al. 2021, arXiv:2111.05188): an agent is a group of pods with the same
     hyperparameters and different seeds, fused at the end of a generation. Pod p is of group
     p // `group_size`; a generation is a round.
 
-    Needed of the standing, and no more: which pods are still in the round before (these are waited
-    for, but for the absent: marking a straggler absent is the time-out), and the newest entries. A
-    group's score is the mean of those of its pods that did end the round before; a group of which
-    none did is no parent. The `parents` best groups go on, each from its own fusion. The others are
-    dealt to them in turn, so that the numbers of children differ by one at most.
+    The rule uses only which pods are still in the previous round (it waits for these, unless they
+    were marked absent, which is the time-out), and the newest entries. A group's score is the mean
+    over those of its pods that ended the previous round; a group of which none did is no parent.
+    The `parents` best groups continue, each from its own fusion. The others are assigned to them in
+    turn, so that the numbers of children differ by one at most.
     """
 
     group_size: int = 1
-    """Pods of a group: K."""
+    """Number of pods in a group (K)."""
     parents: int = 2
-    """Groups that the next generation descends from; two in the published runs."""
+    """Number of groups that the next generation descends from; two in the published runs."""
 
     def __post_init__(self) -> None:
         for name in ("group_size", "parents"):
@@ -281,7 +285,7 @@ class Generational:
                 raise ConfigError(f"{name} must be at least 1, but it is {value}.")
 
     def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start | None:
-        """All pods of the parent group, fused. None until the generation has ended."""
+        """Return all pods of the parent group, to be fused. None until the generation has ended."""
         previous_round = standing.round - 1
         other_rounds = {pod: round for pod, round in standing.rounds.items() if pod != standing.pod}
         if previous_round >= 0 and previous_round in other_rounds.values():
