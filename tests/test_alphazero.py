@@ -87,4 +87,4 @@ def test_refuses_what_nothing_can_plan_in():
 def test_other_agents_may_see_the_state():
     env = make("model:catch")
     check_agent(dataclasses.replace(A2C(network=SMALL), spec=env.spec))
-    assert np.prod(env.spec.observation["seen"].shape) == 50
+    assert np.prod(env.spec.observation["observation"].shape) == 50

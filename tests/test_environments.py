@@ -265,11 +265,11 @@ def test_cartpole_time_out_and_fall() -> None:
         return (angle + 0.5 * spin + 0.05 * position + 0.1 * speed > 0).astype(jnp.int32)
 
     shown, _ = play(make("cartpole"), 510, 8, balance)
-    assert (np.flatnonzero(shown.last.all(axis=1)) == [cartpole.LIMIT]).all()
-    assert (shown.discount[: cartpole.LIMIT + 1] == 1).all()
-    assert (shown.reward[1 : cartpole.LIMIT + 1].sum(axis=0) == 500).all()
+    assert (np.flatnonzero(shown.last.all(axis=1)) == [cartpole.MAX_STEPS]).all()
+    assert (shown.discount[: cartpole.MAX_STEPS + 1] == 1).all()
+    assert (shown.reward[1 : cartpole.MAX_STEPS + 1].sum(axis=0) == 500).all()
 
-    falling = CartPoleState(jnp.array([0.0, 0.0, 0.2, 3.0]), jnp.int32(cartpole.LIMIT - 1))
+    falling = CartPoleState(jnp.array([0.0, 0.0, 0.2, 3.0]), jnp.int32(cartpole.MAX_STEPS - 1))
     _, both = CartPole().step(jax.random.key(0), falling, jnp.int32(1))
     assert both.discount == 0  # a fall at the last step is a fall
 
@@ -297,7 +297,7 @@ def test_pendulum_steps_as_gymnasium() -> None:
 
 def test_pendulum_times_out() -> None:
     shown, _ = random_play("pendulum")
-    cuts = np.arange(pendulum.LIMIT, 1001, pendulum.LIMIT + 1)
+    cuts = np.arange(pendulum.MAX_STEPS, 1001, pendulum.MAX_STEPS + 1)
     assert (np.flatnonzero(shown.last.any(axis=1)) == cuts).all()
     assert (shown.discount == 1).all()
 
@@ -314,7 +314,7 @@ def test_probe_values(name: str) -> None:
 
     def policy(timestep: Any) -> jax.Array:
         which = jnp.argmax((jnp.array(observations) == timestep.observation[None]).all(axis=-1))
-        best = jnp.array(probe.best or (0,) * len(values))[which]
+        best = jnp.array(probe.best_actions or (0,) * len(values))[which]
         return best[None] if isinstance(probe.action, Continuous) else best
 
     shown, _ = play(auto_reset(probe), 36, 8, policy)  # whole episodes of 1, 2 or 5 + 1 steps

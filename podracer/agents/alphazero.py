@@ -65,7 +65,7 @@ class AlphaZero:
         def plan(timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, PyTree]:
             """For one environment: what it draws depends on its own key alone."""
             timestep = jax.tree.map(lambda x: x[None], timestep)
-            seen, state = timestep.observation["seen"], timestep.observation["state"]
+            seen, state = timestep.observation["observation"], timestep.observation["state"]
             policy, value = self._predict(params, seen)
             root = mctx.RootFnOutput(
                 prior_logits=policy,  # type: ignore[call-arg]
@@ -114,7 +114,7 @@ class AlphaZero:
             trajectory.valid(),
         )
         timesteps = trajectory.timesteps()
-        seen, first = timesteps.observation["seen"], timesteps.first
+        seen, first = timesteps.observation["observation"], timesteps.first
         made, _ = self._network.apply(params, (), seen, first)
         values = made["value"][..., 0]
         fixed = jnp.concatenate([extras["value"], jax.lax.stop_gradient(values[-1:])])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.arrays import box, described, load, strong
+from podracer.envs.common import array_specs, continuous_actions, import_optional, strongly_typed
 from podracer.io.names import nearest
 from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep, struct
 
@@ -19,23 +19,25 @@ from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep, struc
 def brax(
     name: str, *, backend: str = "spring", episode_length: int = 1000, action_repeat: int = 1
 ) -> AutoReset:
-    """The brax environment `name`, such as `ant`, restarting by itself; cut by a time-out after
-    `episode_length` steps. Raises `ConfigError` where brax is not installed and for an unknown
-    name or backend."""
+    """Return the brax environment `name`, such as `ant`, restarting by itself.
+
+    A time-out cuts an episode after `episode_length` steps. Raises `ConfigError` where brax is not
+    installed and for an unknown name or backend.
+    """
     return auto_reset(Brax(name, backend, episode_length, action_repeat))
 
 
 @struct
-class ClockedState:
-    """The inner state, and steps since the reset."""
+class TimedState:
+    """State of an environment that does not count its own steps."""
 
     inner: PyTree
-    time: jax.Array  # i32
+    time: jax.Array  # i32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True)
 class Brax:
-    """One environment, whose ends are marked only. Actions are in [-1, 1]."""
+    """One environment, which only marks its ends. Actions are in [-1, 1]."""
 
     name: str
     backend: str = "spring"
@@ -49,37 +51,37 @@ class Brax:
     def spec(self) -> EnvironmentSpec:
         return _load(self.name, self.backend)[1]
 
-    def reset(self, key: jax.Array) -> tuple[ClockedState, TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[TimedState, TimeStep]:
         env, _ = _load(self.name, self.backend)
-        state = strong(env.reset(key))
-        return ClockedState(state, jnp.int32(0)), restart(state.obs)
+        state = strongly_typed(env.reset(key))
+        return TimedState(state, jnp.int32(0)), restart(state.obs)
 
     def step(
-        self, key: jax.Array, state: ClockedState, action: jax.Array
-    ) -> tuple[ClockedState, TimeStep]:
+        self, key: jax.Array, state: TimedState, action: jax.Array
+    ) -> tuple[TimedState, TimeStep]:
         env, _ = _load(self.name, self.backend)
 
-        def once(carry: tuple[PyTree, jax.Array], _: None) -> Any:
+        def step_once(carry: tuple[PyTree, jax.Array], _: None) -> Any:
             inner, reward = carry
-            new = strong(env.step(inner, action))
-            going = inner.done == 0
-            new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, inner)
-            return (new, reward + jnp.where(going, new.reward, 0.0)), None
+            next_inner = strongly_typed(env.step(inner, action))
+            alive = inner.done == 0
+            next_inner = jax.tree.map(lambda n, o: jnp.where(alive, n, o), next_inner, inner)
+            return (next_inner, reward + jnp.where(alive, next_inner.reward, 0.0)), None
 
-        start = (state.inner, jnp.zeros(()))
-        (inner, reward), _ = jax.lax.scan(once, start, length=self.action_repeat)
+        carry = (state.inner, jnp.zeros(()))
+        (inner, reward), _ = jax.lax.scan(step_once, carry, length=self.action_repeat)
         time = state.time + 1
         timestep = transition(
             inner.obs, reward, terminal=inner.done > 0, timeout=time >= self.episode_length
         )
-        return ClockedState(inner, time), timestep
+        return TimedState(inner, time), timestep
 
 
 @functools.cache
 def _load(name: str, backend: str) -> tuple[Any, EnvironmentSpec]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # brax says that it is hardly maintained
-        library = load("brax.envs", f"brax:{name}", "brax")
+        warnings.simplefilter("ignore")  # about its maintenance
+        library = import_optional("brax.envs", f"brax:{name}", "brax")
     if name not in library._envs:
         raise ConfigError(f"brax has no environment {name!r}: {nearest(name, library._envs)}")
     backends = ("spring", "positional", "generalized", "mjx")
@@ -89,5 +91,5 @@ def _load(name: str, backend: str) -> tuple[Any, EnvironmentSpec]:
         warnings.simplefilter("ignore")
         env = library.get_environment(name, backend=backend)
         state = jax.eval_shape(env.reset, jax.random.key(0))
-    action = box(f"brax:{name}", -1.0, 1.0, (env.action_size,))
-    return env, EnvironmentSpec(f"brax:{name}", described(state.obs), action)
+    action = continuous_actions(f"brax:{name}", -1.0, 1.0, (env.action_size,))
+    return env, EnvironmentSpec(f"brax:{name}", array_specs(state.obs), action)

@@ -1,6 +1,6 @@
-"""The environments that have a name, for the command line and for recipes.
+"""Environments that have a name, for the command line and for recipes.
 
-An environment of your own needs none: pass the object wherever an environment is asked for.
+An environment without a name is passed as an object instead.
 """
 
 from __future__ import annotations
@@ -21,32 +21,36 @@ from podracer.io.names import nearest
 from podracer.types import ConfigError
 
 
-class Entry(NamedTuple):
+class Builtin(NamedTuple):
     """An environment of the library itself."""
 
     make: Callable[..., Environment]
-    about: str
+    description: str
 
 
 class Adapter(NamedTuple):
-    """A prefix that leads to the environments of another package."""
+    """A prefix of names that stands for a family of environments, most often of another package."""
 
-    make: Callable[
-        ..., Environment | HostEnvironments
-    ]  # the first argument is what follows the prefix
-    about: str
-    packages: tuple[str, ...]
-    install: str
+    make: Callable[..., Environment | HostEnvironments]
+    """Function of the name without the prefix, and of options."""
+    description: str
+    packages: tuple[str, ...] = ()
+    """Packages that must be installed."""
+    install: str = ""
+    """Command that installs them."""
 
 
-def _from(module: str, function: str) -> Callable[..., Any]:
-    """A function of one of this folder's files, imported when it is called: packages are heavy."""
+def _lazy(module: str, function: str) -> Callable[..., Any]:
+    """Return a function of a file in this folder that is imported at the first call.
 
-    def make(name: str, **options: Any) -> Any:
+    The packages that adapters import are slow to import.
+    """
+
+    def make_environment(name: str, **options: Any) -> Any:
         adapter = importlib.import_module(f"podracer.envs.{module}")
         return getattr(adapter, function)(name, **options)
 
-    return make
+    return make_environment
 
 
 def _with_model(name: str, **options: Any) -> Environment:
@@ -74,101 +78,95 @@ def _trading(name: str, **options: Any) -> Environment:
 
 
 ENVIRONMENTS = {
-    "catch": Entry(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
-    "cartpole": Entry(partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"),
-    "pendulum": Entry(partial(auto_reset, Pendulum()), "swing up and hold, continuous torque"),
+    "catch": Builtin(Catch, "a falling ball and a paddle on a 10x5 board, image observation"),
+    "cartpole": Builtin(
+        partial(auto_reset, CartPole()), "balance a pole on a cart, up to 500 steps"
+    ),
+    "pendulum": Builtin(partial(auto_reset, Pendulum()), "swing up and hold, continuous torque"),
 } | {
-    f"probe:{name}": Entry(partial(auto_reset, probe), probe.about)
+    f"probe:{name}": Builtin(partial(auto_reset, probe), probe.description)
     for name, probe in PROBES.items()
 }
 
 ADAPTERS = {
     "model": Adapter(
         _with_model,
-        "another one on the device, with its state, for agents that plan in it: model:catch",
-        (),
-        "",
+        "another device environment with its state in observations, to plan in: model:catch",
     ),
     "worlds": Adapter(
         _worlds,
-        "tabular and random grids and chains, for learning to learn: worlds:dense, worlds:all",
-        (),
-        "",
+        "tabular and random grids and chains, for meta-learning: worlds:dense, worlds:all",
     ),
     "lifetimes": Adapter(
         _lifetimes,
-        "another one on the device, in groups that share a task for a while: lifetimes:worlds:all",
-        (),
-        "",
+        "another device environment, in groups that share a task for a while: lifetimes:worlds:all",
     ),
     "trading": Adapter(
         _trading,
-        "trade in a market: trading:synthetic, trading:wave, or your own bars, trading:FILE.csv",
-        (),
-        "",
+        "a market to trade in: trading:synthetic, trading:wave, or your own bars, trading:FILE.csv",
     ),
     "gymnax": Adapter(
-        _from("gymnax", "gymnax"),
+        _lazy("gymnax", "gymnax"),
         "any environment of gymnax, such as gymnax:Breakout-MinAtar",
         ("gymnax", "six"),
         'pip install "podracer[gymnax]"',
     ),
     "pgx": Adapter(
-        _from("pgx", "pgx"),
+        _lazy("pgx", "pgx"),
         "MinAtar, 2048 and board games of pgx, such as pgx:minatar-breakout or pgx:connect_four",
         ("pgx",),
         'pip install "podracer[pgx]"',
     ),
     "jumanji": Adapter(
-        _from("jumanji", "jumanji"),
+        _lazy("jumanji", "jumanji"),
         "environments of jumanji with one action, such as jumanji:Snake-v1",
         ("jumanji",),
         'pip install "podracer[jumanji]"',
     ),
     "brax": Adapter(
-        _from("brax", "brax"),
+        _lazy("brax", "brax"),
         "continuous control of brax, such as brax:ant",
         ("brax",),
         'pip install "podracer[brax]"',
     ),
     "playground": Adapter(
-        _from("playground", "playground"),
+        _lazy("playground", "playground"),
         "MuJoCo Playground, such as playground:CartpoleBalance",
         ("mujoco_playground",),
         'pip install "podracer[playground]"',
     ),
     "craftax": Adapter(
-        _from("craftax", "craftax"),
+        _lazy("craftax", "craftax"),
         "Craftax, such as craftax:Craftax-Classic-Symbolic-v1",
         ("craftax",),
         'pip install "podracer[craftax]"',
     ),
     "xminigrid": Adapter(
-        _from("xminigrid", "xminigrid"),
+        _lazy("xminigrid", "xminigrid"),
         "XLand-MiniGrid, such as xminigrid:MiniGrid-Empty-8x8",
         ("xminigrid",),
         'pip install "podracer[xminigrid]"',
     ),
     "gymnasium": Adapter(
-        _from("host.gymnasium", "gymnasium"),
+        _lazy("host.gymnasium", "gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         ("gymnasium",),
         'pip install "podracer[gymnasium]"',
     ),
     "atari": Adapter(
-        _from("host.atari", "impala"),
+        _lazy("host.atari", "impala"),
         "host: an Atari game under IMPALA's protocol, such as atari:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
     ),
     "atari-sticky": Adapter(
-        _from("host.atari", "sticky"),
+        _lazy("host.atari", "sticky"),
         "host: an Atari game with sticky actions (Machado et al. 2018), such as atari-sticky:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
     ),
     "envpool": Adapter(
-        _from("host.envpool", "envpool"),
+        _lazy("host.envpool", "envpool"),
         "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
         ("envpool",),
         'pip install "podracer[envpool]"',
@@ -177,27 +175,27 @@ ADAPTERS = {
 
 
 def make(name: str, **options: Any) -> Any:
-    """The environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
+    """Make the environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
 
-    Options may stand in the name, too: `gymnax:MemoryChain-bsuite,memory_length=20`.
-    Raises `ConfigError` for an unknown name or option and where its package is not installed.
+    Options may be part of the name: `gymnax:MemoryChain-bsuite,memory_length=20`.
+    Raises `ConfigError` for an unknown name or option, and where a package is not installed.
     """
     name, *settings = name.split(",")
-    options = {**dict(map(_option, settings)), **options}
-    prefix, _, rest = name.partition(":")
+    options = {**dict(map(_parse_option, settings)), **options}
+    prefix, _, suffix = name.partition(":")
     try:
         if name in ENVIRONMENTS:
             return ENVIRONMENTS[name].make(**options)
-        if prefix in ADAPTERS and rest:
-            return ADAPTERS[prefix].make(rest, **options)
+        if prefix in ADAPTERS and suffix:
+            return ADAPTERS[prefix].make(suffix, **options)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}.") from error
-    known = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
-    raise ConfigError(f"There is no environment {name!r}: {nearest(name, known)}")
+    valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
+    raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid)}")
 
 
-def _option(setting: str) -> tuple[str, Any]:
-    """A name and its value: a number, `true`, `false`, or else a text."""
+def _parse_option(setting: str) -> tuple[str, Any]:
+    """Return a name and its value: a number, `true`, `false`, `null`, or else a string."""
     key, equals, value = setting.partition("=")
     if not equals or not key.isidentifier():
         raise ConfigError(f"{setting!r} is no option of an environment: write name,key=value.")
@@ -208,14 +206,18 @@ def _option(setting: str) -> tuple[str, Any]:
 
 
 def names() -> list[tuple[str, str, str]]:
-    """(name, description, "installed" or the command that installs it) of each environment."""
-    own = [(name, entry.about, "installed") for name, entry in ENVIRONMENTS.items()]
-    adapted = [
-        (f"{prefix}:NAME", adapter.about, "installed" if _found(adapter) else adapter.install)
+    """Return (name, description, "installed" or the command that installs it) for each."""
+    builtins = [(name, entry.description, "installed") for name, entry in ENVIRONMENTS.items()]
+    adapters = [
+        (
+            f"{prefix}:NAME",
+            adapter.description,
+            "installed" if _is_installed(adapter) else adapter.install,
+        )
         for prefix, adapter in ADAPTERS.items()
     ]
-    return own + adapted
+    return builtins + adapters
 
 
-def _found(adapter: Adapter) -> bool:
+def _is_installed(adapter: Adapter) -> bool:
     return all(importlib.util.find_spec(package) for package in adapter.packages)

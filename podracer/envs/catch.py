@@ -22,52 +22,57 @@ ROWS, COLUMNS = 10, 5
 
 @struct
 class CatchState:
-    """Where the ball and the paddle are."""
+    """Positions of the ball and the paddle."""
 
-    row: jax.Array  # int32, of the ball
-    column: jax.Array  # int32, of the ball
-    paddle: jax.Array  # int32, its column
+    row: jax.Array  # i32, of the ball
+    column: jax.Array  # i32, of the ball
+    paddle: jax.Array  # i32, its column
 
 
 @dataclasses.dataclass(frozen=True)
 class Catch:
-    """Observation: f32 `[10, 5]`, 1 at the ball and at the paddle. Actions: left, stay, right.
-    Reward 1 or -1 when the ball lands, which is a true terminal; it never times out."""
+    """Catch, which restarts by itself.
+
+    Observation: f32 `[10, 5]`, 1 at the ball and at the paddle. Actions: left, stay, right.
+    Reward: 1 or -1 when the ball lands, which is a true terminal; it never times out.
+    """
 
     @property
     def spec(self) -> EnvironmentSpec:
         return EnvironmentSpec("catch", ArraySpec((ROWS, COLUMNS)), Discrete(3))
 
     def reset(self, key: jax.Array) -> tuple[CatchState, TimeStep]:
-        state = _start(key)
+        state = _initial_state(key)
         return state, restart(_observe(state))
 
     def step(
         self, key: jax.Array, state: CatchState, action: jax.Array
     ) -> tuple[CatchState, TimeStep]:
         paddle = jnp.clip(state.paddle + action - 1, 0, COLUMNS - 1)
-        moved = CatchState(state.row + 1, state.column, paddle)
-        landed = moved.row == ROWS - 1
-        caught = jnp.where(paddle == state.column, 1.0, -1.0).astype(jnp.float32)
-        # Choosing the state before it is drawn draws one board a step where AutoReset draws two.
-        state = jax.tree.map(functools.partial(jnp.where, landed), _start(key), moved)
+        next_state = CatchState(state.row + 1, state.column, paddle)
+        landed = next_state.row == ROWS - 1
+        outcome = jnp.where(paddle == state.column, 1.0, -1.0).astype(jnp.float32)
+        # The restart is part of the step, because then one observation is computed for each step,
+        # where `auto_reset` would compute two.
+        state = jax.tree.map(functools.partial(jnp.where, landed), _initial_state(key), next_state)
         return state, TimeStep(
             observation=_observe(state),
-            reward=jnp.where(landed, caught, 0.0),
+            reward=jnp.where(landed, outcome, 0.0),
             discount=1.0 - landed.astype(jnp.float32),
             first=landed,
             last=jnp.bool_(False),
         )
 
     def render(self, state: CatchState, scale: int = 24) -> np.ndarray:
-        """An image, uint8 `[10 * scale, 5 * scale, 3]`."""
+        """Return an image, u8 `[10 * scale, 5 * scale, 3]`."""
         board = np.zeros((ROWS, COLUMNS, 3), np.uint8)
         board[ROWS - 1, state.paddle] = (90, 160, 250)
         board[state.row, state.column] = (250, 200, 60)
         return board.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
-def _start(key: jax.Array) -> CatchState:
+def _initial_state(key: jax.Array) -> CatchState:
+    # A mixed word of the key: another block of Threefry costs as much as the step (decision 0013).
     column = (random_word(key) % COLUMNS).astype(jnp.int32)
     return CatchState(row=jnp.int32(0), column=column, paddle=jnp.int32(COLUMNS // 2))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.arrays import cast, described, load, strong
+from podracer.envs.common import array_specs, cast_like, import_optional, strongly_typed
 from podracer.io.names import nearest
 from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
@@ -23,7 +23,7 @@ NAMES = (
 
 
 def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
-    """The Craftax environment `name`, restarting by itself.
+    """Return the Craftax environment `name`, restarting by itself.
 
     A reset takes far longer than a step, so only `resets_per_step` of them are computed at each
     step for the whole batch, see `auto_reset`; 0 computes one for each environment.
@@ -34,7 +34,7 @@ def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Craftax:
-    """One environment, whose ends are marked only."""
+    """One environment, which only marks its ends."""
 
     name: str
 
@@ -47,26 +47,26 @@ class Craftax:
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name)
-        observation, state = strong(env.reset_env(key, params))
+        observation, state = strongly_typed(env.reset_env(key, params))
         return _without_key(state), restart(observation)
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, spec = _load(self.name)
-        whole = state.replace(state_rng=key)
-        observation, new, reward, done, _ = env.step_env(key, whole, action, params)
-        # Its clock is within `done`, so what is left of it is a death.
-        timeout = new.timestep >= params.max_timesteps
+        state_with_key = state.replace(state_rng=key)
+        observation, next_state, reward, done, _ = env.step_env(key, state_with_key, action, params)
+        # `done` includes the time limit, so any other end is a death.
+        timeout = next_state.timestep >= params.max_timesteps
         timestep = transition(
-            cast(observation, spec.observation),
+            cast_like(observation, spec.observation),
             reward,
             terminal=done & ~timeout,
             timeout=timeout,
         )
-        return cast(_without_key(new), state), timestep
+        return cast_like(_without_key(next_state), state), timestep
 
 
 def _without_key(state: PyTree) -> PyTree:
-    """Keys are given to each step, so a state keeps none."""
+    """Return the state without its key, as each step is given one."""
     return state.replace(state_rng=())
 
 
@@ -74,11 +74,11 @@ def _without_key(state: PyTree) -> PyTree:
 def _load(name: str) -> tuple[Any, Any, EnvironmentSpec]:
     if name not in NAMES:
         raise ConfigError(f"Craftax has no environment {name!r}: {nearest(name, NAMES)}")
-    library = load("craftax.craftax_env", f"craftax:{name}", "craftax")
+    library = import_optional("craftax.craftax_env", f"craftax:{name}", "craftax")
     with jax.ensure_compile_time_eval():
         env = library.make_craftax_env_from_name(name, auto_reset=False)
         params = jax.tree.map(jnp.asarray, env.default_params)
         observation, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
         num_actions = int(env.action_space(params).n)
-    spec = EnvironmentSpec(f"craftax:{name}", described(observation), Discrete(num_actions))
+    spec = EnvironmentSpec(f"craftax:{name}", array_specs(observation), Discrete(num_actions))
     return env, params, spec

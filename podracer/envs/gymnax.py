@@ -1,8 +1,8 @@
 """Any environment of gymnax (Lange 2022), in its releases before 1 and since.
 
-`Gymnax` uses `step_env`, which does not restart, so that `auto_reset` can show time-outs as they
-are. Since gymnax 1 `step_env` reports true terminals and `is_truncated` the clock. Before, `done`
-merged the two; with the limit set to infinity it is the true terminal alone.
+`Gymnax` uses `step_env`, which does not restart, so that `auto_reset` can tell time-outs from
+terminals. Since gymnax 1 `step_env` reports true terminals and `is_truncated` the time limit.
+Before, `done` merged the two; with the limit set to infinity it is the true terminal alone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from typing import Any
 import jax
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.arrays import box, cast, described, load, strong
+from podracer.envs.common import (
+    array_specs,
+    cast_like,
+    continuous_actions,
+    import_optional,
+    strongly_typed,
+)
 from podracer.io.names import nearest
 from podracer.types import ConfigError, Continuous, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def gymnax(name: str, **params: Any) -> AutoReset:
-    """The gymnax environment `name`, restarting by itself.
+    """Return the gymnax environment `name`, restarting by itself.
 
     `params` replace fields of its `default_params`, such as `max_steps_in_episode`. Raises
     `ConfigError` where gymnax or `six` is not installed and for an unknown name or parameter.
@@ -30,7 +36,7 @@ def gymnax(name: str, **params: Any) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Gymnax:
-    """One environment of gymnax, whose ends are marked only. Observations come as they are."""
+    """One environment of gymnax, which only marks its ends. Observations are gymnax's own."""
 
     name: str
     params: tuple[tuple[str, Any], ...] = ()
@@ -44,27 +50,28 @@ class Gymnax:
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name, self.params)
-        observation, state = strong(env.reset_env(key, params))
+        observation, state = strongly_typed(env.reset_env(key, params))
         return state, restart(observation)
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, spec = _load(self.name, self.params)
         action = action.reshape(env.action_space(params).shape)
-        observation, new, reward, terminal, _ = env.step_env(key, state, action, params)
+        observation, next_state, reward, terminal, _ = env.step_env(key, state, action, params)
         if hasattr(env, "is_truncated"):
-            timeout = env.is_truncated(new, params)
+            timeout = env.is_truncated(next_state, params)
         else:
-            endless = params.replace(max_steps_in_episode=float("inf"))
-            _, new, reward, terminal, _ = env.step_env(key, state, action, endless)
-            timeout = new.time >= params.max_steps_in_episode
-        observation = cast(observation, spec.observation)
-        return cast(new, state), transition(observation, reward, terminal=terminal, timeout=timeout)
+            unlimited = params.replace(max_steps_in_episode=float("inf"))
+            _, next_state, reward, terminal, _ = env.step_env(key, state, action, unlimited)
+            timeout = next_state.time >= params.max_steps_in_episode
+        observation = cast_like(observation, spec.observation)
+        timestep = transition(observation, reward, terminal=terminal, timeout=timeout)
+        return cast_like(next_state, state), timestep
 
 
 @functools.cache
 def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, EnvironmentSpec]:
-    """The environment, its parameters and its specification: made once, outside any trace."""
-    library = load("gymnax", f"gymnax:{name}", "gymnax")
+    """Return environment, parameters and specification: made once, outside any trace."""
+    library = import_optional("gymnax", f"gymnax:{name}", "gymnax")
     if name not in library.registered_envs:
         raise ConfigError(
             f"gymnax has no environment {name!r}: {nearest(name, library.registered_envs)}"
@@ -78,8 +85,8 @@ def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Env
         for key, _ in params:
             if key not in fields:
                 raise ConfigError(f"gymnax:{name} has no parameter {key!r}: {nearest(key, fields)}")
-        chosen = dataclasses.replace(defaults, **dict(params))
-        return env, chosen, _spec(name, env, chosen)
+        env_params = dataclasses.replace(defaults, **dict(params))
+        return env, env_params, _spec(name, env, env_params)
 
 
 def _spec(name: str, env: Any, params: Any) -> EnvironmentSpec:
@@ -90,7 +97,7 @@ def _spec(name: str, env: Any, params: Any) -> EnvironmentSpec:
     if hasattr(space, "n"):
         action = Discrete(int(space.n))
     elif hasattr(space, "low"):
-        action = box(f"gymnax:{name}", space.low, space.high, space.shape)
+        action = continuous_actions(f"gymnax:{name}", space.low, space.high, space.shape)
     else:
         raise ConfigError(f"gymnax:{name} has actions of the kind {type(space).__name__}.")
-    return EnvironmentSpec(f"gymnax:{name}", described(observation), action)
+    return EnvironmentSpec(f"gymnax:{name}", array_specs(observation), action)

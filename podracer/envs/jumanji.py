@@ -10,13 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.arrays import as_dictionary, box, described, load, strong
+from podracer.envs.common import (
+    array_specs,
+    as_dict,
+    continuous_actions,
+    import_optional,
+    strongly_typed,
+)
 from podracer.io.names import nearest
 from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def jumanji(name: str, **options: Any) -> AutoReset:
-    """The jumanji environment `name`, such as `Snake-v1`, restarting by itself.
+    """Return the jumanji environment `name`, such as `Snake-v1`, restarting by itself.
 
     `options` are those of its constructor. Raises `ConfigError` where jumanji is not installed,
     for an unknown name or option, and for actions of another kind.
@@ -26,8 +32,10 @@ def jumanji(name: str, **options: Any) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Jumanji:
-    """One environment, whose ends are marked only. Observations are dictionaries, with
-    `action_mask` where jumanji has one."""
+    """One environment, which only marks its ends.
+
+    Observations are dictionaries, with `action_mask` where jumanji has one.
+    """
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -41,24 +49,25 @@ class Jumanji:
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = _load(self.name, self.options)
-        state, timestep = strong(env.reset(key))
-        return _without_key(state), restart(as_dictionary(timestep.observation))
+        state, timestep = strongly_typed(env.reset(key))
+        return _without_key(state), restart(as_dict(timestep.observation))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, spec = _load(self.name, self.options)
         if not isinstance(spec.action, Discrete):
             action = action.reshape(env.action_spec.shape)
-        state, timestep = strong(env.step(_with_key(state, key), action))
-        over = timestep.last()
-        terminal = over & (timestep.discount == 0)
-        made = transition(
-            as_dictionary(timestep.observation), timestep.reward, terminal=terminal, timeout=over
+        state, timestep = strongly_typed(env.step(_with_key(state, key), action))
+        last = timestep.last()
+        return _without_key(state), transition(
+            as_dict(timestep.observation),
+            timestep.reward,
+            terminal=last & (timestep.discount == 0),
+            timeout=last,
         )
-        return _without_key(state), made
 
 
 def _without_key(state: Any) -> Any:
-    """Keys are given to each step, so a state keeps none."""
+    """Return the state without its key, as each step is given one."""
     return dataclasses.replace(state, key=()) if hasattr(state, "key") else state
 
 
@@ -68,10 +77,11 @@ def _with_key(state: Any, key: jax.Array) -> Any:
 
 @functools.cache
 def _load(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, EnvironmentSpec]:
-    library = load("jumanji", f"jumanji:{name}", "jumanji")
-    known = load("jumanji.registration", f"jumanji:{name}", "jumanji").registered_environments()
-    if name not in known:
-        raise ConfigError(f"jumanji has no environment {name!r}: {nearest(name, known)}")
+    library = import_optional("jumanji", f"jumanji:{name}", "jumanji")
+    registration = import_optional("jumanji.registration", f"jumanji:{name}", "jumanji")
+    registered = registration.registered_environments()
+    if name not in registered:
+        raise ConfigError(f"jumanji has no environment {name!r}: {nearest(name, registered)}")
     with jax.ensure_compile_time_eval():
         try:
             env = library.make(name, **dict(options))
@@ -82,8 +92,8 @@ def _load(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Environ
     if hasattr(space, "num_values") and jnp.ndim(space.num_values) == 0:
         action = Discrete(int(space.num_values))
     elif hasattr(space, "minimum") and jnp.issubdtype(space.dtype, jnp.floating):
-        action = box(f"jumanji:{name}", space.minimum, space.maximum, space.shape)
+        action = continuous_actions(f"jumanji:{name}", space.minimum, space.maximum, space.shape)
     else:
         raise ConfigError(f"jumanji:{name} has several discrete actions at once.")
-    observation = described(as_dictionary(timestep.observation))
+    observation = array_specs(as_dict(timestep.observation))
     return env, EnvironmentSpec(f"jumanji:{name}", observation, action)

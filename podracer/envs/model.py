@@ -1,4 +1,4 @@
-"""An environment that shows its state, for agents that plan in it."""
+"""A wrapper whose observations include the state, for agents that plan in the environment."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import dataclasses
 import jax
 
 from podracer.environment import Environment, Renderable
-from podracer.envs.arrays import described
+from podracer.envs.common import array_specs
 from podracer.types import ConfigError, EnvironmentSpec, EnvState, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
 class WithModel:
-    """The same environment, observed as a dictionary: `seen`, what it shows, and `state`, what it
-    is; `spec.extension` is the environment itself."""
+    """An environment that can be used as a model of itself.
+
+    Observations are dictionaries of the inner environment's `observation` and its `state`;
+    `spec.extension` is the inner environment.
+    """
 
     environment: Environment
 
     def __post_init__(self) -> None:
         if not isinstance(self.environment, Environment):
             kind = type(self.environment).__name__
-            raise ConfigError(f"{kind} is no environment of the device, so nothing can plan in it.")
+            raise ConfigError(f"{kind} is not a device environment, so an agent cannot plan in it.")
         if isinstance(self.environment, Renderable):
             object.__setattr__(self, "render", self.environment.render)
 
@@ -31,17 +34,17 @@ class WithModel:
         state, _ = jax.eval_shape(inner.reset, jax.random.key(0))
         return dataclasses.replace(
             inner.spec,
-            observation={"seen": inner.spec.observation, "state": described(state)},
+            observation={"observation": inner.spec.observation, "state": array_specs(state)},
             extension=inner,
         )
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
-        return _shown(*self.environment.reset(key))
+        return _with_state(*self.environment.reset(key))
 
     def step(self, key: jax.Array, state: EnvState, action: jax.Array) -> tuple[EnvState, TimeStep]:
-        return _shown(*self.environment.step(key, state, action))
+        return _with_state(*self.environment.step(key, state, action))
 
 
-def _shown(state: EnvState, timestep: TimeStep) -> tuple[EnvState, TimeStep]:
-    observation = {"seen": timestep.observation, "state": state}
+def _with_state(state: EnvState, timestep: TimeStep) -> tuple[EnvState, TimeStep]:
+    observation = {"observation": timestep.observation, "state": state}
     return state, dataclasses.replace(timestep, observation=observation)

@@ -1,8 +1,8 @@
-"""Probe environments: tiny, with known values, and each of them fails for one kind of bug.
+"""Probe environments: tiny, with known values, each to detect one kind of bug.
 
-After A. Jones 2021, "Debugging Reinforcement Learning Systems". An agent that learns the simpler
-ones and not the next has its bug in what the next one adds. Values are those of the best policy
-with the discount `GAMMA`. `auto_reset(PROBES[name])`, or `make("probe:name")`, runs one.
+After A. Jones 2021, "Debugging Reinforcement Learning Systems". Each probe adds one thing to the
+one before it: the first that an agent does not learn shows where its bug is. Values are those of
+the optimal policy with the discount `GAMMA`. `make("probe:NAME")` makes one.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from podracer.environment import restart, transition
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, TimeStep, struct
 
 GAMMA = 0.9
-_TWO = Discrete(2)
+_BINARY = Discrete(2)
 
 
 @struct
 class ProbeState:
-    """What an episode is about, and how far it is."""
+    """State of a probe."""
 
-    cue: jax.Array  # f32, 1 or -1 with even odds, drawn at the reset
-    time: jax.Array  # int32, steps since the reset
+    cue: jax.Array  # f32, 1 or -1 with equal probability, drawn at the reset
+    time: jax.Array  # i32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """An episode of `length` steps, of which what is known is kept in `values` and `best`."""
+    """An environment with episodes of `length` steps and a known solution."""
 
     name: str
-    about: str
+    description: str
     observe: Callable[[ProbeState], jax.Array]  # f32 [n]
-    reward: Callable[[ProbeState, jax.Array], jax.Array | float]  # of the state acted on
-    values: tuple[tuple[tuple[float, ...], float], ...]  # (observation, value), the first ones
+    reward: Callable[[ProbeState, jax.Array], jax.Array | float]  # of a state and an action in it
+    values: tuple[tuple[tuple[float, ...], float], ...]  # (observation, value) of early states
     best_return: float  # mean, undiscounted
-    best: tuple[int | float, ...] = ()  # the action for each of `values`; () where any will do
+    best_actions: tuple[int | float, ...] = ()  # in the states of `values`; () where any is optimal
     length: int = 1
-    timeout: bool = False  # ends by the clock, not by a terminal
-    action: Discrete | Continuous = _TWO
+    timeout: bool = False  # whether episodes end by a time-out, not by a terminal
+    action: Discrete | Continuous = _BINARY
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -58,24 +58,24 @@ class Probe:
     ) -> tuple[ProbeState, TimeStep]:
         reward = self.reward(state, action)
         state = ProbeState(state.cue, state.time + 1)
-        over = state.time >= self.length
-        terminal = False if self.timeout else over
-        return state, transition(self.observe(state), reward, terminal=terminal, timeout=over)
+        last = state.time >= self.length
+        terminal = False if self.timeout else last
+        return state, transition(self.observe(state), reward, terminal=terminal, timeout=last)
 
 
-def _nothing(state: ProbeState) -> jax.Array:
+def _observe_constant(state: ProbeState) -> jax.Array:
     return jnp.ones(1)
 
 
-def _cue(state: ProbeState) -> jax.Array:
+def _observe_cue(state: ProbeState) -> jax.Array:
     return state.cue[None]
 
 
-def _matches(state: ProbeState, action: jax.Array) -> jax.Array:
+def _match_cue(state: ProbeState, action: jax.Array) -> jax.Array:
     return jnp.where((action == 1) == (state.cue > 0), 1.0, -1.0)
 
 
-RECALL = 4  # steps of an episode of the memory probe
+MEMORY_LENGTH = 4  # steps of an episode of the memory probe
 
 PROBES = {
     probe.name: probe
@@ -83,7 +83,7 @@ PROBES = {
         Probe(
             "constant",
             "one step, reward 1: the value loss",
-            observe=_nothing,
+            observe=_observe_constant,
             reward=lambda state, action: 1.0,
             values=(((1.0,), 1.0),),
             best_return=1.0,
@@ -91,7 +91,7 @@ PROBES = {
         Probe(
             "observation",
             "one step, the reward is the observation, 1 or -1: the value network",
-            observe=_cue,
+            observe=_observe_cue,
             reward=lambda state, action: state.cue,
             values=(((1.0,), 1.0), ((-1.0,), -1.0)),
             best_return=0.0,
@@ -108,25 +108,25 @@ PROBES = {
         Probe(
             "action",
             "one step, reward 1 for action 1 and -1 for action 0: the policy loss",
-            observe=_nothing,
+            observe=_observe_constant,
             reward=lambda state, action: 2 * action - 1,
             values=(((1.0,), 1.0),),
-            best=(1,),
+            best_actions=(1,),
             best_return=1.0,
         ),
         Probe(
             "policy",
             "one step, the better action depends on the observation: policy and value together",
-            observe=_cue,
-            reward=_matches,
+            observe=_observe_cue,
+            reward=_match_cue,
             values=(((1.0,), 1.0), ((-1.0,), 1.0)),
-            best=(1, 0),
+            best_actions=(1, 0),
             best_return=1.0,
         ),
         Probe(
             "timeout",
-            "reward 1 for ever, cut by a time-out every 5 steps: bootstrapping through time-outs",
-            observe=_nothing,
+            "reward 1 at each step, a time-out every 5 steps: bootstrapping through time-outs",
+            observe=_observe_constant,
             reward=lambda state, action: 1.0,
             values=(((1.0,), 1 / (1 - GAMMA)),),
             best_return=5.0,
@@ -136,10 +136,10 @@ PROBES = {
         Probe(
             "continuous",
             "one step, reward -(action - cue / 2)^2: policies over real actions",
-            observe=_cue,
+            observe=_observe_cue,
             reward=lambda state, action: -jnp.square(action[0] - state.cue / 2),
             values=(((1.0,), 0.0), ((-1.0,), 0.0)),
-            best=(0.5, -0.5),
+            best_actions=(0.5, -0.5),
             best_return=0.0,
             action=Continuous((-1.0,), (1.0,)),
         ),
@@ -147,12 +147,20 @@ PROBES = {
             "memory",
             "the last action must match a cue shown at the first step: 0 on average without memory",
             observe=lambda state: jnp.stack(
-                [jnp.where(state.time == 0, state.cue, 0.0), jnp.float32(state.time == RECALL - 1)]
+                [
+                    jnp.where(state.time == 0, state.cue, 0.0),
+                    jnp.float32(state.time == MEMORY_LENGTH - 1),
+                ]
             ),
-            reward=lambda state, action: (state.time == RECALL - 1) * _matches(state, action),
-            values=(((1.0, 0.0), GAMMA ** (RECALL - 1)), ((-1.0, 0.0), GAMMA ** (RECALL - 1))),
+            reward=lambda state, action: (
+                (state.time == MEMORY_LENGTH - 1) * _match_cue(state, action)
+            ),
+            values=(
+                ((1.0, 0.0), GAMMA ** (MEMORY_LENGTH - 1)),
+                ((-1.0, 0.0), GAMMA ** (MEMORY_LENGTH - 1)),
+            ),
             best_return=1.0,
-            length=RECALL,
+            length=MEMORY_LENGTH,
         ),
     )
 }

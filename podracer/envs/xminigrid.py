@@ -11,22 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.arrays import load, strong
+from podracer.envs.common import import_optional, strongly_typed
 from podracer.io.names import nearest
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
 
 def xminigrid(name: str) -> AutoReset:
-    """The environment `name`, such as `MiniGrid-Empty-8x8`, restarting by itself. Raises
-    `ConfigError` where xminigrid is not installed and for an unknown name."""
+    """Return the environment `name`, such as `MiniGrid-Empty-8x8`, restarting by itself.
+
+    Raises `ConfigError` where xminigrid is not installed and for an unknown name.
+    """
     return auto_reset(XMiniGrid(name))
 
 
 @dataclasses.dataclass(frozen=True)
 class XMiniGrid:
-    """One environment, whose ends are marked only.
+    """One environment, which only marks its ends.
 
-    Observations are bool `[H, W, tiles + colors]`, one-hot: numbers of tiles have no order.
+    Observations are bool `[H, W, tiles + colors]`, one-hot, because numbers of tiles have no order.
     """
 
     name: str
@@ -40,49 +42,50 @@ class XMiniGrid:
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name)
-        inner = strong(env.reset(params, key))
+        inner = strongly_typed(env.reset(params, key))
         return _without_key(inner), restart(_one_hot(inner.observation))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name)
         inner = state.replace(state=state.state.replace(key=key))
-        inner = strong(env.step(params, inner, action))
-        over = inner.last()
+        inner = strongly_typed(env.step(params, inner, action))
+        last = inner.last()
         timestep = transition(
             _one_hot(inner.observation),
             inner.reward,
-            terminal=over & (inner.discount == 0),
-            timeout=over,
+            terminal=last & (inner.discount == 0),
+            timeout=last,
         )
         return _without_key(inner), timestep
 
 
 def _without_key(inner: PyTree) -> PyTree:
-    """Keys are given to each step, so a state keeps none."""
+    """Return the state without its key, as each step is given one."""
     return inner.replace(state=inner.state.replace(key=()))
 
 
-def _sizes() -> tuple[int, int]:
-    constants = load("xminigrid.core.constants", "xminigrid", "xminigrid")
+def _num_tiles_and_colors() -> tuple[int, int]:
+    constants = import_optional("xminigrid.core.constants", "xminigrid", "xminigrid")
     return constants.NUM_TILES, constants.NUM_COLORS
 
 
 def _one_hot(observation: jax.Array) -> jax.Array:
-    parts = [
-        jax.nn.one_hot(observation[..., i], size, dtype=bool) for i, size in enumerate(_sizes())
+    one_hots = [
+        jax.nn.one_hot(observation[..., i], size, dtype=bool)
+        for i, size in enumerate(_num_tiles_and_colors())
     ]
-    return jnp.concatenate(parts, axis=-1)
+    return jnp.concatenate(one_hots, axis=-1)
 
 
 @functools.cache
 def _load(name: str) -> tuple[Any, Any, EnvironmentSpec]:
-    library = load("xminigrid", f"xminigrid:{name}", "xminigrid")
-    known = library.registered_environments()
-    if name not in known:
-        raise ConfigError(f"xminigrid has no environment {name!r}: {nearest(name, known)}")
+    library = import_optional("xminigrid", f"xminigrid:{name}", "xminigrid")
+    registered = library.registered_environments()
+    if name not in registered:
+        raise ConfigError(f"xminigrid has no environment {name!r}: {nearest(name, registered)}")
     with jax.ensure_compile_time_eval():
         env, params = library.make(name)
     height, width, _ = env.observation_shape(params)
-    observation = ArraySpec((height, width, sum(_sizes())), np.bool_)
+    observation = ArraySpec((height, width, sum(_num_tiles_and_colors())), np.bool_)
     action = Discrete(int(env.num_actions(params)))
     return env, params, EnvironmentSpec(f"xminigrid:{name}", observation, action)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.envs.arrays import load as load_package
+from podracer.envs.common import import_optional
 from podracer.envs.trading.market import PRICES, Market, adjusted, check_jumps, show
 from podracer.types import ConfigError
 
@@ -29,7 +29,7 @@ def load(path: str | Path, *, adjust: bool = False) -> Market:
     if path.suffix not in READERS:
         raise ConfigError(f"{path} is neither a .csv nor a .parquet file.")
     arrow, reader = (
-        load_package(module, f"trading:{path}", "trading")
+        import_optional(module, f"trading:{path}", "trading")
         for module in ("pyarrow", READERS[path.suffix])
     )
     table = _read(path, arrow, reader)

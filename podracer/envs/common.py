@@ -1,0 +1,58 @@
+"""Helpers that the adapters of other packages share."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.types import ArraySpec, ConfigError, Continuous, PyTree
+
+
+def strongly_typed(tree: PyTree) -> PyTree:
+    """Return a tree whose leaves are arrays of their own dtype, none of them weakly typed."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+def cast_like(tree: PyTree, target: PyTree) -> PyTree:
+    """Return a tree with the dtypes of another one of the same structure."""
+    return jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), tree, target)
+
+
+def array_specs(tree: PyTree) -> PyTree:
+    """Return the shapes and dtypes of a tree of arrays as `ArraySpec`s."""
+    return jax.tree.map(lambda x: ArraySpec(x.shape, x.dtype), tree)
+
+
+def as_dict(value: Any) -> PyTree:
+    """Return a tree whose named tuples, which some packages observe, are dictionaries."""
+    if hasattr(value, "_asdict"):
+        return {name: as_dict(x) for name, x in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: as_dict(x) for name, x in value.items()}
+    return value
+
+
+def continuous_actions(name: str, low: Any, high: Any, shape: tuple[int, ...]) -> Continuous:
+    """Return bounded actions as a flat vector. Raises `ConfigError` where a bound is missing."""
+    low, high = (np.broadcast_to(np.asarray(x), shape).ravel() for x in (low, high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ConfigError(f"{name} has actions without bounds.")
+    return Continuous(tuple(map(float, low)), tuple(map(float, high)))
+
+
+def import_optional(module: str, name: str, extra: str) -> Any:
+    """Import a module of an optional package, untyped.
+
+    Raises `ConfigError` where it is not installed; the message names the environment `name` and the
+    command that installs the package.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'{name} needs the package {error.name}: pip install "podracer[{extra}]".'
+        ) from error
