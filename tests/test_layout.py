@@ -19,7 +19,7 @@ FLOORS = (
     ("environment",),
     ("mesh", "agent"),
     ("ops",),
-    ("networks", "rollout", "replay"),
+    ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
     ("agents.lpg",),
     ("agents",),

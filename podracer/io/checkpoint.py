@@ -35,9 +35,9 @@ from podracer.io.run_directory import (
     verify_seal,
     write_bytes,
 )
+from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
 from podracer.types import CheckpointError, PodracerError, PyTree
 
-Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or None]
 Report = Callable[[str], None]
 
 _FORMAT = 1
@@ -106,7 +106,9 @@ class Checkpointer:
         if _from_first_process(lambda: _is_sealed(target)):
             return
         meta = encode_json({"format": _FORMAT, "schema": schema(state), "metadata": metadata})
-        leaves = {path: leaf for path, leaf in _leaves(state).items() if leaf.size}  # Orbax's limit
+        leaves = {
+            path: leaf for path, leaf in leaves_by_path(state).items() if leaf.size
+        }  # Orbax's limit
         try:
             if jax.process_index() == 0:
                 shutil.rmtree(target, ignore_errors=True)  # what a failed save could not remove
@@ -202,7 +204,7 @@ def fingerprint(state: PyTree) -> str:
 
     Leaves are sorted by path. Every leaf must be addressable in this process.
     """
-    leaves = _leaves(state)
+    leaves = leaves_by_path(state)
     return _digest(schema(state), lambda path: np.asarray(_data(leaves[path])))
 
 
@@ -217,15 +219,6 @@ def stored_fingerprint(directory: Path, *, report: Report = _to_stderr) -> tuple
     path = directory / _name(step)
     stored = _meta(path)["schema"]
     return step, _digest(stored, _read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
-
-
-def schema(state: PyTree) -> Schema:
-    """Return path -> [shape, dtype, key implementation or None]; of typed keys, their data.
-
-    The result is JSON-serializable. Leaves are arrays or `ShapeDtypeStruct`. Raises
-    `CheckpointError` naming a leaf that is neither.
-    """
-    return {path: _describe(path, leaf) for path, leaf in _leaves(state).items()}
 
 
 def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
@@ -260,14 +253,16 @@ def _move(path: Path, folder: Path) -> Path:
 
 
 def _read(path: Path, like: PyTree) -> Restored:
-    meta, leaves, expected = _meta(path), _leaves(like), schema(like)
+    meta, leaves, expected = _meta(path), leaves_by_path(like), schema(like)
     if meta["schema"] != expected:
-        raise CheckpointError(f"{path} does not fit: {_difference(meta['schema'], expected)}")
+        raise CheckpointError(f"{path} does not fit: {schema_difference(meta['schema'], expected)}")
     arrays = _read_arrays(path, expected, {name: _sharding(leaf) for name, leaf in leaves.items()})
     placed = [_place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
     state = jax.tree.unflatten(jax.tree.structure(like), placed)
     if schema(state) != expected:
-        raise CheckpointError(f"{path} cannot be held: {_difference(expected, schema(state))}")
+        raise CheckpointError(
+            f"{path} cannot be held: {schema_difference(expected, schema(state))}"
+        )
     return Restored(int(path.name), state, meta["metadata"])
 
 
@@ -313,23 +308,6 @@ def _meta(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: meta.json is not usable: {error}") from error
 
 
-def _difference(stored: Schema, expected: Schema) -> str:
-    lines = [
-        f"{path} is {_spell(stored.get(path))} in the checkpoint, "
-        f"{_spell(expected.get(path))} wanted"
-        for path in sorted(stored.keys() | expected.keys())
-        if stored.get(path) != expected.get(path)
-    ]
-    return "; ".join(lines[:10]) + (f"; and {len(lines) - 10} more" if len(lines) > 10 else "")
-
-
-def _spell(entry: list[Any] | None) -> str:
-    if entry is None:
-        return "absent"
-    shape, dtype, impl = entry
-    return f"{dtype}{shape}" + (f" of {impl} keys" if impl else "")
-
-
 def _name(step: int) -> str:
     if not 0 <= step < 10**12:
         raise ValueError(f"step {step} is not within 0 and 10**12")
@@ -343,24 +321,6 @@ def _step_directories(directory: Path) -> list[Path]:
 
 def _is_sealed(path: Path) -> bool:
     return os.path.lexists(path / MANIFEST)
-
-
-def _leaves(tree: PyTree) -> dict[str, Any]:
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
-    if len(leaves) != len(pairs):
-        raise CheckpointError("two leaves of the state have the same path")
-    return leaves
-
-
-def _describe(path: str, leaf: Any) -> list[Any]:
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        raise CheckpointError(f"{path} is of type {type(leaf).__name__}, not an array")
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return [list(leaf.shape), np.dtype(leaf.dtype).name, None]
-    key = jnp.empty((), leaf.dtype)  # a `ShapeDtypeStruct` cannot be asked for its implementation
-    words = jax.random.key_data(key)
-    return [[*leaf.shape, *words.shape], words.dtype.name, str(jax.random.key_impl(key))]
 
 
 def _data(leaf: Any) -> Any:
