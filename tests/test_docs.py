@@ -1,0 +1,124 @@
+"""README and docs are true: their Python runs, their commands and flags exist, their links lead on.
+
+A block that cannot run here says so above itself: `<!-- not run: needs an accelerator -->`.
+"""
+
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from podracer.cli.completion import flags_of_commands, flags_of_recipes
+from podracer.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("*/*.md")),
+    *sorted(ROOT.glob("docs/*/*.md")),
+]
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<why>.+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+OWN_FLAGS = {"--game", "--update-rule"}  # of recipes and of rules: they come before the others
+
+
+class Block(NamedTuple):
+    line: int
+    code: str
+    why_not: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(text[: match.start("code")].count("\n"), match["code"], match["why"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def page_id(page: Path) -> str:
+    return name(page).removesuffix(".md")
+
+
+WITH_CODE = [page for page in PAGES if blocks(page)]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=page_id)
+def test_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        if block.why_not is None:
+            # Lines keep their numbers in the page, for tracebacks.
+            with jax.numpy_rank_promotion("allow"):  # as users have it
+                exec(compile("\n" * block.line + block.code, page, "exec"), vars(module))
+
+
+def test_blocks_that_do_not_run_say_what_they_need():
+    left_out = {
+        f"{name(page)}:{block.line}": block.why_not
+        for page in WITH_CODE
+        for block in blocks(page)
+        if block.why_not
+    }
+    print(left_out)
+    assert all(why.startswith("needs ") for why in left_out.values())
+    assert len(left_out) <= 5
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The `podracer` commands of a page's shell blocks, as words."""
+    text = "\n".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S))
+    found = re.findall(r"\bpodracer ([a-z-][^;|>\n]*)", text.replace("\\\n", " "))
+    return [shlex.split(command, comments=True) for command in found]
+
+
+@pytest.fixture(scope="module")
+def flags():
+    return flags_of_commands(), flags_of_recipes()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_id)
+def test_commands_of_a_page_and_their_flags_exist(page, flags):
+    of_commands, of_recipes = flags
+    every_recipe = {flag for row in of_recipes.values() for flag in row}
+    for command, *arguments in commands(page):
+        if command.startswith("-"):
+            continue
+        assert command in COMMANDS
+        known = {*of_commands[command], *OWN_FLAGS}
+        if command in ("train", "sweep"):
+            recipe = arguments[0] if arguments and arguments[0] in of_recipes else None
+            known |= (
+                set(of_recipes[recipe]) if recipe and "--arch" not in arguments else every_recipe
+            )
+        given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+        assert given <= known, f"{name(page)}: podracer {command} {shlex.join(arguments)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_of_a_page_lead_to_files_and_headings(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        target, _, heading = link.partition("#")
+        if ":" in target:
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{name(page)} links to {target}"
+        if heading and file.suffix == ".md":
+            assert heading in headings(file), f"{name(page)} links to {link}"
+
+
+def headings(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
