@@ -38,7 +38,7 @@ from podracer.rollout import init_actor
 from podracer.types import Continuous
 
 NETWORK = TorsoNetwork(MLP((64, 64)))
-REPLAY = Replay(100_000, batch_size=256, updates=1, warmup=0)
+REPLAY = Replay(100_000, batch_size=256, updates_per_rollout=1, warmup=0)
 PRIORITIZED = dataclasses.replace(REPLAY, prioritized=True)
 CARTPOLE = {
     "greedy Q(λ)": QLambda(network=NETWORK),
@@ -96,7 +96,7 @@ def sbx(options: Any) -> None:
         env = envs.make(environment)
         common = {
             "network": TorsoNetwork(MLP((width, width))),
-            "replay": Replay(100_000, batch_size=256, updates=num, warmup=1000),
+            "replay": Replay(100_000, batch_size=256, updates_per_rollout=num, warmup=1000),
             "spec": env.spec,
         }
         agent = SAC(random_frames=1000, **common) if name == "sac" else DQN(double=False, **common)

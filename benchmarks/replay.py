@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     import flashbax
 
 VECTOR = EnvironmentSpec("vector", ArraySpec((8,)), Discrete(4))
-FRAMES = EnvironmentSpec("frames", ArraySpec((84, 84, 4), np.uint8, stacked=True), Discrete(4))
+FRAMES = EnvironmentSpec("frames", ArraySpec((84, 84, 4), np.uint8, frame_stack=True), Discrete(4))
 # Name, environment, environments, timesteps of each, rollout, sample, timesteps of a sample
 CASES = (
     ("vectors, transitions", VECTOR, 128, 1024, 8, 256, 2),
@@ -54,8 +54,10 @@ def ours(case: Any, prioritized: bool) -> Any:
 
     def draw(memory: Any, key: jax.Array) -> Any:
         sample = buffer.sample(memory, key, num)
-        chances = buffer.reweighed(memory.chances, sample, jnp.ones(num))
-        return dataclasses.replace(memory, chances=chances), total(sample.trajectory.timesteps())
+        priorities = buffer.update_priorities(memory.priorities, sample, jnp.ones(num))
+        return dataclasses.replace(memory, priorities=priorities), total(
+            sample.trajectory.timesteps()
+        )
 
     def step(steps: Step, memory: Any, key: jax.Array) -> Any:
         return jax.lax.scan(draw, buffer.add(memory, steps), jax.random.split(key, SAMPLES))

@@ -1,9 +1,9 @@
-"""Replay on the device: what the environments showed, kept to be learned from again.
+"""Replay buffer on the device.
 
-Every environment has a ring of its newest timesteps, `[B, C, ...]` with B first because that is the
-axis which is sharded: each device draws from its own environments. A sample is a `Trajectory`, so
-losses look the same as on a fresh rollout. Observations whose last axis is a stack of frames
-(`Array.stacked`) are kept one frame at a time.
+Every environment has a ring buffer of its newest timesteps. Leaves are `[B, C, ...]`, environments
+first, because that is the sharded axis: each device samples from its own environments. A sample is
+a `Trajectory`, so losses look the same as on a fresh rollout. Observations whose last axis is a
+stack of frames (`ArraySpec.frame_stack`) are stored one frame at a time.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Shaped
 
 from podracer.environment import action_struct
 from podracer.ops import sum_tree
@@ -27,84 +28,93 @@ from podracer.types import (
     Step,
     TimeStep,
     Trajectory,
+    bounded,
     struct,
 )
 
-CONTINUES, COPIES, BLANK = 0, 1, 2  # how a stack of frames follows from the one before
+# Where the older frames of a stack come from: the stack before it, copies of its newest frame, or
+# nowhere (they are 0).
+CONTINUED, COPIED, BLANK = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """How much an agent remembers, and how it draws from that."""
+    """Replay buffer configuration."""
 
-    capacity: int = 100_000
-    """Timesteps of all environments together."""
-    batch_size: int = 256
-    """Samples in an update, over all devices."""
-    updates: int = 1
-    """Updates for each rollout."""
-    warmup: int = 1_000
-    """Timesteps to collect before the first update."""
+    capacity: int = bounded(100_000, low=1)
+    """Number of timesteps that the buffer holds, over all environments."""
+    batch_size: int = bounded(256, low=1)
+    """Number of samples in an update, over all devices."""
+    updates_per_rollout: int = bounded(1, low=1)
+    """Number of updates after each rollout."""
+    warmup: int = bounded(1_000)
+    """Minimum number of timesteps in the buffer before the first update."""
     prioritized: bool = False
-    """Draw by the size of the last error (Schaul et al. 2016, arXiv 1511.05952), or uniformly."""
-    priority_exponent: float = 0.6
-    """0 draws uniformly, 1 in proportion to the error."""
-    importance_exponent: float = 0.4
-    """How far importance weights undo that: 0 not at all, 1 fully."""
+    """Sample in proportion to the last error (Schaul et al. 2016, arXiv 1511.05952)."""
+    priority_exponent: float = bounded(0.6)
+    """Exponent alpha of the priorities, at least 0: 0 samples uniformly, 1 in proportion."""
+    importance_exponent: float = bounded(0.4)
+    """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
 
 
 @struct
 class Priorities:
-    """How likely each start is to be drawn, by priorities."""
+    """Priorities of the starts at which samples may begin."""
 
-    priorities: sum_tree.SumTree  # [B, C / stride], 0 where no sample may start
-    highest: jax.Array  # f32 [B], of all priorities so far
+    tree: sum_tree.SumTree  # [B, C / stride], 0 where no sample may start
+    largest: Float32[Array, "B"]  # of all priorities so far
 
 
 @struct
 class ReplayState:
-    """What is kept. Leaves lead with B, the number of environments."""
+    """Contents of a replay buffer. Leaves lead with B, the number of environments."""
 
-    steps: Step  # [B, C, ...]; of stacked observations the newest frame alone
-    follows: PyTree  # u8 [B, C] for each stacked observation, else ()
-    newest: PyTree  # of each stacked observation the last stack, [B, ..., K], else ()
+    steps: Step  # [B, C, ...]; of a stack of frames only the newest frame
+    frame_source: PyTree  # u8 [B, C] for each stack of frames, else (): CONTINUED, COPIED or BLANK
+    last_stack: PyTree  # [B, ..., K] for each stack of frames, the newest one, else ()
     carry: Carry  # [B, C / stride, ...], the agent's memory at each start
-    added: jax.Array  # i32 [B], timesteps ever added, the same for all
-    chances: Priorities | tuple[()]  # () where all are alike
+    num_added: Int32[Array, "B"]  # timesteps ever added, the same for all environments
+    priorities: Priorities | None  # None where sampling is uniform
 
 
 @struct
 class Sample:
-    """What was drawn, and where it lies."""
+    """Sampled sequences, and where in the buffer they lie."""
 
     trajectory: Trajectory  # L - 1 transitions between L timesteps, [L - 1, N, ...]
-    weights: jax.Array  # f32 [N], importance weights, at most 1
-    rows: jax.Array  # i32 [N]
-    starts: jax.Array  # i32 [N]
+    weights: Float32[Array, "N"]  # importance weights, at most 1
+    rows: Int[Array, "N"]  # environment of each sample
+    starts: Int[Array, "N"]  # position of each sample's first timestep in the ring, over the stride
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """Pure functions over a `ReplayState`: samples have `length` timesteps and may start at every
-    `stride`-th timestep."""
+    """Pure functions of a `ReplayState`.
 
-    settings: Replay
+    Samples have `length` timesteps and may start at every `stride`-th timestep.
+    """
+
+    config: Replay
     spec: EnvironmentSpec
     length: int
     stride: int = 1
 
     def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:
-        """Nothing yet. `extras` and `carry` are as `Step` and `Trajectory` have them for one
-        environment (shapes and dtypes). Raises `ConfigError` where no sample would fit."""
+        """Return an empty buffer.
+
+        `extras` and `carry` have the shapes and dtypes of `Step.extras` and `Trajectory.carry` for
+        one environment. Raises `ConfigError` where no sample would fit.
+        """
         if self.length < self.stride:
             raise ConfigError(
-                f"samples of {self.length} timesteps, one in {self.stride}, would leave some out."
+                f"samples of {self.length} timesteps that start at every {self.stride}th would "
+                "leave some timesteps out."
             )
-        columns = self.settings.capacity // num_envs // self.stride * self.stride
+        ring_size = self.config.capacity // num_envs // self.stride * self.stride
         needed = math.ceil((self.length + self._history) / self.stride) * self.stride
-        if columns < needed:
+        if ring_size < needed:
             raise ConfigError(
-                f"replay.capacity is {self.settings.capacity}, {columns} timesteps for each of the "
+                f"replay.capacity is {self.config.capacity}, {ring_size} timesteps for each of the "
                 f"{num_envs} environments, but a sample needs {needed}: take at least "
                 f"{num_envs * needed}."
             )
@@ -114,146 +124,164 @@ class Buffer:
 
         flag: Any = ArraySpec((), jnp.bool_)
         number: Any = ArraySpec(())
-        frames = self._stacks(
+        frames = self._map_stacks(
             lambda spec, _: ArraySpec(spec.shape[:-1], spec.dtype),
             lambda x: x,
             self.spec.observation,
         )
         step = Step(TimeStep(frames, number, number, flag, flag), action_struct(self.spec), extras)
-        starts = columns // self.stride
+        num_starts = ring_size // self.stride
+        priorities = None
+        if self.config.prioritized:
+            priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
         return ReplayState(
-            steps=jax.tree.map(zeros(num_envs, columns), step),
-            follows=self._stacks(lambda _: jnp.zeros((num_envs, columns), jnp.uint8), lambda: ()),
-            newest=self._stacks(zeros(num_envs), lambda: ()),
-            carry=jax.tree.map(zeros(num_envs, starts), carry),
-            added=jnp.zeros(num_envs, jnp.int32),
-            chances=Priorities(sum_tree.empty(num_envs, starts), jnp.ones(num_envs))
-            if self.settings.prioritized
-            else (),
+            steps=jax.tree.map(zeros(num_envs, ring_size), step),
+            frame_source=self._map_stacks(
+                lambda _: jnp.zeros((num_envs, ring_size), jnp.uint8), lambda: ()
+            ),
+            last_stack=self._map_stacks(zeros(num_envs), lambda: ()),
+            carry=jax.tree.map(zeros(num_envs, num_starts), carry),
+            num_added=jnp.zeros(num_envs, jnp.int32),
+            priorities=priorities,
         )
 
-    def add(self, memory: ReplayState, steps: Step, carry: Carry = ()) -> ReplayState:
-        """With the newest T timesteps, `[T, B, ...]`; `carry [B, ...]` at the first of them."""
+    def add(self, state: ReplayState, steps: Step, carry: Carry = ()) -> ReplayState:
+        """Add a rollout's steps `[T, B, ...]`; `carry [B, ...]` is the memory at the first of them.
+
+        The oldest timesteps are overwritten. Raises `ConfigError` where T is too large, or no
+        multiple of the stride.
+        """
         T = steps.timestep.reward.shape[0]
-        columns, added = memory.steps.timestep.reward.shape[1], memory.added[0]
-        most = columns - self.length - self._history - self.stride
-        if most < T or T % self.stride:
+        ring_size = _ring_size(state)
+        longest = ring_size - self.length - self._history - self.stride
+        if longest < T or T % self.stride:
             raise ConfigError(
-                f"a replay of {columns} timesteps for each environment takes rollouts of at most "
-                f"{most}, in multiples of {self.stride}, but rollout_length is {T}."
+                f"a replay of {ring_size} timesteps for each environment takes rollouts of at most "
+                f"{longest}, in multiples of {self.stride}, but rollout_length is {T}."
             )
         observation = steps.timestep.observation
-        follows = self._follows(memory, observation)
-        frames = self._stacks(lambda _, x: x[..., -1], lambda x: x, observation)
+        frame_source = self._frame_source(state, observation)
+        frames = self._map_stacks(lambda _, x: x[..., -1], lambda x: x, observation)
         timestep = dataclasses.replace(steps.timestep, observation=frames)
         steps = dataclasses.replace(steps, timestep=timestep)
-        now = added % columns
+        position = state.num_added[0] % ring_size
 
-        def write(ring: jax.Array, new: jax.Array) -> jax.Array:
+        def write(ring: Shaped[Array, "B C ..."], new: Shaped[Array, "T B ..."]) -> jax.Array:
             new = jnp.moveaxis(new, 0, 1)
-            if columns % T == 0:  # never crosses the end
-                return jax.lax.dynamic_update_slice_in_dim(ring, new, now, 1)
-            places = (now + jnp.arange(T)) % columns
-            return ring.at[:, places].set(new, mode="promise_in_bounds", unique_indices=True)
+            if ring_size % T == 0:  # never crosses the end
+                return jax.lax.dynamic_update_slice_in_dim(ring, new, position, 1)
+            positions = (position + jnp.arange(T)) % ring_size
+            return ring.at[:, positions].set(new, mode="promise_in_bounds", unique_indices=True)
 
-        slot = now // self.stride
-        memory = dataclasses.replace(
-            memory,
-            steps=jax.tree.map(write, memory.steps, steps),
-            follows=jax.tree.map(write, memory.follows, follows),
-            newest=self._stacks(lambda _, x: x[-1], lambda _: (), observation),
-            carry=jax.tree.map(lambda ring, x: ring.at[:, slot].set(x), memory.carry, carry),
-            added=memory.added + T,
+        start = position // self.stride
+        state = dataclasses.replace(
+            state,
+            steps=jax.tree.map(write, state.steps, steps),
+            frame_source=jax.tree.map(write, state.frame_source, frame_source),
+            last_stack=self._map_stacks(lambda _, x: x[-1], lambda _: (), observation),
+            carry=jax.tree.map(lambda ring, x: ring.at[:, start].set(x), state.carry, carry),
+            num_added=state.num_added + T,
         )
-        chances = self._renewed(memory, T) if isinstance(memory.chances, Priorities) else ()
-        return dataclasses.replace(memory, chances=chances)
+        if state.priorities is None:
+            return state
+        priorities = self._refresh_priorities(state, state.priorities, T)
+        return dataclasses.replace(state, priorities=priorities)
 
-    def size(self, memory: ReplayState) -> jax.Array:
-        """How many samples could start somewhere, i32, over all environments of this shard."""
-        first, last = self._range(memory)
-        starts = jnp.maximum(0, last // self.stride - -(-first // self.stride) + 1)
-        return starts * memory.added.shape[0]
+    def size(self, state: ReplayState) -> Int32[Array, ""]:
+        """Return the number of places where a sample may start, over the shard's environments."""
+        first, last = self._start_range(state)
+        num_starts = jnp.maximum(0, last // self.stride - -(-first // self.stride) + 1)
+        return num_starts * state.num_added.shape[0]
 
-    def sample(self, memory: ReplayState, key: jax.Array, num: int) -> Sample:
-        """`num` sequences; `size` must be above 0."""
-        B, columns = memory.steps.timestep.reward.shape
-        slots = columns // self.stride
-        if isinstance(memory.chances, Priorities):
-            rows, starts, shares = sum_tree.draw(memory.chances.priorities, key, num)
-            weights = (shares * self.size(memory)) ** -self.settings.importance_exponent
+    def sample(self, state: ReplayState, key: jax.Array, num: int) -> Sample:
+        """Sample `num` sequences, by priority or uniformly; `size` must be above 0."""
+        B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
+        if state.priorities is not None:
+            rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, num)
+            weights = (probabilities * self.size(state)) ** -self.config.importance_exponent
             weights = weights / jnp.max(weights)
         else:
             row_key, start_key = jax.random.split(key)
-            first, last = self._range(memory)
+            first, last = self._start_range(state)
             first, last = -(-first // self.stride), last // self.stride
             rows = jax.random.randint(row_key, (num,), 0, B)
-            starts = jax.random.randint(start_key, (num,), first, last + 1) % slots
+            starts = jax.random.randint(start_key, (num,), first, last + 1) % num_starts
             weights = jnp.ones(num)
-        return Sample(self._trajectory(memory, rows, starts), weights, rows, starts)
+        return Sample(self._trajectory(state, rows, starts), weights, rows, starts)
 
-    def reweighed(
-        self, chances: Priorities | tuple[()], sample: Sample, priorities: jax.Array
-    ) -> Priorities | tuple[()]:
-        """Chances after what was sampled has new priorities `[N]`, such as absolute errors."""
-        if not isinstance(chances, Priorities):
-            return chances
-        scaled = (priorities + 1e-6) ** self.settings.priority_exponent
-        highest = jnp.maximum(jnp.max(chances.highest), jnp.max(scaled))
+    def update_priorities(
+        self, priorities: Priorities | None, sample: Sample, errors: Float[Array, "N"]
+    ) -> Priorities | None:
+        """Return the priorities after a sample's absolute errors; None where there are none.
+
+        A priority is `(|error| + 1e-6) ** priority_exponent` (Schaul et al. 2016, section 3.3).
+        """
+        if priorities is None:
+            return None
+        scaled = (errors + 1e-6) ** self.config.priority_exponent
+        largest = jnp.maximum(jnp.max(priorities.largest), jnp.max(scaled))
         return Priorities(
-            sum_tree.put(chances.priorities, sample.rows, sample.starts, scaled),
-            jnp.full_like(chances.highest, highest),
+            sum_tree.update(priorities.tree, sample.rows, sample.starts, scaled),
+            jnp.full_like(priorities.largest, largest),
         )
 
     # --- where samples may start -----------------------------------------------------------------
 
-    def _range(self, memory: ReplayState) -> tuple[jax.Array, jax.Array]:
-        """The oldest and the newest timestep at which a sample may start, counted from the first
-        ever added; the newest is the smaller where there is none."""
-        columns, added = memory.steps.timestep.reward.shape[1], memory.added[0]
-        oldest = jnp.where(added > columns, added - columns + self._history, 0)
-        return oldest, added - self.length
+    def _start_range(self, state: ReplayState) -> tuple[Int32[Array, ""], Int32[Array, ""]]:
+        """Return the oldest and the newest timestep at which a sample may start.
 
-    def _renewed(self, memory: ReplayState, T: int) -> Priorities:
-        """After T more timesteps: starts whose samples became complete get the highest priority,
-        those whose samples were overwritten none."""
-        chances = cast(Priorities, memory.chances)
-        B, columns = memory.steps.timestep.reward.shape
-        slots = columns // self.stride
-        newest = self._range(memory)[1]
-        oldest = memory.added[0] + self._history - columns
+        Timesteps are counted from the first ever added; the newest is the smaller where no sample
+        may start.
+        """
+        ring_size, num_added = _ring_size(state), state.num_added[0]
+        oldest = jnp.where(num_added > ring_size, num_added - ring_size + self._history, 0)
+        return oldest, num_added - self.length
+
+    def _refresh_priorities(self, state: ReplayState, priorities: Priorities, T: int) -> Priorities:
+        """Update the priorities of the starts that the newest T timesteps have changed.
+
+        Starts whose samples became complete get the largest priority so far, and those whose
+        samples were overwritten get 0.
+        """
+        B, ring_size = state.num_added.shape[0], _ring_size(state)
+        newest = self._start_range(state)[1]
+        oldest = state.num_added[0] + self._history - ring_size
         # From the first that became complete round the ring to the last that was overwritten.
         count = math.ceil((T + self.length + self._history) / self.stride)
         first = newest - T + 1
         times = (-(-first // self.stride) + jnp.arange(count)) * self.stride
         rows = jnp.repeat(jnp.arange(B), count)
-        where = jnp.tile(times // self.stride % slots, B)
+        starts = jnp.tile(times // self.stride % (ring_size // self.stride), B)
         times = jnp.tile(times, B)
-        before = chances.priorities[0].at[rows, where].get(mode="promise_in_bounds")
-        kept = jnp.where(times - columns < oldest, 0.0, before)
+        current = priorities.tree[0].at[rows, starts].get(mode="promise_in_bounds")
+        kept = jnp.where(times - ring_size < oldest, 0.0, current)
         complete = (times >= 0) & (times <= newest)
-        values = jnp.where(complete, jnp.max(chances.highest), kept)
-        tree = sum_tree.put(chances.priorities, rows, where, values)
-        return Priorities(tree, chances.highest)
+        values = jnp.where(complete, jnp.max(priorities.largest), kept)
+        tree = sum_tree.update(priorities.tree, rows, starts, values)
+        return Priorities(tree, priorities.largest)
 
-    # --- what a sample shows ---------------------------------------------------------------------
+    # --- from the rings to a trajectory ----------------------------------------------------------
 
-    def _trajectory(self, memory: ReplayState, rows: jax.Array, starts: jax.Array) -> Trajectory:
+    def _trajectory(
+        self, state: ReplayState, rows: Int[Array, "N"], starts: Int[Array, "N"]
+    ) -> Trajectory:
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
-        timestep = memory.steps.timestep
-        rest = dataclasses.replace(timestep, observation=())
-        rest, action, extras, observation = (
-            jax.tree.map(lambda ring: _read(ring, rows, times), kept)
-            for kept in (rest, memory.steps.action, memory.steps.extras, timestep.observation)
+        timestep = state.steps.timestep
+        signals = dataclasses.replace(timestep, observation=())
+        signals, action, extras, frames = (
+            jax.tree.map(lambda ring: _read(ring, rows, times), rings)
+            for rings in (signals, state.steps.action, state.steps.extras, timestep.observation)
         )
-        observation = self._restacked(memory, observation, rows, times)
-        # An episode that begins without an end was lost, see `sebulba.slot.finish`.
-        lost = rest.first[1:] & (rest.discount[1:] > 0)
-        last = rest.last.at[:-1].set(rest.last[:-1] | lost)
-        steps = Step(dataclasses.replace(rest, observation=observation, last=last), action, extras)
+        observation = self._stack_frames(state, frames, rows, times)
+        # An episode that begins without an end before it was lost to a fault: mask its last step.
+        lost = signals.first[1:] & (signals.discount[1:] > 0)
+        last = signals.last.at[:-1].set(signals.last[:-1] | lost)
+        timesteps = dataclasses.replace(signals, observation=observation, last=last)
+        steps = Step(timesteps, action, extras)
         return Trajectory(
             steps=jax.tree.map(lambda x: x[:-1], steps),
             final=jax.tree.map(lambda x: x[-1], steps.timestep),
-            carry=jax.tree.map(lambda ring: ring[rows, starts], memory.carry),
+            carry=jax.tree.map(lambda ring: ring[rows, starts], state.carry),
             final_carry=(),
         )
 
@@ -261,69 +289,74 @@ class Buffer:
 
     @property
     def _history(self) -> int:
-        """How many timesteps before it a sample needs for its stacks of frames."""
+        """Number of timesteps before a sample that its stacks of frames need."""
         leaves = jax.tree.leaves(self.spec.observation)
-        return max((leaf.shape[-1] - 1 for leaf in leaves if leaf.stacked), default=0)
+        return max((leaf.shape[-1] - 1 for leaf in leaves if leaf.frame_stack), default=0)
 
-    def _stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
-        """`function(spec, *leaves)` of the stacked observations, `otherwise(*leaves)` of others."""
+    def _map_stacks(self, function: Callable[..., Any], otherwise: Any, *trees: PyTree) -> PyTree:
+        """Map `function(spec, *leaves)` over stacks of frames, `otherwise(*leaves)` over others."""
 
-        def one(spec: ArraySpec, *leaves: Any) -> Any:
-            return function(spec, *leaves) if spec.stacked else otherwise(*leaves)
+        def apply(spec: ArraySpec, *leaves: Any) -> Any:
+            return function(spec, *leaves) if spec.frame_stack else otherwise(*leaves)
 
-        return jax.tree.map(one, self.spec.observation, *trees)
+        return jax.tree.map(apply, self.spec.observation, *trees)
 
-    def _follows(self, memory: ReplayState, observation: PyTree) -> PyTree:
-        """How each of the new stacks `[T, B, ..., K]` follows from the one before, u8 `[T, B]`."""
+    def _frame_source(self, state: ReplayState, observation: PyTree) -> PyTree:
+        """Return the source of the older frames of each stack `[T, B, ..., K]`, u8 `[T, B]`."""
 
-        def one(_: ArraySpec, new: jax.Array, newest: jax.Array) -> jax.Array:
+        def source(_: ArraySpec, new: jax.Array, last_stack: jax.Array) -> jax.Array:
             axes = tuple(range(2, new.ndim))
-            before = jnp.concatenate([newest[None], new[:-1]])
-            continues = jnp.all(new[..., :-1] == before[..., 1:], axes)
-            continues = continues.at[0].set(continues[0] & (memory.added > 0))
-            copies = jnp.all(new[..., :-1] == new[..., -1:], axes)
-            fresh = jnp.where(copies, COPIES, BLANK)
-            return jnp.where(continues, CONTINUES, fresh).astype(jnp.uint8)
+            previous = jnp.concatenate([last_stack[None], new[:-1]])
+            continued = jnp.all(new[..., :-1] == previous[..., 1:], axes)
+            continued = continued.at[0].set(continued[0] & (state.num_added > 0))
+            copied = jnp.all(new[..., :-1] == new[..., -1:], axes)
+            initial = jnp.where(copied, COPIED, BLANK)
+            return jnp.where(continued, CONTINUED, initial).astype(jnp.uint8)
 
-        return self._stacks(one, lambda *_: (), observation, memory.newest)
+        return self._map_stacks(source, lambda *_: (), observation, state.last_stack)
 
-    def _restacked(
-        self, memory: ReplayState, newest: PyTree, rows: jax.Array, times: jax.Array
+    def _stack_frames(
+        self, state: ReplayState, frames: PyTree, rows: Int[Array, "N"], times: Int[Array, "L N"]
     ) -> PyTree:
-        """Whole stacks `[L, N, ..., K]` from their newest frames `[L, N, ...]`."""
+        """Return whole stacks `[L, N, ..., K]` from their newest frames `[L, N, ...]`."""
 
-        def one(
-            spec: ArraySpec, frame: jax.Array, ring: jax.Array, follows: jax.Array
+        def stack(
+            spec: ArraySpec, frame: jax.Array, ring: jax.Array, frame_source: jax.Array
         ) -> jax.Array:
-            frames, begun = [frame], jnp.zeros(times.shape, bool)
+            newest_first, complete = [frame], jnp.zeros(times.shape, bool)
             for back in range(1, spec.shape[-1]):
-                follow = _read(follows, rows, times - back + 1)
-                blank = ~begun & (follow == BLANK)
-                begun = begun | (follow != CONTINUES)
-                keep, none = (_over(flag, frame) for flag in (begun, blank))
-                older = jnp.where(keep, frames[-1], _read(ring, rows, times - back))
-                frames.append(jnp.where(none, jnp.zeros_like(older), older))
-            return _stacked(frames[::-1])
+                source = _read(frame_source, rows, times - back + 1)
+                blank = ~complete & (source == BLANK)
+                complete = complete | (source != CONTINUED)
+                repeat, zero = (_expand(flag, frame) for flag in (complete, blank))
+                older = jnp.where(repeat, newest_first[-1], _read(ring, rows, times - back))
+                newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
+            return _stack_last(newest_first[::-1])
 
-        return self._stacks(
-            one, lambda x, *_: x, newest, memory.steps.timestep.observation, memory.follows
+        return self._map_stacks(
+            stack, lambda x, *_: x, frames, state.steps.timestep.observation, state.frame_source
         )
 
 
-def _read(ring: jax.Array, rows: jax.Array, times: jax.Array) -> jax.Array:
-    """Of a ring `[B, C, ...]` the rows `[N]` at times `[L, N]`: `[L, N, ...]`."""
+def _ring_size(state: ReplayState) -> int:
+    return state.steps.timestep.reward.shape[1]
+
+
+def _read(
+    ring: Shaped[Array, "B C ..."], rows: Int[Array, "N"], times: Int[Array, "L N"]
+) -> Shaped[Array, "L N ..."]:
     return ring.at[rows[None], times % ring.shape[1]].get(mode="promise_in_bounds")
 
 
-def _stacked(frames: list[jax.Array]) -> jax.Array:
-    """Frames `[...]` along a new last axis."""
+def _stack_last(frames: list[jax.Array]) -> jax.Array:
+    """Stack frames `[...]` along a new last axis."""
     if len(frames) != 4 or frames[0].dtype != jnp.uint8:
         return jnp.stack(frames, axis=-1)
-    # Four bytes are written as one word, which a processor does four times as fast.
+    # Four bytes are written as one word, which a CPU does four times as fast.
     words = [frame.astype(jnp.uint32) << (8 * i) for i, frame in enumerate(frames)]
     return jax.lax.bitcast_convert_type(words[0] | words[1] | words[2] | words[3], jnp.uint8)
 
 
-def _over(flag: jax.Array, x: jax.Array) -> jax.Array:
-    """A flag `[L, N]` with as many axes as x."""
-    return flag.reshape(*flag.shape, *(1,) * (x.ndim - flag.ndim))
+def _expand(flag: Bool[Array, "L N"], like: Shaped[Array, "L N ..."]) -> Bool[Array, "L N ..."]:
+    """Add trailing axes to a flag."""
+    return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim))

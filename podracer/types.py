@@ -62,9 +62,9 @@ def check_ranges(config: Any, path: str) -> None:
             low, high = field.metadata["range"]
             values: tuple[float, ...] = value if isinstance(value, tuple) else (value,)
             if not all(math.isfinite(v) and low <= v <= high for v in values):
-                limits = (
-                    f"be at least {low:g}" if high == math.inf else f"lie in [{low:g}, {high:g}]"
-                )
+                limits = f"lie in [{low:g}, {high:g}]"
+                if high == math.inf:
+                    limits = "be finite" if low == -math.inf else f"be at least {low:g}"
                 raise ConfigError(f"{name} must {limits}, but it is {value}.")
 
 
@@ -128,16 +128,16 @@ class LearnerState:
 class ArraySpec:
     """Shape and dtype of one observation leaf, without any batch axis.
 
-    `stacked` says that the last axis holds the newest frames, oldest first, and that each
-    observation either moves on by one frame from the one before it, or begins as copies of its
-    newest frame, or after blank ones (all 0). A replay then keeps each frame once.
-    `values` says that it is one of so many whole numbers, from 0 on: the index of a state.
+    With `frame_stack` the last axis holds the newest frames, oldest first, and each observation
+    either moves on by one frame from the one before it, or begins as copies of its newest frame, or
+    as its newest frame after blank ones (all 0). A replay buffer then stores each frame once.
+    With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
     """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
-    stacked: bool = False
-    values: int | None = None
+    frame_stack: bool = False
+    num_values: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))

@@ -29,7 +29,7 @@ from podracer.replay import Replay
 
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
-REPLAY = Replay(16 * 40, batch_size=16, updates=2, warmup=16 * 16)
+REPLAY = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
 
 
 def untrained_rule():
@@ -104,7 +104,7 @@ def environment_for(name):
 TANH = TorsoNetwork(MLP((16,), "tanh"))
 RECURRENT_TANH = TorsoNetwork(MLP((16,), "tanh"), memory="gru", memory_size=16)
 COMMON = {"network": TANH, "learning_rate": 0.01, "discount": GAMMA}
-PROBE_REPLAY = Replay(32 * 200, batch_size=128, updates=4, warmup=256)
+PROBE_REPLAY = Replay(32 * 200, batch_size=128, updates_per_rollout=4, warmup=256)
 EXPLORING = {"epsilon": 0.05, "epsilon_frames": 10_000, "target_period": 20}
 PROBE_AGENTS = {
     "a2c": A2C(**COMMON, entropy_cost=0.003),

@@ -183,7 +183,7 @@ def test_settings_are_values_and_atari_gets_those_of_impala() -> None:
     assert (setting.life_loss_ends_episode, setting.clip_rewards) == (True, True)
     options = dict(setting.options)
     assert (options["noop_max"], options["frame_skip"], options["use_fire_reset"]) == (30, 2, False)
-    assert setting.spec.observation == ArraySpec((84, 84, 4), np.uint8, stacked=True)
+    assert setting.spec.observation == ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
     assert setting.spec.action == Discrete(6)
     assert setting.for_evaluation().options == setting.options
     assert envpool("CartPole-v1").for_evaluation() == envpool("CartPole-v1")

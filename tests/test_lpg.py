@@ -47,7 +47,7 @@ SMALL = LPG(
 COUNT = ArraySpec((), np.int32)
 SPEC = EnvironmentSpec(
     "states",
-    {"observation": ArraySpec((), np.int32, values=STATES), "task": COUNT, "task_count": COUNT},
+    {"observation": ArraySpec((), np.int32, num_values=STATES), "task": COUNT, "task_count": COUNT},
     Discrete(3),
     extension=TaskGroups(ENVS, 100, ("one", "two")),
 )

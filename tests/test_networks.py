@@ -291,7 +291,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built(torso, observation, messa
 
 # --- indices of states ---------------------------------------------------------------------------
 
-INDEX = ArraySpec((), np.int32, values=7)
+INDEX = ArraySpec((), np.int32, num_values=7)
 
 
 def test_a_table_has_a_row_for_each_state(key):
@@ -331,7 +331,7 @@ def test_a_torso_sees_an_index_as_one_hot(key):
     )
     close(index.apply(params, (), {"a": seen, "b": vector}, firsts())[0], expected)
     with pytest.raises(ConfigError, match="10000 states are too many for a torso"):
-        make(observation=ArraySpec((), np.int32, values=10_000))
+        make(observation=ArraySpec((), np.int32, num_values=10_000))
 
 
 def test_a_table_can_be_saved():

@@ -21,7 +21,7 @@ from podracer.types import (
 
 B = 3
 PLAIN = EnvironmentSpec("plain", {"x": ArraySpec((2,)), "n": ArraySpec((), np.int32)}, Discrete(4))
-FRAMES = EnvironmentSpec("frames", ArraySpec((2, 2, 4), np.uint8, stacked=True), Discrete(4))
+FRAMES = EnvironmentSpec("frames", ArraySpec((2, 2, 4), np.uint8, frame_stack=True), Discrete(4))
 BOX = EnvironmentSpec("box", ArraySpec((3,)), Continuous((-1.0, 0.0), (1.0, 2.0)))
 
 
@@ -37,7 +37,7 @@ class World:
 
     def _observe(self, first):
         def one(leaf):
-            if not leaf.stacked:
+            if not leaf.frame_stack:
                 return self.random.uniform(0, 50, (B, *leaf.shape)).astype(leaf.dtype)
             frame = self.random.integers(0, 3, (B, *leaf.shape[:-1], 1)).astype(leaf.dtype)
             older = np.repeat(frame, leaf.shape[-1] - 1, -1)
@@ -177,8 +177,8 @@ def test_priorities_decide_how_often_and_weights_undo_it():
     _, memory = fill(PLAIN, buffer, [8] * 3)
     everything = draw(buffer, memory, 1, 3000)
     errors = (everything.rows + 1.0) ** 2  # row 2 is drawn three times as often as row 0
-    chances = jax.jit(buffer.reweighed)(memory.chances, everything, errors)
-    memory = dataclasses.replace(memory, chances=chances)
+    priorities = jax.jit(buffer.update_priorities)(memory.priorities, everything, errors)
+    memory = dataclasses.replace(memory, priorities=priorities)
     sample = draw(buffer, memory, 2, 6000)
     share = np.bincount(np.asarray(sample.rows), minlength=B) / 6000
     np.testing.assert_allclose(share, np.array([1, 2, 3]) / 6, atol=0.01)
@@ -190,10 +190,10 @@ def test_what_is_new_gets_the_highest_priority_so_far():
     buffer = Buffer(Replay(B * 40, prioritized=True, priority_exponent=1.0), PLAIN, 3)
     world, memory = fill(PLAIN, buffer, [8] * 2)
     sample = draw(buffer, memory, 1, 64)
-    chances = jax.jit(buffer.reweighed)(memory.chances, sample, jnp.full(64, 7.0))
-    memory = dataclasses.replace(memory, chances=chances)
+    priorities = jax.jit(buffer.update_priorities)(memory.priorities, sample, jnp.full(64, 7.0))
+    memory = dataclasses.replace(memory, priorities=priorities)
     memory = jax.jit(buffer.add)(memory, world.rollout(8), jnp.zeros((B, 1)))
-    leaves = np.asarray(memory.chances.priorities[0])
+    leaves = np.asarray(memory.priorities.tree[0])
     np.testing.assert_allclose(leaves[:, 14:22], 7.0, rtol=1e-5)
     assert (leaves[:, 22:] == 0).all()
 
@@ -208,8 +208,8 @@ def test_adding_costs_the_same_however_large_the_replay():
         def step(memory, key):
             memory = buffer.add(memory, steps)
             sample = buffer.sample(memory, key, 8)
-            chances = buffer.reweighed(memory.chances, sample, sample.weights)
-            return dataclasses.replace(memory, chances=chances), sample.weights
+            priorities = buffer.update_priorities(memory.priorities, sample, sample.weights)
+            return dataclasses.replace(memory, priorities=priorities), sample.weights
 
         return jax.lax.scan(step, memory, jax.random.split(jax.random.key(0), 5))
 
@@ -232,15 +232,15 @@ def test_refuses_what_cannot_fit():
 
 def test_frames_are_kept_once():
     """The memory of a replay of stacks is that of the frames, and ten per cent at most."""
-    spec = EnvironmentSpec("atari", ArraySpec((84, 84, 4), np.uint8, stacked=True), Discrete(4))
+    spec = EnvironmentSpec("atari", ArraySpec((84, 84, 4), np.uint8, frame_stack=True), Discrete(4))
     memory = jax.eval_shape(lambda: Buffer(Replay(8 * 1000), spec, 4).init(8))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(memory))
     assert size <= 1.1 * 8 * 1000 * 84 * 84
 
 
-def test_chances_are_only_kept_where_they_are_used():
+def test_priorities_are_only_kept_where_they_are_used():
     uniform = Buffer(Replay(B * 20), PLAIN, 2).init(B)
-    assert uniform.chances == ()
+    assert uniform.priorities is None
     assert isinstance(
-        Buffer(Replay(B * 20, prioritized=True), PLAIN, 2).init(B).chances, Priorities
+        Buffer(Replay(B * 20, prioritized=True), PLAIN, 2).init(B).priorities, Priorities
     )

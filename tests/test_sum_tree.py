@@ -14,7 +14,7 @@ def filled(rows, items, seed=0):
     values[random.uniform(size=values.shape) < 0.3] = 0
     where = np.indices(values.shape).reshape(2, -1)
     tree = sum_tree.empty(rows, items)
-    tree = sum_tree.put(tree, *map(jnp.asarray, (*where, values.reshape(-1))))
+    tree = sum_tree.update(tree, *map(jnp.asarray, (*where, values.reshape(-1))))
     return tree, values
 
 
@@ -30,7 +30,7 @@ def test_blocks_hold_the_sums_of_what_is_below_them(items):
 @pytest.mark.parametrize("items", [5, 100, 2000])
 def test_items_are_drawn_by_their_share_and_never_without_one(items):
     tree, values = filled(4, items)
-    draws = jax.vmap(lambda key: sum_tree.draw(tree, key, 1024))
+    draws = jax.vmap(lambda key: sum_tree.sample(tree, key, 1024))
     rows, where, shares = map(np.asarray, draws(jax.random.split(jax.random.key(0), 400)))
     counts = np.zeros_like(values)
     np.add.at(counts, (rows.ravel(), where.ravel()), 1)
@@ -46,9 +46,9 @@ def test_strata_hit_every_large_share():
     """Of 8 draws, one from each eighth of the whole, a row that has a quarter gets two."""
     tree = sum_tree.empty(4, 10)
     rows = jnp.arange(4)
-    tree = sum_tree.put(tree, rows, jnp.zeros(4, jnp.int32), jnp.ones(4))
+    tree = sum_tree.update(tree, rows, jnp.zeros(4, jnp.int32), jnp.ones(4))
     for seed in range(20):
-        drawn, _, _ = sum_tree.draw(tree, jax.random.key(seed), 8)
+        drawn, _, _ = sum_tree.sample(tree, jax.random.key(seed), 8)
         assert np.bincount(np.asarray(drawn), minlength=4).tolist() == [2, 2, 2, 2]
 
 
@@ -56,7 +56,7 @@ def test_the_larger_of_two_values_for_one_item_counts():
     tree, _ = filled(2, 40)
     rows, items = jnp.asarray([1, 1, 0]), jnp.asarray([7, 7, 3])
     for values in ([0.25, 0.5, 0.125], [0.5, 0.25, 0.125]):
-        new = sum_tree.put(tree, rows, items, jnp.asarray(values))
+        new = sum_tree.update(tree, rows, items, jnp.asarray(values))
         assert new[0][1, 7] == 0.5
         assert new[0][0, 3] == 0.125
         np.testing.assert_allclose(new[1].sum(-1), new[0].sum(-1), rtol=1e-5)
@@ -65,7 +65,7 @@ def test_the_larger_of_two_values_for_one_item_counts():
 def test_rounding_does_not_gather():
     """After many changes the sums are those of the items, not a history of differences."""
     tree, values = filled(1, 1000)
-    put = jax.jit(sum_tree.put)
+    put = jax.jit(sum_tree.update)
     random = np.random.default_rng(1)
     for _ in range(300):
         items = random.integers(0, 1000, 64)

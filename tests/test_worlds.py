@@ -319,7 +319,7 @@ def test_every_kind_is_an_environment(name: str) -> None:
 def test_as_many_states_as_the_largest_world_has(name: str, states: int) -> None:
     observation = make(f"worlds:{name}").spec.observation
     leaf = observation["index"] if name.startswith("rand") else observation
-    assert leaf == ArraySpec((), np.int32, values=states)
+    assert leaf == ArraySpec((), np.int32, num_values=states)
 
 
 def test_families_stand_for_their_members() -> None:

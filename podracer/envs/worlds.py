@@ -163,7 +163,7 @@ class Worlds:
     @property
     def spec(self) -> EnvironmentSpec:
         table = _table(self.kinds)
-        observation: PyTree = ArraySpec((), np.int32, values=table.states)
+        observation: PyTree = ArraySpec((), np.int32, num_values=table.states)
         if table.types:
             picture = ArraySpec((table.side, table.side, table.types + 1))
             observation = {"index": observation, "picture": picture}

@@ -105,7 +105,7 @@ class Table:
     """
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
-        values = observation.values if isinstance(observation, ArraySpec) else None
+        values = observation.num_values if isinstance(observation, ArraySpec) else None
         if values is None or observation.shape:
             raise ConfigError("Table needs the index of a state as its observation.")
         if any(head.noisy for head in heads.values()):
@@ -175,7 +175,7 @@ class TorsoNetwork:
             outputs: dict[str, jax.Array] = {}
             memories = {}
             observation = jax.tree.map(
-                lambda leaf, x: jax.nn.one_hot(x, leaf.values) if leaf.values else x,
+                lambda leaf, x: jax.nn.one_hot(x, leaf.num_values) if leaf.num_values else x,
                 described,
                 observation,
             )
@@ -193,13 +193,14 @@ MOST_VALUES = 4096  # of an index that a torso sees: each has a row of weights, 
 
 def _as_vector(leaf: ArraySpec) -> ArraySpec:
     """What a torso sees of one leaf of an observation."""
-    if leaf.values is None:
+    if leaf.num_values is None:
         return leaf
-    if leaf.values > MOST_VALUES:
+    if leaf.num_values > MOST_VALUES:
         raise ConfigError(
-            f"{leaf.values} states are too many for a torso, at most {MOST_VALUES}: take a Table."
+            f"{leaf.num_values} states are too many for a torso, which takes at most "
+            f"{MOST_VALUES}: use a Table."
         )
-    return ArraySpec((*leaf.shape, leaf.values))
+    return ArraySpec((*leaf.shape, leaf.num_values))
 
 
 class _Trunk(eqx.Module):

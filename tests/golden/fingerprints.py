@@ -96,7 +96,10 @@ def short(recipe: str, updates: int) -> Any:
     replay = getattr(agent, "replay", None)
     if replay is not None:
         replay = dataclasses.replace(
-            replay, capacity=20_000, warmup=min(replay.warmup, 20 * driver.num_envs), updates=2
+            replay,
+            capacity=20_000,
+            warmup=min(replay.warmup, 20 * driver.num_envs),
+            updates_per_rollout=2,
         )
         agent = dataclasses.replace(agent, replay=replay)
     driver = dataclasses.replace(driver, updates_per_chunk=updates // 2)

@@ -55,7 +55,7 @@ def learn(
 
     Nothing is learned, and metrics are 0, until `warmup` timesteps were kept.
     """
-    settings = buffer.settings
+    settings = buffer.config
     shards = num_shards(axis)
     if settings.batch_size % shards:
         raise ConfigError(
@@ -67,22 +67,22 @@ def learn(
     def step(now: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:
         shared, chances = now
         sample_key, update_key = jax.random.split(key)
-        known = dataclasses.replace(memory, chances=chances)
+        known = dataclasses.replace(memory, priorities=chances)
         sample = buffer.sample(known, sample_key, settings.batch_size // shards)
         shared, metrics, priorities = update(shared, sample, update_key)
-        return (shared, buffer.reweighed(chances, sample, priorities)), metrics
+        return (shared, buffer.update_priorities(chances, sample, priorities)), metrics
 
     def updates(now: tuple[PyTree, Any]) -> tuple[tuple[PyTree, Any], Metrics]:
-        now, metrics = jax.lax.scan(step, now, jax.random.split(key, settings.updates))
+        now, metrics = jax.lax.scan(step, now, jax.random.split(key, settings.updates_per_rollout))
         return now, jax.tree.map(jnp.mean, metrics)
 
-    now = (state.shared, memory.chances)
+    now = (state.shared, memory.priorities)
     shapes = jax.eval_shape(updates, now)[1]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    kept = memory.added[0] * memory.added.shape[0] * shards
+    kept = memory.num_added[0] * memory.num_added.shape[0] * shards
     ready = (kept >= settings.warmup) & (buffer.size(memory) > 0)
     (shared, chances), metrics = jax.lax.cond(ready, updates, lambda now: (now, zeros), now)
-    return LearnerState(shared, dataclasses.replace(memory, chances=chances)), metrics
+    return LearnerState(shared, dataclasses.replace(memory, priorities=chances)), metrics
 
 
 @struct

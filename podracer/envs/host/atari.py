@@ -97,7 +97,9 @@ class Atari:
         channels = self.stack * (1 if self.grayscale else 3)
         return EnvironmentSpec(
             f"atari:{self.game}",
-            ArraySpec((*self.size, channels), np.uint8, stacked=self.grayscale and self.stack > 1),
+            ArraySpec(
+                (*self.size, channels), np.uint8, frame_stack=self.grayscale and self.stack > 1
+            ),
             Discrete(_num_actions(self.game, self.full_action_set)),
         )
 

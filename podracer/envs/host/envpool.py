@@ -166,8 +166,8 @@ def _load(task: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentSpec:
     if atari:
         channels, height, width = observation.shape
         settings = dict(options)
-        stacked = settings["gray_scale"] and settings["stack_num"] > 1
-        observation = ArraySpec((height, width, channels), observation.dtype, stacked)
+        frame_stack = settings["gray_scale"] and settings["stack_num"] > 1
+        observation = ArraySpec((height, width, channels), observation.dtype, frame_stack)
     return EnvironmentSpec(f"envpool:{task}", observation, _action(task, spec.action_space))
 
 

@@ -76,7 +76,7 @@ def atari_dqn(game: str = "pong") -> Experiment:
             learning_rate=1e-4,
             epsilon_frames=1_000_000,
             target_period=2_000,
-            replay=Replay(capacity=1_000_000, batch_size=32, updates=16, warmup=50_000),
+            replay=Replay(capacity=1_000_000, batch_size=32, updates_per_rollout=16, warmup=50_000),
             network=TorsoNetwork(CNN()),
         ),
         driver=SebulbaConfig(num_envs=16, rollout_length=4, updates_per_chunk=500),
@@ -94,7 +94,7 @@ def atari_rainbow(game: str = "pong") -> Experiment:
             replay=Replay(
                 capacity=1_000_000,
                 batch_size=32,
-                updates=16,
+                updates_per_rollout=16,
                 warmup=50_000,
                 prioritized=True,
                 priority_exponent=0.5,

@@ -82,7 +82,7 @@ def cartpole_dqn() -> Experiment:
             epsilon=0.05,
             epsilon_frames=20_000,
             target_period=50,
-            replay=Replay(capacity=50_000, updates=4),
+            replay=Replay(capacity=50_000, updates_per_rollout=4),
         ),
         driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
         frames=320_000,
@@ -100,7 +100,7 @@ def cartpole_rainbow() -> Experiment:
             learning_rate=1e-3,
             target_period=50,
             value=Atoms(0.0, 100.0, 51),
-            replay=Replay(capacity=50_000, updates=4, prioritized=True),
+            replay=Replay(capacity=50_000, updates_per_rollout=4, prioritized=True),
         ),
     )
 
@@ -110,7 +110,9 @@ def cartpole_muzero() -> Experiment:
     """Gumbel MuZero on CartPole."""
     return Experiment(
         environment="cartpole",
-        agent=MuZero(replay=Replay(capacity=50_000, batch_size=128, updates=4, prioritized=True)),
+        agent=MuZero(
+            replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=4, prioritized=True)
+        ),
         driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
         frames=256_000,
         evaluation_episodes=64,

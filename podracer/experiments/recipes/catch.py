@@ -67,7 +67,7 @@ def catch_muzero() -> Experiment:
         agent=MuZero(
             bound=1.0,
             bins=21,
-            replay=Replay(capacity=50_000, batch_size=128, updates=8, prioritized=True),
+            replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=8, prioritized=True),
         ),
         driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),
         frames=256_000,

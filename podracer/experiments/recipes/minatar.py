@@ -54,7 +54,7 @@ def breakout_dqn() -> Experiment:
             learning_rate=5e-4,
             epsilon_frames=250_000,
             target_period=250,
-            replay=Replay(capacity=200_000, updates=8, warmup=5_000),
+            replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000),
         ),
         driver=AnakinConfig(num_envs=64, rollout_length=4, updates_per_chunk=100),
         frames=1_000_000,
@@ -77,6 +77,6 @@ def breakout_rainbow() -> Experiment:
             epsilon_frames=250_000,
             target_period=250,
             value=Atoms(0.0, 25.0, 51),
-            replay=Replay(capacity=200_000, updates=8, warmup=5_000, prioritized=True),
+            replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000, prioritized=True),
         ),
     )
