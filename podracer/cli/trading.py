@@ -38,8 +38,8 @@ def backtest(arguments: Sequence[str]) -> int:
         about="Compare the policy of a trading run with the baselines, as a table and a page.",
     )  # fmt: skip
     from podracer.experiments.training import use_compilation_cache
+    from podracer.reports.trading import write_page
     from podracer.trading.backtest import backtest
-    from podracer.trading.page import write_page
 
     use_compilation_cache()
     result = backtest(options.run)
@@ -53,8 +53,8 @@ def backtest(arguments: Sequence[str]) -> int:
 
 
 def _print_table(result: Backtest) -> None:
+    from podracer.reports.trading import rows
     from podracer.trading.backtest import dates
-    from podracer.trading.page import rows
 
     for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
         print(f"{title}, {' to '.join(dates(outcome.period))}")
