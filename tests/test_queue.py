@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from podracer.drivers.sebulba import queue as queue_module
 from podracer.drivers.sebulba import supervisor as supervisor_module
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
-from podracer.drivers.sebulba.supervisor import Stages, Supervisor
+from podracer.drivers.sebulba.supervisor import StageTimer, Supervisor
 
 PATIENCE = 60  # seconds, after which a wait counts as a hang
 
@@ -322,13 +322,13 @@ def protocol(component, at, updates, result):
 
             for name, queues in actors.items():
                 for queue in queues:
-                    supervisor.owns(queue)
+                    supervisor.register(queue)
 
                 def run(name=name, queues=queues):
                     actor(name, *queues)
 
                 supervisor.start(
-                    name, Stages("acting"), run, lambda name=name: point(f"{name}'s end")
+                    name, StageTimer("acting"), run, lambda name=name: point(f"{name}'s end")
                 )
             publish(0)
             for version in range(updates):

@@ -16,11 +16,11 @@ from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.drivers.sebulba import SebulbaConfig, check, sebulba, split_devices
+from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool
 from podracer.drivers.sebulba.config import environment_indices
-from podracer.drivers.sebulba.driver import Team
-from podracer.drivers.sebulba.learner import abstract_on_mesh, make_update
 from podracer.drivers.sebulba.supervisor import Supervisor
-from podracer.drivers.sebulba.trajectory import Opening, blank, empty_slot, finish
+from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
+from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
@@ -224,20 +224,22 @@ def update_program(name, learners=2):
         devices=learners + 1,
         learners=learners,
     )
-    with contextlib.ExitStack() as made, Supervisor(60) as supervisor:
-        team = Team(agent, env, split, config, state, 7, supervisor, made)
-        batch = abstract_on_mesh(split.mesh, team.shard)
+    with contextlib.ExitStack() as exit_stack, Supervisor(60) as supervisor:
+        actors = make_actor_pool(
+            agent, env, split, config, state, seed=7, supervisor=supervisor, exit_stack=exit_stack
+        )
+        batch = abstract_on_mesh(split.mesh, actors.shard)
     placed = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec("data"))
     request = jax.device_put(jax.numpy.zeros(learners, np.int32), placed)
     update = make_update(agent, split.mesh, split.threads, 1)
-    return update.lower(state, [batch] * split.threads, request).compile(), state, team, agent
+    return update.lower(state, [batch] * split.threads, request).compile()
 
 
 @pytest.mark.parametrize("name", EVERY_AGENT)
 def test_no_reduction_of_the_update_can_overtake_another(name):
     """See the same test of Anakin."""
     several = 0
-    for waits in collectives_by_computation(update_program(name)[0].as_text()):
+    for waits in collectives_by_computation(update_program(name).as_text()):
         order = list(waits)
         several += len(order) > 1
         assert all(order[i] in waits[order[i + 1]] for i in range(len(order) - 1)), order
@@ -248,14 +250,14 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
     """The learner donates its state while the actors' parameters still travel."""
     agent, env, split, config, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
     seen = []
-    publish = Team.publish
+    publish = ActorPool.publish
 
-    def keep(team, params, version):
+    def keep(actors, params, version):
         seen.append((version, params, jax.device_get(params)))
-        publish(team, params, version)
+        publish(actors, params, version)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Team, "publish", keep)
+        patch.setattr(ActorPool, "publish", keep)
         train_sebulba(agent, env, split, config, state, num_updates=10)
     assert len(seen) == 12
     for _, params, value in seen:
@@ -283,13 +285,13 @@ def test_images_stay_bytes_until_they_are_in_the_network():
     spec = EnvironmentSpec("pictures", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
     agent = Impala(network=TorsoNetwork(MLP((4,))), spec=spec)
     params = agent.actor_params(agent.init(jax.random.key(0), 2))
-    slot = jax.eval_shape(lambda p: empty_slot(agent, spec, p, 2, 5), params)
-    assert slot.observation.dtype == np.uint8
-    _, pieces = jax.eval_shape(
-        lambda slot, o, s: finish(1, slot, Opening((), zero_episode_stats(2)), o, s),
-        slot, *blank(spec, 2),
-    )  # fmt: skip
-    assert pieces[0].steps.timestep.observation.dtype == np.uint8
+    buffer = jax.eval_shape(lambda p: empty_buffer(agent, spec, p, 2, 5), params)
+    assert buffer.observation.dtype == np.uint8
+    start = RolloutStart((), zero_episode_stats(2))
+    _, shards = jax.eval_shape(
+        lambda buffer, o, s: finish(1, buffer, start, o, s), buffer, *zero_timestep(spec, 2)
+    )
+    assert shards[0].trajectory.steps.timestep.observation.dtype == np.uint8
 
 
 def test_evaluation_on_the_host_plays_each_environment_once():

@@ -26,11 +26,12 @@ from podracer.agents.impala import Impala
 from podracer.drivers.common import Request
 from podracer.drivers.sebulba import SebulbaConfig, sebulba
 from podracer.drivers.sebulba import actor as actor_module
-from podracer.drivers.sebulba import driver as driver_module
+from podracer.drivers.sebulba import actor_pool as pool_module
+from podracer.drivers.sebulba import learner as learner_module
 from podracer.drivers.sebulba import supervisor as supervisor_module
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
-from podracer.drivers.sebulba.supervisor import Stages, Supervisor
-from podracer.drivers.sebulba.trajectory import Programs
+from podracer.drivers.sebulba.supervisor import StageTimer, Supervisor
+from podracer.drivers.sebulba.trajectory import ActorPrograms
 from podracer.experiments import plan
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.training import train
@@ -141,13 +142,13 @@ class Compiled:
 @pytest.fixture(scope="module")
 def once():
     """Programs and states that all runs of this file share; `made(**config)` are a run's parts."""
-    programs = functools.cache(driver_module.make_programs)
+    programs = functools.cache(pool_module.make_actor_programs)
     updates = functools.cache(lambda *args: Compiled(make_update(*args)))
-    make_update = driver_module.make_update
+    make_update = learner_module.make_update
 
     def make_programs(*args):
         made = programs(*args)
-        return Programs(visited("inference", made.infer), visited("finish", made.finish))
+        return ActorPrograms(visited("inference", made.infer), visited("finish", made.finish))
 
     @functools.cache
     def made(**config):
@@ -156,12 +157,12 @@ def once():
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver_module, "make_programs", make_programs)
-        patch.setattr(driver_module, "make_update", updates)
-        patch.setattr(driver_module, "on_mesh", visited("on_mesh", driver_module.on_mesh))
-        patch.setattr(driver_module, "to_progress", visited("fetch", driver_module.to_progress))
-        team = driver_module.Team
-        patch.setattr(team, "publish", visited("publish", team.publish))
+        patch.setattr(pool_module, "make_actor_programs", make_programs)
+        patch.setattr(learner_module, "make_update", updates)
+        patch.setattr(learner_module, "on_mesh", visited("on_mesh", learner_module.on_mesh))
+        patch.setattr(learner_module, "to_progress", visited("fetch", learner_module.to_progress))
+        pool = pool_module.ActorPool
+        patch.setattr(pool, "publish", visited("publish", pool.publish))
         patch.setattr(actor_module, "ClosableQueue", Queue)
         patch.setattr(actor_module, "jax", ActorJax())
         yield made
@@ -297,7 +298,7 @@ def test_environments_are_closed_if_the_learner_cannot_be_made(once, monkeypatch
     def fail(*args):
         raise Injected("compile")
 
-    monkeypatch.setattr(driver_module, "make_update", fail)
+    monkeypatch.setattr(learner_module, "make_update", fail)
     outcome = attempt(once, Injector("nowhere"))
     assert type(outcome.error) is Injected
     assert CounterBatch.open == 0
@@ -305,7 +306,7 @@ def test_environments_are_closed_if_the_learner_cannot_be_made(once, monkeypatch
 
 def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
     """One actor's trajectory has come and the other's not when the learner gives up waiting."""
-    monkeypatch.setattr(driver_module, "WATCH_SECONDS", 0.005)
+    monkeypatch.setattr(pool_module, "POLL_SECONDS", 0.005)
 
     def at(place, batch):
         if place == "step" and batch.indices[0] != 0:
@@ -423,7 +424,7 @@ def test_a_fault_before_a_clean_end_comes_out():
 
     def run():
         with Supervisor(PATIENCE) as supervisor:
-            supervisor.start("actor", Stages("acting"), fail, failed.set)
+            supervisor.start("actor", StageTimer("acting"), fail, failed.set)
             assert failed.wait(PATIENCE)
 
     with pytest.raises(Injected) as fault:
@@ -434,10 +435,10 @@ def test_a_fault_before_a_clean_end_comes_out():
 def test_time_before_the_start_is_no_hang():
     """Compiling comes between an actor's making and its start."""
     go = threading.Event()
-    stages = Stages("environment")
+    timer = StageTimer("environment")
     time.sleep(0.3)
     with Supervisor(0.2) as supervisor:
-        supervisor.start("actor", stages, go.wait, lambda: None)
+        supervisor.start("actor", timer, go.wait, lambda: None)
         supervisor.check()
         go.set()
 

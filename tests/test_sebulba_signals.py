@@ -149,14 +149,14 @@ def trouble(batch, timestep):
 podracer.envs.make = lambda name: Counters(trouble, at)
 
 if kind == "learner":
-    from podracer.drivers.sebulba import driver
-    on_mesh, calls = driver.on_mesh, []
+    from podracer.drivers.sebulba import learner
+    on_mesh, calls = learner.on_mesh, []
     def failing(*args):
         calls.append(0)
         if len(calls) == 50:
             raise RuntimeError("a fault for the test")
         return on_mesh(*args)
-    driver.on_mesh = failing
+    learner.on_mesh = failing
 
 if kind == "hosts":
     import jax

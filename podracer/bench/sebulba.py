@@ -21,8 +21,14 @@ import numpy as np
 
 from podracer.agent import Agent
 from podracer.drivers.common import TrainState, init_state
-from podracer.drivers.sebulba.config import SebulbaConfig, Split, environment_indices, split_devices
-from podracer.drivers.sebulba.driver import Team, check, native_threads, sebulba
+from podracer.drivers.sebulba.actor_pool import make_actor_pool, native_threads
+from podracer.drivers.sebulba.config import (
+    DeviceSplit,
+    SebulbaConfig,
+    environment_indices,
+    split_devices,
+)
+from podracer.drivers.sebulba.driver import check, sebulba
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.environment import HostEnvironments
 from podracer.types import Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
@@ -35,7 +41,7 @@ class Setup:
     agent: Agent
     env: HostEnvironments
     config: SebulbaConfig
-    split: Split
+    split: DeviceSplit
 
     def state(self) -> TrainState:
         """Return an initial state without the state of acting."""
@@ -85,16 +91,17 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
 def measure_acting(setup: Setup, seconds: float) -> float:
     """Measure the actors of a run whose learner discards every trajectory."""
     config = dataclasses.replace(setup.config, lag=None)
-    with contextlib.ExitStack() as stack, Supervisor(config.step_seconds) as supervisor:
-        team = Team(
-            setup.agent, setup.env, setup.split, config, setup.state(), 0, supervisor, stack
-        )
-        team.start()
-        stack.pop_all()  # from now on each thread closes its own
+    with contextlib.ExitStack() as exit_stack, Supervisor(config.step_seconds) as supervisor:
+        actors = make_actor_pool(
+            setup.agent, setup.env, setup.split, config, setup.state(),
+            seed=0, supervisor=supervisor, exit_stack=exit_stack,
+        )  # fmt: skip
+        actors.start()
+        exit_stack.pop_all()  # from now on each thread closes its own environments
 
         def windows() -> Iterator[int]:
             while True:
-                team.collect(lambda: False)
+                actors.collect(lambda: False)
                 yield config.steps_per_update
 
         return _rate(windows(), seconds)

@@ -67,7 +67,7 @@ class Plan:
     agent: Agent
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners
-    split: sebulba.Split | None  # under Sebulba
+    split: sebulba.DeviceSplit | None  # under Sebulba
     like: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]

@@ -1,10 +1,13 @@
 """Sebulba: actors on some devices step environments of the host, learners on the others update.
 
+    actor threads:  parameters -> T x (inference, environment step) -> trajectory -> learner devices
+    caller thread:  trajectories of all actors -> update -> parameters
+
 Source: Hessel et al. 2021, section 4 (arXiv 2104.06272).
 """
 
+from podracer.drivers.sebulba.config import DeviceSplit as DeviceSplit
 from podracer.drivers.sebulba.config import SebulbaConfig as SebulbaConfig
-from podracer.drivers.sebulba.config import Split as Split
 from podracer.drivers.sebulba.config import split_devices as split_devices
 from podracer.drivers.sebulba.driver import check as check
 from podracer.drivers.sebulba.driver import sebulba as sebulba

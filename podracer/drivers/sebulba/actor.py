@@ -1,184 +1,190 @@
-"""An actor: one thread that acts in one batch of host environments on one device."""
+"""Actor: one thread that acts in one batch of host environments on one device."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int64, UInt32
 
+from podracer.drivers.common import reset_episode_totals
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.drivers.sebulba.queue import ClosableQueue
-from podracer.drivers.sebulba.supervisor import Stages
-from podracer.drivers.sebulba.trajectory import Batch, Opening, Programs, Slot, packed
-from podracer.drivers.sebulba.validator import Inspector
+from podracer.drivers.sebulba.supervisor import StageTimer
+from podracer.drivers.sebulba.trajectory import (
+    ActorPrograms,
+    RolloutStart,
+    TrajectoryBuffer,
+    TrajectoryShard,
+    pack_timestep,
+)
+from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.environment import HostEnvironment, ReportsFaults, Resumable, call_environment
 from podracer.mesh import Device
 from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
 
+STAGES = ("environment", "inference", "transfer", "parameters", "queue")
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """What acting needs, on an actor's device."""
+    """Actor parameters on an actor's device."""
 
     params: Params
-    version: int  # updates done
+    version: int  # number of updates that they have seen
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A finished trajectory, as handles to arrays on the learners' devices."""
+    """Finished trajectory of one actor: handles to arrays on the learners' devices."""
 
-    shards: list[Batch]  # one for each learner device of this host
-    versions: np.ndarray  # i64 [T], updates that the parameters of each step had seen
+    shards: list[TrajectoryShard]  # one for each learner device of this host
+    versions: Int64[np.ndarray, " T"]  # of the parameters of each step
     seconds: dict[str, float]  # of each stage of the actor
     faults: dict[str, int]  # rows of bad data by kind, since the actor began
-    env_state: PyTree  # where the environments stand, () if they cannot say
+    env_state: PyTree  # snapshot of the environments, () if they give none
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where an actor stands in the run."""
+class ActorContext:
+    """Device, environments and point of departure of one actor within the run."""
 
     name: str
     device: Device
     learners: list[Device]  # of this host
-    indices: np.ndarray  # u32 [b], its environments' numbers in the run
-    first_rollout: int  # updates done when the run began or went on
+    indices: UInt32[np.ndarray, " b"]  # of its environments within the run
+    first_rollout: int  # number of updates done when the run began or was resumed
     seed: int
-    carry: Carry  # the empty memory of its environments, [b, ...], numpy
-    standing: ActorState | None  # where its environments go on from, numpy; None: from a reset
+    carry: Carry  # empty memory [b, ...], numpy
+    resume_from: ActorState | None  # [b, ...], numpy; None begins with a reset
 
 
 class Actor:
-    """`run` and `close` are the thread's body."""
+    """Body of an actor thread: `run`, then `close`."""
 
     def __init__(
         self,
         env: HostEnvironment,
         spec: EnvironmentSpec,
-        place: Place,
-        programs: Programs,
-        slot: Slot,
+        context: ActorContext,
+        programs: ActorPrograms,
+        buffer: TrajectoryBuffer,
         run_key: jax.Array,
         config: SebulbaConfig,
     ) -> None:
-        self.place, self.stages = place, Stages(*STAGES)
+        self.context = context
+        self.timer = StageTimer(*STAGES)
         self.parameters: ClosableQueue[Parameters] = ClosableQueue((config.lag or 0) + 1)
         self.rollouts: ClosableQueue[Rollout] = ClosableQueue(config.queue_depth)
-        self.finished = 0  # rollouts
+        self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
-        self._inspector = Inspector(spec, len(place.indices))
-        begun = jax.device_put(_begun(slot, place, config.rollout_length), place.device)
-        # Donated, so no leaf may be another's.
-        self._slot, self._opening = jax.tree.map(jnp.copy, begun)
-        self._keys = jax.device_put(_row_keys(run_key, place.indices), place.device)
+        self._validator = TimestepValidator(spec, len(context.indices))
+        start = _start_of_run(buffer, context, config.rollout_length)
+        # Copied, as both are donated: no leaf may be a leaf of the other.
+        self._buffer, self._start = jax.tree.map(jnp.copy, jax.device_put(start, context.device))
+        self._keys = jax.device_put(_row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:
-        """Roll out until a queue is closed, which ends it with `Closed`, or until a fault."""
-        self.stages.enter("environment")
-        timestep = self._asked(self._begin)
-        newest: Parameters | None = None
-        rollout = self.place.first_rollout
+        """Act until a queue is closed, which raises `Closed`, or until a fault."""
+        timer, infer, finish = self.timer, self._programs.infer, self._programs.finish
+        timer.start("environment")
+        timestep = self._call_environment(self._first_timestep)
+        parameters: Parameters | None = None
+        rollout = self.context.first_rollout
         while True:
-            self.stages.enter("parameters")
-            newest = self._refreshed(newest, rollout)
+            timer.start("parameters")
+            parameters = self._next_parameters(parameters, rollout)
             versions = np.empty(self._config.rollout_length, np.int64)
-            for t in range(len(versions)):
-                self.stages.enter("inference")
+            for t in range(self._config.rollout_length):
+                timer.start("inference")
                 if t and self._config.refresh == "step":
-                    newest = self.parameters.get_newest() or newest
-                versions[t] = newest.version
-                self._slot, action = self._programs.infer(
-                    newest.params, self._slot, self._keys, *packed(timestep)
+                    parameters = self.parameters.get_newest() or parameters
+                versions[t] = parameters.version
+                self._buffer, device_action = infer(
+                    parameters.params, self._buffer, self._keys, *pack_timestep(timestep)
                 )
-                chosen = np.asarray(action)
-                self.stages.enter("environment")
-                timestep = self._asked(lambda chosen=chosen: self._env.step(chosen))
-            self.stages.enter("transfer")
-            self._opening, shards = self._programs.finish(
-                self._slot, self._opening, *packed(timestep)
-            )
-            shards = [
-                jax.device_put(shard, device)
-                for shard, device in zip(shards, self.place.learners, strict=True)
-            ]
-            # The final timestep may lie in memory that the environments' next step writes.
-            jax.block_until_ready(shards)
-            self.finished += 1
-            self.stages.enter("environment")
-            env_state, faults = call_environment(self.place.name, self._aside)
-            self.stages.enter("queue")
-            self.rollouts.put(Rollout(shards, versions, self.stages.take(), faults, env_state))
+                action = np.asarray(device_action)  # waits for the device
+                timer.start("environment")
+                timestep = self._call_environment(lambda action=action: self._env.step(action))
+            timer.start("transfer")
+            self._start, shards = finish(self._buffer, self._start, *pack_timestep(timestep))
+            shards = self._send_to_learners(shards)
+            self.num_rollouts += 1
+            timer.start("environment")
+            env_state, faults = call_environment(self.context.name, self._snapshot_and_faults)
+            timer.start("queue")
+            self.rollouts.put(Rollout(shards, versions, timer.collect(), faults, env_state))
             rollout += 1
 
     def close(self) -> None:
         """Close the environments."""
-        self.stages.enter("environment")
-        call_environment(self.place.name, self._env.close)
+        self.timer.start("environment")
+        call_environment(self.context.name, self._env.close)
 
-    def _begin(self) -> TimeStep:
-        """The first timestep, after a reset or where the environments stood."""
-        place = self.place
-        start = place.first_rollout * self._config.rollout_length
-        if place.standing is None:
-            return self._env.reset(place.seed, place.indices, start)
+    def _first_timestep(self) -> TimeStep:
+        context = self.context
+        start = context.first_rollout * self._config.rollout_length
+        if context.resume_from is None:
+            return self._env.reset(context.seed, context.indices, start)
         assert isinstance(self._env, Resumable), "its state came from a snapshot"
-        self._env.restore(place.seed, place.indices, start, place.standing.env_state)
-        return place.standing.timestep
+        self._env.restore(context.seed, context.indices, start, context.resume_from.env_state)
+        return context.resume_from.timestep
 
-    def _refreshed(self, newest: Parameters | None, rollout: int) -> Parameters:
-        """The parameters to begin a rollout with.
+    def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
+        """Return the parameters to begin a rollout with; `parameters` are those of the last.
 
         Each update puts one set into the queue. With a lag each rollout takes one out, so its
         parameters are exactly `lag` updates old, and two runs with one seed are equal.
         """
         lag = self._config.lag
         if lag is not None and self._config.refresh == "rollout":
-            newest = self.parameters.get()
+            parameters = self.parameters.get()
         else:
-            newest = self.parameters.get_newest() or newest
-            while newest is None or (lag is not None and newest.version < rollout - lag):
-                newest = self.parameters.get()
-        # Or the first inference would wait for them, and be blamed for it.
-        jax.block_until_ready(newest.params)
-        return newest
+            parameters = self.parameters.get_newest() or parameters
+            while parameters is None or (lag is not None and parameters.version < rollout - lag):
+                parameters = self.parameters.get()
+        # Or the first inference would wait for them, and its stage would count that time.
+        jax.block_until_ready(parameters.params)
+        return parameters
 
-    def _asked(self, question: Callable[[], TimeStep]) -> TimeStep:
-        """The timestep that the environments answer with, inspected."""
-        return self._inspector.inspect(call_environment(self.place.name, question))
+    def _send_to_learners(self, shards: list[TrajectoryShard]) -> list[TrajectoryShard]:
+        devices = self.context.learners
+        shards = [jax.device_put(s, device) for s, device in zip(shards, devices, strict=True)]
+        # The final timestep may lie in memory that the environments' next step overwrites.
+        jax.block_until_ready(shards)
+        return shards
 
-    def _aside(self) -> tuple[PyTree, dict[str, int]]:
-        """Where the environments stand, and rows of bad data by kind."""
+    def _call_environment(self, function: Callable[[], TimeStep]) -> TimeStep:
+        return self._validator.validate(call_environment(self.context.name, function))
+
+    def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int]]:
+        """Return a snapshot of the environments, and the rows of bad data by kind."""
         env_state = self._env.snapshot() if isinstance(self._env, Resumable) else ()
-        total = dict(self._inspector.faults)
-        faults = self._env.faults if isinstance(self._env, ReportsFaults) else {}
-        for kind, count in faults.items():
-            total[kind] = total.get(kind, 0) + count
-        return env_state, total
+        faults = Counter(self._validator.faults)
+        if isinstance(self._env, ReportsFaults):
+            faults.update(self._env.faults)
+        return env_state, dict(faults)
 
 
-STAGES = ("environment", "inference", "transfer", "parameters", "queue")
+def _start_of_run(
+    buffer: TrajectoryBuffer, context: ActorContext, length: int
+) -> tuple[TrajectoryBuffer, RolloutStart]:
+    """Return the buffer and the rollout start with which this actor begins."""
+    carry, episodes = context.carry, zero_episode_stats(len(context.indices))
+    if context.resume_from is not None:
+        carry = context.resume_from.carry
+        episodes = reset_episode_totals(context.resume_from.episodes)
+    global_step = jnp.uint32(context.first_rollout * length)
+    buffer = dataclasses.replace(buffer, carry=carry, global_step=global_step)
+    return buffer, RolloutStart(carry, episodes)
 
 
-def _begun(slot: Slot, place: Place, length: int) -> tuple[Slot, Opening]:
-    """An empty slot and its opening, where this actor begins."""
-    moment = jnp.uint32(place.first_rollout * length)
-    slot = dataclasses.replace(slot, carry=place.carry, moment=moment)
-    opening = Opening(slot.carry, zero_episode_stats(len(place.indices)))
-    if place.standing is None:
-        return slot, opening
-    carry, past = place.standing.carry, place.standing.episodes
-    episodes = dataclasses.replace(
-        opening.episodes, running_return=past.running_return, running_length=past.running_length
-    )
-    return dataclasses.replace(slot, carry=carry), Opening(carry, episodes)
-
-
-def _row_keys(run_key: jax.Array, indices: np.ndarray) -> jax.Array:
-    """Each row's key `[b]` for acting, before it is folded with the step."""
+def _row_keys(run_key: jax.Array, indices: UInt32[np.ndarray, " b"]) -> jax.Array:
+    """Return each row's key `[b]` for acting, before it is folded with the step."""
     key = purpose_key(run_key, Purpose.ACT)
     return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.asarray(indices))

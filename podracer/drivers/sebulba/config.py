@@ -1,4 +1,4 @@
-"""Sebulba's settings, and how devices are split into actors and learners."""
+"""Configuration of Sebulba, and the split of devices into actors and learners."""
 
 from __future__ import annotations
 
@@ -10,52 +10,55 @@ from typing import Literal
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import UInt32
 
 from podracer.mesh import Device, make_mesh
-from podracer.types import ConfigError
+from podracer.types import ConfigError, bounded
 
 
 @dataclasses.dataclass(frozen=True)
 class SebulbaConfig:
-    """How Sebulba runs an agent."""
+    """Configuration of the Sebulba driver."""
 
-    num_envs: int = 64
-    """Environments in all, shared evenly by the actor threads of all hosts."""
-    rollout_length: int = 20
-    """T: interactions of each environment before each update."""
-    updates_per_chunk: int = 20
+    num_envs: int = bounded(64, low=1)
+    """Number of environments in all; the actor threads of all hosts share them evenly."""
+    rollout_length: int = bounded(20, low=1)
+    """Environment steps T of each environment before each update."""
+    updates_per_chunk: int = bounded(20, low=1)
     """Updates between two reports."""
-    actors: int = 0
-    """Actor devices of each host; 0 finds a split: learners about three times the actors."""
-    learners: int = 0
-    """Learner devices of each host; 0 for the devices that are left."""
-    threads: int = 2
-    """Actor threads of each actor device: the device acts for one while the other's environments
-    step."""
-    env_threads: int = 0
-    """Native threads or processes that step the environments of one actor thread; 0 shares the
-    processor's cores evenly."""
-    lag: int | None = 1
-    """How many updates the parameters of a rollout are behind: 0 is lock-step, 1 and more overlap
-    acting with learning and are reproducible, None takes the newest there are."""
+    actors: int = bounded(0, low=0)
+    """Actor devices of each host; 0 chooses a split with about three learners for each actor."""
+    learners: int = bounded(0, low=0)
+    """Learner devices of each host; 0 takes the devices that are not actors."""
+    threads: int = bounded(2, low=1)
+    """Actor threads of each actor device: while the environments of one thread step, the device
+    acts for another."""
+    env_threads: int = bounded(0, low=0)
+    """Native threads or processes that step the environments of one actor thread; 0 divides the
+    cores of the host evenly."""
+    lag: int | None = bounded(1, low=0)
+    """Policy lag: the number of updates by which the parameters of a rollout are behind. 0 is
+    lock-step; 1 or more overlaps acting with learning, reproducibly; None takes the newest."""
     refresh: Literal["rollout", "step"] = "rollout"
-    """When actors take newer parameters: before a rollout, or before every step as in the paper
-    (then `lag` is a bound, and runs do not repeat to the bit)."""
-    queue_depth: int = 1
-    """Finished trajectories that may wait for the learner, for each actor thread."""
-    updates_per_batch: int = 1
-    """Split the environments of what is received into so many updates, one after the other."""
-    step_seconds: float = 120.0
-    """Give up (exit code 72) when environments take longer than this for a step."""
+    """When an actor takes newer parameters: before each rollout, or before each step as in the
+    paper (the policy lag is then an upper bound, and runs are not reproducible to the bit)."""
+    queue_depth: int = bounded(1, low=1)
+    """Finished trajectories of each actor thread that may wait for the learner."""
+    updates_per_batch: int = bounded(1, low=1)
+    """Updates made in turn from each batch of trajectories, each from an equal part of the
+    environments."""
+    step_seconds: float = bounded(120.0, low=0.001)
+    """Seconds that a step of the environments may take before the run ends with exit code 72."""
 
     @property
     def steps_per_update(self) -> int:
+        """Environment steps of all environments for one batch of trajectories."""
         return self.num_envs * self.rollout_length
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """Who does what."""
+class DeviceSplit:
+    """Devices of actors and learners, and the share of each actor thread."""
 
     actors: list[Device]  # of this host
     learners: list[Device]  # of this host
@@ -64,7 +67,7 @@ class Split:
     num_envs: int  # of each actor thread
 
     def describe(self) -> dict[str, int]:
-        """For a run's `config.json`."""
+        """Return the numbers that a run's `config.json` keeps."""
         return {
             "actors": len(self.actors),
             "learners": len(self.learners),
@@ -73,77 +76,94 @@ class Split:
         }
 
 
-def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> Split:
-    """Actors and learners among these devices, alike on every host.
+def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSplit:
+    """Split devices into actors and learners, alike on every host.
 
-    A single device is both. Otherwise, unless the configuration says, all devices are used where
-    the environments can be shared evenly, as near to three learners for an actor as possible.
-    Raises `ConfigError` where they cannot.
+    A single device is both. Otherwise all devices are used, unless the configuration says how many,
+    as near to three learners for each actor as the environments can be shared evenly.
+    Raises `ConfigError` if they cannot.
     """
     hosts = sorted({device.process_index for device in devices})
     by_host = [[d for d in devices if d.process_index == host] for host in hosts]
-    own = by_host[hosts.index(jax.process_index())]
-    per_host, rest = divmod(config.num_envs, len(hosts))
-    if rest:
+    local_devices = by_host[hosts.index(jax.process_index())]
+    envs_per_host, remainder = divmod(config.num_envs, len(hosts))
+    if remainder:
         raise ConfigError(
             f"num_envs is {config.num_envs}, which {len(hosts)} hosts cannot share evenly."
         )
-    actors, learners = _numbers(len(own), per_host, config)
-    shared = len(own) == 1
-    choose = (lambda of: of) if shared else (lambda of: of[actors : actors + learners])
-    mesh = make_mesh([device for of in by_host for device in choose(of)])
-    threads = actors * config.threads
-    return Split(own[:actors], choose(own), mesh, threads, per_host // threads)
+    num_actors, num_learners = _split_numbers(len(local_devices), envs_per_host, config)
+
+    def learners(host_devices: list[Device]) -> list[Device]:
+        if len(local_devices) == 1:
+            return host_devices
+        return host_devices[num_actors : num_actors + num_learners]
+
+    threads = num_actors * config.threads
+    return DeviceSplit(
+        actors=local_devices[:num_actors],
+        learners=learners(local_devices),
+        mesh=make_mesh([device for host in by_host for device in learners(host)]),
+        threads=threads,
+        num_envs=envs_per_host // threads,
+    )
 
 
-def _numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[int, int]:
-    """How many actor and learner devices a host has."""
-    wanted = (config.actors, config.learners)
+def _split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[int, int]:
+    """Return the numbers of actor and learner devices of a host."""
     if devices == 1:
-        if any(n > 1 for n in wanted):
+        if config.actors > 1 or config.learners > 1:
             raise ConfigError(
                 f"--actors {config.actors} --learners {config.learners} needs more than the one "
                 "device of this host; on one device, actors and learner share it."
             )
         options = [(1, 1)]
     else:
-        options = [(a, b) for a in range(1, devices) for b in range(1, devices - a + 1)]
-        options = [(a, b) for a, b in options if config.actors in (0, a)]
-        options = [(a, b) for a, b in options if config.learners in (0, b)]
+        options = [
+            (actors, learners)
+            for actors in range(1, devices)
+            for learners in range(1, devices - actors + 1)
+            if config.actors in (0, actors) and config.learners in (0, learners)
+        ]
         if not options:
             raise ConfigError(
                 f"--actors {config.actors} --learners {config.learners} does not fit the "
                 f"{devices} devices of this host: together they may be at most {devices}, "
                 "each at least 1."
             )
-    even = [(a, b) for a, b in options if num_envs % (a * config.threads * b) == 0]
+    even = [
+        (actors, learners)
+        for actors, learners in options
+        if num_envs % (actors * config.threads * learners) == 0
+    ]
     if not even:
-        a, b = max(options, key=_preference)
-        step = a * config.threads * b
-        near = " or ".join(
-            str(n) for n in (num_envs // step * step, -(-num_envs // step) * step) if n
-        )
+        actors, learners = max(options, key=_preference)
+        multiple = actors * config.threads * learners
+        candidates = (num_envs // multiple * multiple, -(-num_envs // multiple) * multiple)
+        nearest = " or ".join(str(n) for n in candidates if n)
         raise ConfigError(
-            f"{num_envs} environments on each host cannot be shared evenly by {a} x "
-            f"{config.threads} actor threads and then by {b} learners: take {near}."
+            f"{num_envs} environments on each host cannot be shared evenly by {actors} x "
+            f"{config.threads} actor threads and then by {learners} learners: take {nearest}."
         )
     return max(even, key=_preference)
 
 
 def _preference(numbers: tuple[int, int]) -> tuple[int, float]:
-    """Use every device; then three learners for an actor, as the paper advises."""
+    """Order splits: the more devices the better, then the nearer to 3 learners for each actor."""
     actors, learners = numbers
     return actors + learners, -abs(math.log(learners / actors / 3))
 
 
-def environment_indices(split: Split, thread: int, host: int, hosts: int) -> np.ndarray:
-    """The numbers u32 `[b]`, within the run, of an actor thread's environments.
+def environment_indices(
+    split: DeviceSplit, thread: int, host: int, num_hosts: int
+) -> UInt32[np.ndarray, " b"]:
+    """Return the indices, within the run, of the environments of an actor thread.
 
-    A thread's rows are split over the learners, and a learner lays the pieces of all threads side
-    by side. The numbers are such that this gives the order 0, 1, 2, ... over all learners.
+    A thread's rows are split over the learners, and a learner concatenates its rows of all threads.
+    The indices are such that this gives the order 0, 1, 2, ... over all learners.
     """
-    learners = len(split.learners)
-    piece = split.num_envs // learners
-    per_learner = piece * split.threads
-    first = (host * learners + np.arange(learners)) * per_learner + thread * piece
-    return (first[:, None] + np.arange(piece)).reshape(-1).astype(np.uint32)
+    num_learners = len(split.learners)
+    rows_per_shard = split.num_envs // num_learners
+    rows_per_learner = rows_per_shard * split.threads
+    learners = host * num_learners + np.arange(num_learners)
+    first = learners * rows_per_learner + thread * rows_per_shard
+    return (first[:, None] + np.arange(rows_per_shard)).reshape(-1).astype(np.uint32)

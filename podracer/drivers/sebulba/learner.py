@@ -1,119 +1,151 @@
-"""The learners' program: an update from what every actor thread sent."""
+"""Learner: updates from the actors' rollouts, in the caller's thread, and reports on them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jaxtyping import Int64
 
 from podracer.agent import Agent
-from podracer.drivers.common import (
-    TRAIN_SPEC,
-    TrainState,
-    apply_if_finite,
-    learn_key,
-    reduce_metrics,
-)
-from podracer.drivers.sebulba.trajectory import Batch, over_rows
-from podracer.mesh import DATA, REPLICATED, SHARDED
-from podracer.types import LearnerState, Metrics, Params, PyTree
-
-BATCH_SPEC = Batch(PartitionSpec(None, DATA), SHARDED)  # type: ignore[arg-type]
+from podracer.drivers.common import Progress, Request, TrainState, to_progress
+from podracer.drivers.sebulba.actor import STAGES, Rollout
+from podracer.drivers.sebulba.actor_pool import ActorPool
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
+from podracer.drivers.sebulba.supervisor import StageTimer
+from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
+from podracer.mesh import SHARDED, on_one_device, shardings
+from podracer.types import Metrics
 
 
-def make_update(
-    agent: Agent, mesh: Mesh, num_batches: int, updates_per_batch: int
-) -> Callable[..., tuple[TrainState, Params, Metrics]]:
-    """The compiled program `(state, batches, request) -> (state, actor params, metrics)`.
+class Learner:
+    """Learner devices of all hosts, as this host sees them."""
 
-    The state is donated; what actors need is an output of its own, so it can travel while the
-    next update runs.
+    def __init__(
+        self,
+        agent: Agent,
+        split: DeviceSplit,
+        config: SebulbaConfig,
+        actors: ActorPool,
+        state: TrainState,
+        request: Callable[[], int],
+    ) -> None:
+        self._split, self._actors, self._request = split, actors, request
+        self._multi_host = jax.process_count() > 1
+        self._request_sharding = shardings(split.mesh, SHARDED)
+        self._no_request = self._request_array(Request.NONE)
+        shard = abstract_on_mesh(split.mesh, actors.shard)
+        update = make_update(agent, split.mesh, split.threads, config.updates_per_batch)
+        self._update = update.lower(  # type: ignore[attr-defined]
+            dataclasses.replace(state, actor=()), [shard] * split.threads, self._no_request
+        ).compile()
+        self._version = actors.first_update  # number of updates dispatched
+        self._timer = StageTimer("collect", "learn", "report")
+        self._pending: list[Metrics] = []  # of updates that may still run
+        self._fetched: list[Any] = []  # metrics since the last report
+        self._stats: list[TrajectoryStats] = []  # since the last report
+        self.agreed_request: int = Request.NONE  # the largest of all hosts
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether an update was made since the last report."""
+        return bool(self._stats)
+
+    def update(self, state: TrainState, rollouts: list[Rollout]) -> TrainState:
+        """Learn from a rollout of every actor, and send them the new parameters."""
+        self._timer.start("learn")
+        multi_host = self._multi_host
+        request = self._request_array(self._request()) if multi_host else self._no_request
+        shards = [on_mesh(self._split.mesh, rollout.shards) for rollout in rollouts]
+        state, params, metrics = self._update(state, shards, request)
+        self._stats += [
+            TrajectoryStats(self._version - rollout.versions, rollout.seconds, rollout.faults)
+            for rollout in rollouts
+        ]
+        self._version += 1
+        self._actors.publish(on_one_device(params), self._version)
+        self._pending.append(metrics)
+        if len(self._pending) > 1:
+            self._fetch_metrics()
+        self._timer.start("collect")
+        return state
+
+    def _request_array(self, request: int) -> jax.Array:
+        local = np.full(len(self._split.learners), request, np.int32)
+        return jax.make_array_from_process_local_data(self._request_sharding, local)
+
+    def _fetch_metrics(self) -> None:
+        """Wait for the oldest update. Raises what it met, see `to_progress`."""
+        values = jax.device_get(self._pending.pop(0))
+        self.agreed_request = to_progress(self._version - len(self._pending), values).request
+        self._fetched.append(values)
+
+    def progress(self, updates: int) -> Progress:
+        """Wait for all updates and return the report on those since the last report."""
+        self._timer.start("learn")
+        while self._pending:
+            self._fetch_metrics()
+        self._timer.start("report")
+        progress = to_progress(updates, _total(self._fetched))
+        num_actors = self._split.threads
+        metrics = {
+            **progress.metrics,
+            **_utilization_metrics(self._stats, self._timer.collect(), num_actors),
+            "queue_occupancy": self._actors.queue_occupancy(),
+            # Each actor counts since it began, so its newest count is the total.
+            "environment_faults": sum(sum(s.faults.values()) for s in self._stats[-num_actors:]),
+        }
+        self._fetched, self._stats = [], []
+        collected = self._actors.collected_steps
+        return dataclasses.replace(progress, metrics=metrics, collected=collected)
+
+    def resume(self) -> None:
+        """Go on after a report: the time until here counts as reporting."""
+        self._timer.start("collect")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryStats:
+    """Policy lag, timing and faults of one trajectory."""
+
+    lags: Int64[np.ndarray, " T"]  # updates that the parameters of each step were behind
+    seconds: dict[str, float]  # of each stage of its actor
+    faults: dict[str, int]  # rows of bad data by kind, since the actor began
+
+
+def _utilization_metrics(
+    stats: list[TrajectoryStats], learner_seconds: dict[str, float], num_actors: int
+) -> dict[str, float | None]:
+    """Return policy lag, shares of idle time, and seconds in each stage (mean over the actors).
+
+    An actor is idle while it waits for parameters or for room in its queue, the learner while it
+    waits for trajectories.
     """
-    axis = DATA if mesh.size > 1 else None
-    update = jax.shard_map(
-        partial(_update, agent, updates_per_batch, axis),
-        mesh=mesh,
-        in_specs=(TRAIN_SPEC, [BATCH_SPEC] * num_batches, SHARDED),
-        out_specs=(TRAIN_SPEC, REPLICATED, REPLICATED),
-        check_vma=False,
-    )
-    return jax.jit(update, donate_argnums=0)
+    lags = np.stack([trajectory.lags for trajectory in stats])
+    actor_seconds = {
+        stage: sum(trajectory.seconds[stage] for trajectory in stats) / num_actors
+        for stage in STAGES
+    }
+    actor_idle = actor_seconds["parameters"] + actor_seconds["queue"]
+    learner_total = learner_seconds["collect"] + learner_seconds["learn"]
+    return {
+        "lag_mean": float(lags.mean()),
+        "lag_max": int(lags.max()),
+        "actor_idle": actor_idle / max(sum(actor_seconds.values()), 1e-9),
+        "learner_idle": learner_seconds["collect"] / max(learner_total, 1e-9),
+        **{f"actor_time_{stage}": seconds for stage, seconds in actor_seconds.items()},
+        **{f"learner_time_{stage}": seconds for stage, seconds in learner_seconds.items()},
+    }
 
 
-def _update(
-    agent: Agent,
-    count: int,
-    axis: str | None,
-    state: TrainState,
-    batches: list[Batch],
-    request: jax.Array,
-) -> tuple[TrainState, Params, Metrics]:
-    """One shard's update from what every actor thread sent: `count` updates of equal parts."""
-    batch = over_rows(lambda axis, *parts: jnp.concatenate(parts, axis), *batches)
-
-    if count == 1:  # without a scan, which would copy a replay
-        trajectory = batch.trajectory
-        learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
-        state, metrics = apply_if_finite(state, learner, trajectory, metrics, axis)
-        series = jax.tree.map(lambda x: x[None], metrics)
-    else:
-        state, series = _update_in_parts(agent, count, axis, state, batch)
-    metrics = reduce_metrics(batch.edges.episodes, state.fault, series, request[0], axis)
-    return state, agent.actor_params(state.learner), metrics
-
-
-def _update_in_parts(
-    agent: Agent, count: int, axis: str | None, state: TrainState, batch: Batch
-) -> tuple[TrainState, Metrics]:
-    """`count` updates of equal parts of the environments, one after the other."""
-
-    def step(state: TrainState, piece: Any) -> tuple[TrainState, tuple[PyTree, Metrics]]:
-        part, local, batch = piece
-        whole = dataclasses.replace(state, learner=LearnerState(state.learner.shared, local))
-        trajectory, key = batch.trajectory, learn_key(whole, axis, part)
-        learner, metrics = agent.learn(whole.learner, trajectory, key, axis)
-        whole, metrics = apply_if_finite(whole, learner, trajectory, metrics, axis)
-        learner = LearnerState(whole.learner.shared)
-        new = dataclasses.replace(whole, learner=learner, update=state.update)
-        return new, (whole.learner.local, metrics)
-
-    def parts(axis: int, x: jax.Array) -> jax.Array:
-        split = x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
-        return jnp.moveaxis(split, axis, 0)
-
-    local = jax.tree.map(partial(parts, 0), state.learner.local)
-    start = dataclasses.replace(state, learner=LearnerState(state.learner.shared))
-    pieces = (jnp.arange(count), local, over_rows(parts, batch))
-    end, (local, series) = jax.lax.scan(step, start, pieces)
-    local = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), local)
-    learner = LearnerState(end.learner.shared, local)
-    return dataclasses.replace(end, learner=learner, update=state.update + 1), series
-
-
-def on_mesh(mesh: Mesh, shards: list[Batch]) -> Batch:
-    """One thread's pieces, each on a learner of this host, as arrays over all learners."""
-
-    def join(axis: int, *parts: jax.Array) -> jax.Array:
-        shape = list(parts[0].shape)
-        shape[axis] *= mesh.size
-        sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
-        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(parts))
-
-    return over_rows(join, *shards)
-
-
-def abstract_on_mesh(mesh: Mesh, shard: Batch) -> Batch:
-    """Shapes and shardings of `on_mesh`, from those of one piece."""
-
-    def spread(axis: int, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape = list(x.shape)
-        shape[axis] *= mesh.size
-        sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
-        return jax.ShapeDtypeStruct(tuple(shape), x.dtype, sharding=sharding)
-
-    return over_rows(spread, shard)
+def _total(values: list[Any]) -> Any:
+    """Return the metrics of several updates in the form of one: sums and means."""
+    sums = ("frames", "episodes", "episode_return", "episode_length")
+    return {
+        **values[-1],
+        **{name: sum(value[name] for value in values) for name in sums},
+        "mean": jax.tree.map(lambda *x: np.mean(x), *(value["mean"] for value in values)),
+    }

@@ -1,4 +1,4 @@
-"""The one queue: bounded, closable, and never waited on without a time-out."""
+"""Bounded queue that can be closed; every wait on it ends by an item, by closing or by time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections import deque
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-WAKE_SECONDS = 1.0  # a wait looks up this often even if nobody wakes it
+WAKE_SECONDS = 1.0  # a waiting thread wakes this often, even if no other wakes it
 
 
 class Closed(Exception):
-    """The queue was closed while, or before, something waited on it."""
+    """Raised by every operation on a queue that was closed, also by those that wait already."""
 
 
 class ClosableQueue(Generic[T]):
-    """First in, first out, at most `depth` items. Closing wakes and ends every wait at once."""
+    """First-in, first-out queue of at most `depth` items."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -25,35 +25,35 @@ class ClosableQueue(Generic[T]):
         self._closed = False
 
     def put(self, item: T) -> None:
-        """Wait for room, then add. Raises `Closed`."""
+        """Wait for room, then add an item. Raises `Closed`."""
         with self._changed:
             while len(self._items) >= self._depth:  # a closed one is empty
                 self._changed.wait(WAKE_SECONDS)
             self._add(item)
 
     def put_newest(self, item: T) -> None:
-        """Add at once; a full queue loses its oldest item. Raises `Closed`."""
+        """Add an item at once; a full queue loses its oldest. Raises `Closed`."""
         with self._changed:
             if len(self._items) >= self._depth:
                 self._items.popleft()
             self._add(item)
 
     def get(self, seconds: float = float("inf")) -> T:
-        """Wait for an item and take it. Raises `Closed`, or `TimeoutError` after `seconds`."""
+        """Wait for the oldest item and take it. Raises `Closed`, and `TimeoutError` after that long."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self._items and not self._closed:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise TimeoutError
-                self._changed.wait(min(left, WAKE_SECONDS))
+                self._changed.wait(min(remaining, WAKE_SECONDS))
             if self._closed:
                 raise Closed
             self._changed.notify_all()
             return self._items.popleft()
 
     def get_newest(self) -> T | None:
-        """Take everything and give back the newest, or None if there is nothing. Never waits."""
+        """Take all items and return the newest, or None if there is none. Never waits."""
         with self._changed:
             if self._closed:
                 raise Closed
@@ -63,7 +63,7 @@ class ClosableQueue(Generic[T]):
             return newest
 
     def close(self) -> None:
-        """End every wait, now and later, with `Closed`. What is still in it is dropped."""
+        """End every wait, present and future, with `Closed`, and drop the items."""
         with self._changed:
             self._closed = True
             self._items.clear()

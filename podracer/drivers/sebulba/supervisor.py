@@ -1,4 +1,4 @@
-"""Owns every thread: the first fault stops them all and is the one that the run ends with."""
+"""Owner of every thread: the first fault stops them all and is the one that the run ends with."""
 
 from __future__ import annotations
 
@@ -18,96 +18,94 @@ JOIN_SECONDS = 5.0  # a thread that takes longer to end is left behind, and name
 
 
 class Closable(Protocol):
-    """A queue."""
+    """Queue, as far as the supervisor needs it."""
 
     def close(self) -> None: ...
 
 
-class Stages:
-    """What a thread is doing and since when, and how its time was spent."""
+class StageTimer:
+    """Stage that a thread is in, since when, and the seconds spent in each stage."""
 
-    def __init__(self, *names: str) -> None:
-        self.stage = names[0]
-        self.since = time.perf_counter()
-        self._names = names
-        self._seconds = dict.fromkeys(names, 0.0)
+    def __init__(self, *stages: str) -> None:
+        self._stages = stages
+        self._seconds = dict.fromkeys(stages, 0.0)
+        self.current = (stages[0], time.perf_counter())  # one value, as other threads read it
 
-    def enter(self, stage: str) -> None:
-        """The stage before ends now."""
+    def start(self, stage: str) -> None:
+        """End the current stage and start another."""
         now = time.perf_counter()
-        self._seconds[self.stage] += now - self.since
-        self.stage, self.since = stage, now
+        previous, since = self.current
+        self._seconds[previous] += now - since
+        self.current = (stage, now)
 
-    def take(self) -> dict[str, float]:
-        """Seconds of each stage that has ended since the last time."""
-        self.enter(self.stage)
-        seconds, self._seconds = self._seconds, dict.fromkeys(self._names, 0.0)
+    def restart(self) -> None:
+        """Start the current stage again, without counting the time that it took so far."""
+        self.current = (self.current[0], time.perf_counter())
+
+    def collect(self) -> dict[str, float]:
+        """Return the seconds of each stage since the last call."""
+        self.start(self.current[0])
+        seconds, self._seconds = self._seconds, dict.fromkeys(self._stages, 0.0)
         return seconds
 
 
 class Supervisor:
-    """Starts threads, hears of their faults, and stops them. A context: nothing outlives it.
+    """Context that starts threads, records their faults, and stops them; no thread outlives it.
 
-    The first fault of all, the caller's own included, is the one that comes out of the context.
-    What components meet after that, or after the order to stop, is only printed.
+    The context raises the first fault of all, the caller's own included. Faults after that, or
+    after the order to stop, are only printed. `env_timeout_seconds` bounds the stage "environment".
     """
 
-    def __init__(self, step_seconds: float) -> None:
-        self._step_seconds = step_seconds
-        self._threads: dict[str, tuple[threading.Thread, Stages]] = {}
+    def __init__(self, env_timeout_seconds: float) -> None:
+        self._env_timeout_seconds = env_timeout_seconds
+        self._threads: dict[str, tuple[threading.Thread, StageTimer]] = {}
         self._closables: list[Closable] = []
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
         self._stopping = False
 
-    def owns(self, closable: Closable) -> None:
-        """Close this when the threads are to stop."""
+    def register(self, closable: Closable) -> None:
+        """Have a queue closed when the threads are to stop."""
         self._closables.append(closable)
 
     def start(
-        self, name: str, stages: Stages, run: Callable[[], None], close: Callable[[], None]
+        self, name: str, timer: StageTimer, run: Callable[[], None], close: Callable[[], None]
     ) -> None:
-        """Run a component, and then close it, in a thread. `Closed` is its order to end."""
+        """Run a component in a thread and then close it. `Closed` from `run` is no fault."""
 
         def body() -> None:
-            for part in (run, close):  # a fault is known before the closing, which may hang
+            for function in (run, close):  # a fault is recorded before the closing, which may hang
                 try:
-                    part()
+                    function()
                 except BaseException as error:
                     self.fail(name, error)
 
-        stages.since = time.perf_counter()
+        timer.restart()
         thread = threading.Thread(target=body, name=f"podracer-{name}", daemon=True)
-        self._threads[name] = (thread, stages)
+        self._threads[name] = (thread, timer)
         thread.start()
 
     def fail(self, component: str, error: BaseException) -> None:
-        """Note a fault, if it is the first, and have everything stop. `Closed` never is."""
+        """Record the error, if it is the first, and close all queues, which stops the threads."""
         with self._lock:
-            late = self._stopping or self._fault is not None
-            if not late:
+            is_first = not self._stopping and self._fault is None
+            if is_first:
                 error.component = component  # type: ignore[attr-defined]
                 self._fault = error
-        self._close()
-        if late and not isinstance(error, Closed):
-            print(
-                f"podracer: {component}, while all stopped: {type(error).__name__}: {error}",
-                file=sys.stderr,
-            )
+        self._close_queues()
+        if not is_first and not isinstance(error, Closed):
+            _print(f"{component}, while all stopped: {type(error).__name__}: {error}")
 
     def check(self) -> None:
-        """Raise the first fault, or one for an environment that does not answer."""
-        now = time.perf_counter()
-        for name, (_, stages) in self._threads.items():
-            silent = now - stages.since
-            if stages.stage == "environment" and silent > self._step_seconds:
-                print(f"podracer: {name} hangs; all stacks follow.", file=sys.stderr, flush=True)
+        """Raise the first fault, or `EnvironmentFault` if an environment does not answer."""
+        for name, (_, timer) in self._threads.items():
+            if self._hangs(timer):
+                seconds = time.perf_counter() - timer.current[1]
+                _print(f"{name} hangs; all stacks follow.")
                 with contextlib.suppress(Exception):  # a notebook's stderr is no file
                     faulthandler.dump_traceback(all_threads=True)
-                self.fail(
-                    name,
-                    EnvironmentFault(f"{name}: the environment did not answer for {silent:.0f} s."),
-                )
+                message = f"{name}: the environment did not answer for {seconds:.0f} s."
+                self.fail(name, EnvironmentFault(message))
         if self._fault is not None:
             raise self._fault
 
@@ -124,19 +122,25 @@ class Supervisor:
             self.fail("learner", error)
         with self._lock:
             self._stopping = True
-        self._close()
+        self._close_queues()
         deadline = time.monotonic() + JOIN_SECONDS
-        for name, (thread, stages) in self._threads.items():
-            patience = 0.1 if stages.stage == "environment" and self._hangs(stages) else None
-            thread.join(max(0.0, deadline - time.monotonic()) if patience is None else patience)
+        for name, (thread, timer) in self._threads.items():
+            remaining = max(0.0, deadline - time.monotonic())
+            thread.join(0.1 if self._hangs(timer) else remaining)
             if thread.is_alive():
-                print(f"podracer: left {name} behind in stage {stages.stage}.", file=sys.stderr)
+                _print(f"left {name} behind in stage {timer.current[0]}.")
         if self._fault is not None and self._fault is not error:
             raise self._fault
 
-    def _hangs(self, stages: Stages) -> bool:
-        return time.perf_counter() - stages.since > self._step_seconds
+    def _hangs(self, timer: StageTimer) -> bool:
+        stage, since = timer.current
+        seconds = time.perf_counter() - since
+        return stage == "environment" and seconds > self._env_timeout_seconds
 
-    def _close(self) -> None:
+    def _close_queues(self) -> None:
         for closable in self._closables:
             closable.close()
+
+
+def _print(message: str) -> None:
+    print(f"podracer: {message}", file=sys.stderr, flush=True)

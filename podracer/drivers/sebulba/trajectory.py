@@ -1,8 +1,12 @@
-"""A trajectory in the making: the programs that an actor's device runs.
+"""Trajectories under construction: the two programs that run on an actor's device.
 
-Inference, sampling and the writing of the trajectory are one program: each step sends a timestep to
-the device and gets the actions back, and nothing else. The trajectory stays on the device, in
-buffers that are donated from step to step.
+`infer` does inference, sampling and the storage of the step in one program: each step sends a
+timestep to the device, gets the actions back, and nothing else. The trajectory stays on the device,
+in a buffer that is donated from step to step. `finish` closes it and splits it over the learners.
+
+Each array that a program takes costs 1 to 2 microseconds a call on a CPU (decision 0014). So a
+timestep travels as its observation and one array of all its scalars, and what `infer` does not need
+(`RolloutStart`) is apart from what it does (`TrajectoryBuffer`).
 """
 
 from __future__ import annotations
@@ -15,110 +19,99 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
 
 from podracer.agent import Agent
-from podracer.rollout import EpisodeStats, update_episode_stats, zero_episode_stats
-from podracer.types import (
-    Carry,
-    EnvironmentSpec,
-    Params,
-    PyTree,
-    Step,
-    TimeStep,
-    Trajectory,
-    struct,
-)
+from podracer.drivers.common import reset_episode_totals
+from podracer.rollout import EpisodeStats, update_episode_stats
+from podracer.types import Carry, EnvironmentSpec, Params, Step, TimeStep, Trajectory, struct
 
 
 @struct
-class Edges:
-    """What a trajectory has once for each row, all `[b, ...]`."""
+class TrajectoryBuffer:
+    """Steps of an unfinished trajectory and the state of acting, on the actor's device."""
 
-    final: TimeStep
-    carry: Carry
-    final_carry: Carry
-    episodes: EpisodeStats  # those within the trajectory
-
-
-@struct
-class Batch:
-    """What an actor gives to a learner: its rows of a trajectory."""
-
-    steps: Step  # [T, b, ...]
-    edges: Edges
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """As agents learn from it."""
-        edges = self.edges
-        return Trajectory(self.steps, edges.final, edges.carry, edges.final_carry)
-
-
-def over_rows(function: Callable[..., Any], *batches: Batch) -> Batch:
-    """`function(axis, *leaves)` on the leaves of batches, `axis` being that of the rows."""
-    return Batch(
-        jax.tree.map(partial(function, 1), *(batch.steps for batch in batches)),
-        jax.tree.map(partial(function, 0), *(batch.edges for batch in batches)),
-    )
-
-
-@struct
-class Slot:
-    """A trajectory in the making, on the actor's device; few leaves, as each costs every step."""
-
-    observation: PyTree  # [T, b, ...]
-    signals: jax.Array  # f32 [T, 4, b], the rest of each timestep, see `packed`
-    action: PyTree  # [T, b, ...]
-    extras: PyTree  # [T, b, ...]
-    carry: Carry  # [b, ...], the agent's memory now
-    moment: jax.Array  # u32, the number of the next step in the run
+    observation: PyTree[Shaped[Array, "T b ..."]]
+    scalars: Float32[Array, "T 4 b"]  # all else of each timestep, see `pack_timestep`
+    action: PyTree[Shaped[Array, "T b ..."]]
+    extras: PyTree[Shaped[Array, "T b ..."]]
+    carry: PyTree[Shaped[Array, "b ..."]]  # the agent's memory at the next step
+    global_step: UInt32[Array, ""]  # number of the next step within the run
 
     @property
     def steps(self) -> Step:
-        """Of the whole trajectory, once it is complete."""
-        return Step(unpacked(self.observation, self.signals), self.action, self.extras)
+        """Steps `[T, b, ...]` of the trajectory, once it is complete."""
+        timesteps = unpack_timestep(self.observation, self.scalars)
+        return Step(timesteps, self.action, self.extras)
 
 
 @struct
-class Opening:
-    """Where a trajectory began, all `[b, ...]`."""
+class RolloutStart:
+    """Memory and episode statistics `[b, ...]` at the first step of a trajectory."""
 
     carry: Carry
-    episodes: EpisodeStats  # running sums
+    episodes: EpisodeStats  # running sums; the totals are zero
 
 
-def empty_slot(
+@struct
+class TrajectoryShard:
+    """One learner's rows of an actor's trajectory."""
+
+    trajectory: Trajectory  # steps [T, b, ...], the rest [b, ...]
+    episodes: EpisodeStats  # [b], of the episodes that ended within the trajectory
+
+
+# The axis of the rows, the environments of one actor, in each part of a shard.
+ROW_AXES: Any = TrajectoryShard(
+    Trajectory(steps=1, final=0, carry=0, final_carry=0),  # type: ignore[arg-type]
+    episodes=0,  # type: ignore[arg-type]
+)
+
+
+def map_over_rows(function: Callable[..., Any], *shards: TrajectoryShard) -> TrajectoryShard:
+    """Return the shard of `function(axis, *leaves)`, where `axis` is the leaves' axis of rows."""
+
+    def map_part(axis: int, *parts: PyTree) -> PyTree:
+        return jax.tree.map(partial(function, axis), *parts)
+
+    return jax.tree.map(map_part, ROW_AXES, *shards)
+
+
+def empty_buffer(
     agent: Agent, spec: EnvironmentSpec, params: Params, num_envs: int, length: int
-) -> Slot:
-    """A slot of zeros for `num_envs` rows, the memory empty."""
-    observation, signals = blank(spec, num_envs)
+) -> TrajectoryBuffer:
+    """Return a buffer of zeros for `num_envs` rows and `length` steps, the memory empty."""
+    observation, scalars = zero_timestep(spec, num_envs)
     keys = jax.random.split(jax.random.key(0), num_envs)
     carry = agent.carry(num_envs)
-    action, extras, _ = agent.act(params, carry, unpacked(observation, signals), keys, True)
+    timestep = unpack_timestep(observation, scalars)
+    action, extras, _ = agent.act(params, carry, timestep, keys, True)
     columns = jax.tree.map(
-        lambda x: jnp.zeros((length, *x.shape), x.dtype), (observation, signals, action, extras)
+        lambda x: jnp.zeros((length, *x.shape), x.dtype), (observation, scalars, action, extras)
     )
-    return Slot(*columns, carry=carry, moment=jnp.uint32(0))
+    return TrajectoryBuffer(*columns, carry=carry, global_step=jnp.uint32(0))
 
 
-def blank(spec: EnvironmentSpec, num_envs: int) -> tuple[PyTree, np.ndarray]:
-    """Observations and signals of zeros, to compile with."""
+def zero_timestep(spec: EnvironmentSpec, num_envs: int) -> tuple[PyTree, np.ndarray]:
+    """Return a packed timestep of zeros, to compile with."""
     observation = jax.tree.map(lambda x: np.zeros((num_envs, *x.shape), x.dtype), spec.observation)
     return observation, np.zeros((4, num_envs), np.float32)
 
 
-def packed(timestep: TimeStep) -> tuple[PyTree, np.ndarray]:
-    """A host timestep as its observation and one array f32 `[4, b]` of all the rest."""
-    rest = (timestep.reward, timestep.discount, timestep.first, timestep.last)
-    signals = np.empty((4, timestep.reward.shape[0]), np.float32)
-    for row, values in zip(signals, rest, strict=True):
-        row[:] = values
-    return timestep.observation, signals
+def pack_timestep(timestep: TimeStep) -> tuple[PyTree, Float32[np.ndarray, "4 b"]]:
+    """Return the observation of a host timestep, and one array of all its scalars."""
+    rows = (timestep.reward, timestep.discount, timestep.first, timestep.last)
+    scalars = np.empty((4, timestep.reward.shape[0]), np.float32)
+    for target, values in zip(scalars, rows, strict=True):
+        target[:] = values
+    return timestep.observation, scalars
 
 
-def unpacked(observation: PyTree, signals: jax.Array | np.ndarray) -> TimeStep:
-    """The inverse of `packed`, on the device, for signals f32 `[*b, 4, b]`."""
-    reward, discount, first, last = jnp.moveaxis(jnp.asarray(signals), -2, 0)
+def unpack_timestep(
+    observation: PyTree, scalars: Float32[Array | np.ndarray, "*t 4 b"]
+) -> TimeStep:
+    """Return the timesteps of `pack_timestep`, on the device."""
+    reward, discount, first, last = jnp.moveaxis(jnp.asarray(scalars), -2, 0)
     observation = jax.tree.map(jnp.asarray, observation)
     return TimeStep(observation, reward, discount, first > 0, last > 0)
 
@@ -126,73 +119,77 @@ def unpacked(observation: PyTree, signals: jax.Array | np.ndarray) -> TimeStep:
 def infer(
     agent: Agent,
     params: Params,
-    slot: Slot,
+    buffer: TrajectoryBuffer,
     keys: jax.Array,
     observation: PyTree,
-    signals: jax.Array,
-) -> tuple[Slot, jax.Array]:
-    """Choose actions for a timestep and write both into the slot. `keys [b]` are the rows' own."""
-    now = jax.vmap(lambda key: jax.random.fold_in(key, slot.moment))(keys)
-    timestep = unpacked(observation, signals)
-    action, extras, carry = agent.act(params, slot.carry, timestep, now, True)
-    position = slot.moment % slot.signals.shape[0]  # runs begin at whole trajectories
+    scalars: jax.Array,
+) -> tuple[TrajectoryBuffer, jax.Array]:
+    """Choose actions for a packed timestep and write both into the buffer.
 
-    def write(buffer: jax.Array, value: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(buffer, value, position, 0)
+    `keys [b]` belong to the rows; they are folded with the step here.
+    """
+    step_keys = jax.vmap(lambda key: jax.random.fold_in(key, buffer.global_step))(keys)
+    timestep = unpack_timestep(observation, scalars)
+    action, extras, carry = agent.act(params, buffer.carry, timestep, step_keys, True)
+    position = buffer.global_step % buffer.scalars.shape[0]  # runs begin at whole trajectories
 
-    columns = (slot.observation, slot.signals, slot.action, slot.extras)
-    columns = jax.tree.map(write, columns, (observation, signals, action, extras))
-    return Slot(*columns, carry=carry, moment=slot.moment + 1), action
+    def write(column: jax.Array, value: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(column, value, position, 0)
+
+    columns = (buffer.observation, buffer.scalars, buffer.action, buffer.extras)
+    columns = jax.tree.map(write, columns, (observation, scalars, action, extras))
+    return TrajectoryBuffer(*columns, carry=carry, global_step=buffer.global_step + 1), action
 
 
 def finish(
-    num_shards: int, slot: Slot, opening: Opening, observation: PyTree, signals: jax.Array
-) -> tuple[Opening, list[Batch]]:
-    """Close a trajectory with its final timestep and split its rows; and where the next begins.
+    num_learners: int,
+    buffer: TrajectoryBuffer,
+    start: RolloutStart,
+    observation: PyTree,
+    scalars: jax.Array,
+) -> tuple[RolloutStart, list[TrajectoryShard]]:
+    """Close a trajectory with its final timestep, packed, and split its rows over the learners.
 
-    An episode that begins without an end before it was lost to a fault: the transition that leads
-    there is cut, as if the timestep before it had been a time-out, and the episode is not counted.
+    Returns the start of the next rollout too. An episode that begins without an end before it was
+    lost to a fault: the transition into it is cut, as if the timestep before it had been a
+    time-out, and the lost episode is not counted.
     """
-    steps, final = slot.steps, unpacked(observation, signals)
-    before = dataclasses.replace(steps.timestep, observation=())
-    after = Trajectory(steps, final, (), ()).next_timesteps()
+    steps, final = buffer.steps, unpack_timestep(observation, scalars)
+    timesteps = dataclasses.replace(steps.timestep, observation=())
+    next_timesteps = Trajectory(steps, final, (), ()).next_timesteps()
 
     def count(episodes: EpisodeStats, pair: tuple[TimeStep, TimeStep]) -> tuple[EpisodeStats, None]:
         return update_episode_stats(episodes, *pair), None
 
-    episodes, _ = jax.lax.scan(count, opening.episodes, (before, after))
-    broken = after.first & ~before.last & (after.discount > 0)
-    timestep = dataclasses.replace(steps.timestep, last=before.last | broken)
+    episodes, _ = jax.lax.scan(count, start.episodes, (timesteps, next_timesteps))
+    lost = next_timesteps.first & ~timesteps.last & (next_timesteps.discount > 0)
+    timestep = dataclasses.replace(steps.timestep, last=timesteps.last | lost)
     steps = dataclasses.replace(steps, timestep=timestep)
-    whole = Batch(steps, Edges(final, opening.carry, slot.carry, episodes))
-    num_envs = final.reward.shape[0]
-    width = num_envs // num_shards
+    trajectory = Trajectory(steps, final, start.carry, buffer.carry)
+    all_rows = TrajectoryShard(trajectory, episodes)
+    width = final.reward.shape[0] // num_learners
 
-    def piece(index: int) -> Batch:
-        return over_rows(
+    def shard(index: int) -> TrajectoryShard:
+        return map_over_rows(
             lambda axis, x: jax.lax.slice_in_dim(x, index * width, (index + 1) * width, axis=axis),
-            whole,
+            all_rows,
         )
 
-    running = dataclasses.replace(
-        zero_episode_stats(num_envs),
-        running_return=episodes.running_return,
-        running_length=episodes.running_length,
-    )
-    return Opening(slot.carry, running), [piece(index) for index in range(num_shards)]
+    next_start = RolloutStart(buffer.carry, reset_episode_totals(episodes))
+    return next_start, [shard(index) for index in range(num_learners)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
-    """The compiled programs of the actors of one device."""
+class ActorPrograms:
+    """Jitted programs of the actors: `infer` donates the buffer, `finish` the rollout's start."""
 
-    infer: Callable[..., tuple[Slot, jax.Array]]
-    finish: Callable[..., tuple[Opening, list[Batch]]]
+    infer: Callable[..., tuple[TrajectoryBuffer, jax.Array]]
+    finish: Callable[..., tuple[RolloutStart, list[TrajectoryShard]]]
 
 
-def make_programs(agent: Agent, num_shards: int) -> Programs:
-    """Programs for actors whose rows are split over `num_shards` learner devices."""
-    return Programs(
+def make_actor_programs(agent: Agent, num_learners: int) -> ActorPrograms:
+    """Return the programs of actors whose rows are split over `num_learners` devices."""
+    return ActorPrograms(
         jax.jit(partial(infer, agent), donate_argnums=1),
-        jax.jit(partial(finish, num_shards), donate_argnums=1),
+        jax.jit(partial(finish, num_learners), donate_argnums=1),
     )

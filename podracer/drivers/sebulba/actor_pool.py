@@ -1,0 +1,279 @@
+"""Actors of one host: how they are made, fed with parameters, and waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent
+from podracer.drivers.common import TrainState, reset_episode_totals
+from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
+from podracer.drivers.sebulba.queue import Closed
+from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.drivers.sebulba.trajectory import (
+    ActorPrograms,
+    RolloutStart,
+    TrajectoryBuffer,
+    TrajectoryShard,
+    empty_buffer,
+    make_actor_programs,
+    zero_timestep,
+)
+from podracer.environment import HostEnvironment, HostEnvironments, call_environment
+from podracer.mesh import SHARDED, on_one_device, shardings
+from podracer.rollout import ActorState, zero_episode_stats
+from podracer.types import EnvironmentSpec, Params, PyTree
+
+POLL_SECONDS = 0.5  # how often a wait for trajectories looks for threads that hang
+
+
+class ActorPool:
+    """Actor threads of this host, as the learner sees them; see `make_actor_pool`."""
+
+    def __init__(
+        self,
+        actors: list[Actor],
+        params: Params,
+        shard: TrajectoryShard,
+        split: DeviceSplit,
+        config: SebulbaConfig,
+        supervisor: Supervisor,
+        first_update: int,
+        keep_actor_state: bool,
+    ) -> None:
+        self.shard = shard  # shapes of one learner's rows of one actor
+        self.first_update = first_update  # number of updates done before
+        self._actors, self._params, self._split = actors, params, split
+        self._config, self._supervisor = config, supervisor
+        self._keep_actor_state = keep_actor_state
+        self._latest_rollouts: list[Rollout] = []
+        self._collected_rollouts: list[Rollout] = []  # for an update that lacks others
+        self._queue_lengths: list[Any] = []
+
+    def start(self) -> None:
+        """Start one thread for each actor."""
+        for actor in self._actors:
+            self._supervisor.register(actor.parameters)
+            self._supervisor.register(actor.rollouts)
+            self._supervisor.start(actor.context.name, actor.timer, actor.run, actor.close)
+        # One set for the first rollout, and one more for each update that it may lag behind.
+        for _ in range((self._config.lag or 0) + 1):
+            self.publish(self._params, self.first_update)
+
+    def publish(self, params: Params, version: int) -> None:
+        """Send parameters, on a device of this host, to every actor."""
+        devices = {actor.context.device for actor in self._actors}
+        copies = {d: Parameters(jax.device_put(params, d), version) for d in devices}
+        for actor in self._actors:
+            with contextlib.suppress(Closed):  # after a fault, which `collect` raises
+                actor.parameters.put_newest(copies[actor.context.device])
+
+    def collect(self, give_up: Callable[[], bool]) -> list[Rollout] | None:
+        """Wait for the next rollout of every actor, in their order; None if `give_up()`.
+
+        Raises the first fault of any thread.
+        """
+        self._queue_lengths.append(np.mean([len(actor.rollouts) for actor in self._actors]))
+        for actor in self._actors[len(self._collected_rollouts) :]:  # the rest after a `give_up`
+            rollout = self._wait_for(actor, give_up)
+            if rollout is None:
+                return None
+            self._collected_rollouts.append(rollout)
+        rollouts, self._collected_rollouts = self._collected_rollouts, []
+        self._latest_rollouts = rollouts if self._keep_actor_state else []  # they are large
+        return rollouts
+
+    def _wait_for(self, actor: Actor, give_up: Callable[[], bool]) -> Rollout | None:
+        while True:
+            self._supervisor.check()
+            with contextlib.suppress(TimeoutError, Closed):
+                return actor.rollouts.get(POLL_SECONDS)
+            if give_up():
+                return None
+
+    def queue_occupancy(self) -> float:
+        """Return the mean share of full queue slots at the calls of `collect` since the last."""
+        lengths, self._queue_lengths = self._queue_lengths, []
+        return float(np.mean(lengths)) / self._config.queue_depth
+
+    @property
+    def collected_steps(self) -> int:
+        """Environment steps in all trajectories that this host's actors finished."""
+        steps_per_rollout = self._split.num_envs * self._config.rollout_length
+        return steps_per_rollout * sum(actor.num_rollouts for actor in self._actors)
+
+    def actor_state(self) -> PyTree:
+        """Return the `ActorState` after the last update, sharded over all learners as Anakin's is.
+
+        () for a run that does not keep it: it begins new episodes when it is resumed.
+        """
+        if not self._keep_actor_state:
+            return ()
+        states = [_final_actor_state(rollout) for rollout in self._latest_rollouts]
+        num_rows = self._split.num_envs * self._split.threads
+        first_row = self._config.num_envs // jax.process_count() * jax.process_index()
+
+        def gather(*leaves: Any) -> jax.Array:
+            leaves = tuple(np.asarray(leaf) for leaf in leaves)
+            all_rows = np.empty((num_rows, *leaves[0].shape[1:]), leaves[0].dtype)
+            for actor, leaf in zip(self._actors, leaves, strict=True):
+                all_rows[actor.context.indices - first_row] = leaf
+            sharding = shardings(self._split.mesh, SHARDED)
+            return jax.make_array_from_process_local_data(sharding, all_rows)
+
+        return jax.tree.map(gather, *states)
+
+
+def _final_actor_state(rollout: Rollout) -> ActorState:
+    """Return the state of an actor `[b, ...]` at the end of a rollout, numpy."""
+
+    def concatenate(*rows: Any) -> np.ndarray:
+        return np.concatenate(rows)
+
+    ends = [
+        (shard.trajectory.final, shard.trajectory.final_carry, shard.episodes)
+        for shard in rollout.shards
+    ]
+    final, carry, episodes = jax.tree.map(concatenate, *ends)
+    episodes = jax.tree.map(np.asarray, reset_episode_totals(episodes))
+    return ActorState(rollout.env_state, final, carry, episodes)
+
+
+# --- how they are made ----------------------------------------------------------------------------
+
+
+def make_actor_pool(
+    agent: Agent,
+    env: HostEnvironments,
+    split: DeviceSplit,
+    config: SebulbaConfig,
+    state: TrainState,
+    *,
+    seed: int,
+    supervisor: Supervisor,
+    exit_stack: contextlib.ExitStack,
+) -> ActorPool:
+    """Return the actors of this host, their programs compiled; `ActorPool.start` starts them.
+
+    `exit_stack` closes the environments as long as no threads own them.
+    """
+    params = _copy_actor_params(agent, state)
+    programs = make_actor_programs(agent, len(split.learners))
+    make_buffer = partial(
+        empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
+    )
+    buffer = jax.jit(make_buffer)(params)
+    shard = compile_actor_programs(programs, params, buffer, env.spec, split)
+    keep_actor_state = config.lag == 0 and bool(jax.tree.leaves(state.actor))
+    contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
+    run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
+    actors = []
+    for context in contexts:
+        batch = _make_environments(env, split, config, context.name, supervisor)
+        exit_stack.callback(batch.close)
+        actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config))
+    first_update = int(jax.device_get(state.update))
+    return ActorPool(
+        actors, params, shard, split, config, supervisor, first_update, keep_actor_state
+    )
+
+
+def _copy_actor_params(agent: Agent, state: TrainState) -> Params:
+    """Return a copy: the first update donates the state away."""
+    copy = jax.jit(lambda learner: jax.tree.map(jnp.copy, agent.actor_params(learner)))
+    return on_one_device(copy(state.learner))
+
+
+def compile_actor_programs(
+    programs: ActorPrograms,
+    params: Params,
+    buffer: TrajectoryBuffer,
+    spec: EnvironmentSpec,
+    split: DeviceSplit,
+) -> TrajectoryShard:
+    """Compile what actors run, on each of their devices; return the shapes of one shard."""
+    shapes: Any = None
+    for device in split.actors:
+        put = partial(jax.device_put, device=device)
+        keys = put(jax.random.split(jax.random.key(0), split.num_envs))
+        timestep = zero_timestep(spec, split.num_envs)
+        buffer_copy = jax.tree.map(jnp.copy, put(buffer))
+        carry = jax.tree.map(jnp.copy, buffer.carry)
+        start = put(RolloutStart(carry, zero_episode_stats(split.num_envs)))
+        buffer_copy, _ = programs.infer(put(params), buffer_copy, keys, *timestep)
+        _, shards = programs.finish(buffer_copy, start, *timestep)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shards[0])
+    return shapes
+
+
+def _actor_contexts(
+    agent: Agent,
+    split: DeviceSplit,
+    config: SebulbaConfig,
+    state: TrainState,
+    seed: int,
+    *,
+    resume: bool,
+) -> list[ActorContext]:
+    """Return the context of each actor; to `resume`, with its rows of `state.actor`."""
+    host, num_hosts = jax.process_index(), jax.process_count()
+    carry = jax.tree.map(np.asarray, jax.jit(partial(agent.carry, config.num_envs))())
+    actor_state = _host_rows(state.actor) if resume else None
+    first_row = config.num_envs // num_hosts * host
+
+    def rows(tree: PyTree, indices: np.ndarray) -> PyTree:
+        return jax.tree.map(lambda x: x[indices], tree)
+
+    contexts = []
+    for thread in range(split.threads):
+        indices = environment_indices(split, thread, host, num_hosts)
+        context = ActorContext(
+            name=f"actor {thread}",
+            device=split.actors[thread // config.threads],
+            learners=split.learners,
+            indices=indices,
+            first_rollout=int(jax.device_get(state.update)),
+            seed=seed,
+            carry=rows(carry, indices),
+            resume_from=rows(actor_state, indices - first_row),
+        )
+        contexts.append(context)
+    return contexts
+
+
+def _make_environments(
+    env: HostEnvironments,
+    split: DeviceSplit,
+    config: SebulbaConfig,
+    name: str,
+    supervisor: Supervisor,
+) -> HostEnvironment:
+    make = partial(env.make, split.num_envs, native_threads(config, split))
+    try:
+        return call_environment(name, make)
+    except Exception as error:
+        supervisor.fail(name, error)
+        raise
+
+
+def native_threads(config: SebulbaConfig, split: DeviceSplit) -> int:
+    """Return the number of threads or processes that step the environments of one actor."""
+    return config.env_threads or max(1, (os.cpu_count() or 1) // split.threads)
+
+
+def _host_rows(tree: PyTree) -> PyTree:
+    """Return this host's rows of arrays that are sharded over all learners, numpy."""
+
+    def rows(x: jax.Array) -> np.ndarray:
+        shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+    return jax.tree.map(rows, tree)
