@@ -3,8 +3,8 @@
     jit(shard_map(map(vmap(chunk))))
 
 The chunk is Anakin's. Pods share nothing, so the mesh axis `pod` needs no reduction; each device
-has an equal share of them. The agent's float leaves are an argument of the program: other values
-compile nothing anew.
+has an equal share of the pods. The agent's float leaves are an argument of the program, so other
+values need no other program.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Shaped
 
 from podracer.agent import Agent
 from podracer.drivers import anakin
@@ -35,7 +36,7 @@ PODS = PartitionSpec(POD)
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """The value of one of an agent's float leaves."""
+    """Value of one float leaf of an agent."""
 
     name: str
     value: float
@@ -43,27 +44,27 @@ class Hyperparameter:
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """What tells a learner of a population from the others."""
+    """Seed and hyperparameters of one member of a population."""
 
     seed: int
     hyperparameters: tuple[Hyperparameter, ...] = ()
 
 
 def with_hyperparameters(agent: Any, values: Mapping[str, float]) -> Any:
-    """The agent with other float leaves. Raises `ConfigError` for a name that is none."""
-    known = hyperparameters(agent)
+    """Return the agent with other float leaves. Raises `ConfigError` for an unknown name."""
+    defaults = hyperparameters(agent)
     for name in values:
-        if name not in known:
+        if name not in defaults:
             raise ConfigError(
                 f"{type(agent).__name__} has no hyperparameter {name!r} that pods of one program "
-                f"can differ in: {nearest(name, known)}"
+                f"can differ in: {nearest(name, defaults)}"
             )
-    leaves = [values.get(name, value) for name, value in known.items()]
+    leaves = [values.get(name, value) for name, value in defaults.items()]
     return jax.tree.unflatten(jax.tree.structure(agent), leaves)
 
 
 def hyperparameters(agent: Any) -> dict[str, float]:
-    """The float leaves of an agent by name."""
+    """Return the float leaves of an agent by name."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(agent)
@@ -71,7 +72,7 @@ def hyperparameters(agent: Any) -> dict[str, float]:
 
 
 def stack(agent: Agent, pods: Sequence[Pod]) -> Any:
-    """One agent whose leaves are f32 `[P]`."""
+    """Return one agent with the pods' hyperparameters as leaves f32 `[P]`."""
     agents = [
         with_hyperparameters(agent, {h.name: h.value for h in pod.hyperparameters}) for pod in pods
     ]
@@ -79,12 +80,12 @@ def stack(agent: Agent, pods: Sequence[Pod]) -> Any:
 
 
 def keys(pods: Sequence[Pod]) -> jax.Array:
-    """The run's key of each pod, `[P]`: that of a run with its seed."""
+    """Return the run key of each pod `[P]`, the same as of a run with its seed."""
     return jnp.stack([jax.random.key(pod.seed) for pod in pods])
 
 
 def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
-    """As many of the devices as can share the pods evenly, on the axis `pod`."""
+    """Return a mesh of as many of the devices as can share the pods evenly, with the axis `pod`."""
     if jax.process_count() > 1:
         raise ConfigError(
             "a population lives in one process: start one on each host, or a tournament."
@@ -96,25 +97,28 @@ def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
 def abstract_states(
     agent: Agent, pods: Sequence[Pod], env: Any, mesh: Mesh, config: Any
 ) -> TrainState:
-    """Shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
-    agents, every = stack(agent, pods), jax.eval_shape(lambda: keys(pods))
-    states = jax.eval_shape(partial(_initial, env, config), agents, every)
+    """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
+    run_keys = jax.eval_shape(lambda: keys(pods))
+    make_states = partial(_make_initial_states, env, config)
+    states = jax.eval_shape(make_states, stack(agent, pods), run_keys)
     return driver.with_shardings(states, mesh, PODS)
 
 
 def init_states(
     agent: Agent, pods: Sequence[Pod], env: Environment, mesh: Mesh, config: AnakinConfig
 ) -> TrainState:
-    """The states `[P, ...]` before the first update, on the mesh."""
-    like = abstract_states(agent, pods, env, mesh, config)
-    where = jax.tree.map(lambda x: x.sharding, like)
-    make = jax.jit(partial(_initial, env, config), out_shardings=where)
-    return make(stack(agent, pods), keys(pods))
+    """Return the states `[P, ...]` before the first update, sharded over the mesh."""
+    abstract = abstract_states(agent, pods, env, mesh, config)
+    target = jax.tree.map(lambda x: x.sharding, abstract)
+    make_states = jax.jit(partial(_make_initial_states, env, config), out_shardings=target)
+    return make_states(stack(agent, pods), keys(pods))
 
 
-def _initial(env: Environment, config: AnakinConfig, agents: Any, keys: jax.Array) -> TrainState:
-    # One after another: two batched QR decompositions (orthogonal weights) at once wait for each
-    # other for ever on a CPU with few cores, as jaxlib 0.10.2 runs them.
+def _make_initial_states(
+    env: Environment, config: AnakinConfig, agents: Any, keys: jax.Array
+) -> TrainState:
+    # One after another: two concurrent batched QR decompositions (orthogonal weights) deadlock on a
+    # CPU with few cores in jaxlib 0.10.2.
     return jax.lax.map(
         lambda pod: driver.make_initial_state(pod[0], env, config, pod[1]), (agents, keys)
     )
@@ -132,11 +136,11 @@ def population(
     request: Callable[[], int] = lambda: 0,
     boundary: Callable[[int], bool] = lambda updates: False,
 ) -> Iterator[Progress]:
-    """As `anakin`, for all pods at once: each trains until `num_updates` updates are done.
+    """Train all pods, as `anakin` trains one learner, until `num_updates` updates are done.
 
-    `Progress.metrics` are means over the pods, `Progress.pods` has each one's. A pod that meets
-    something that is not finite stays as it was before, and the others go on; raises
-    `NonFiniteError` when none is left.
+    `Progress.metrics` are means over the pods, and `Progress.pods` has the metrics of each pod. A
+    pod that meets a non-finite value keeps the state before it, and the others go on. Raises
+    `NonFiniteError` when all pods have failed.
     """
     program = make_chunk(env, mesh, config)
     agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
@@ -149,7 +153,7 @@ def population(
         state,
         mesh,
         config,
-        _report,
+        _to_progress,
         num_updates=num_updates,
         request=request,
         boundary=boundary,
@@ -157,14 +161,18 @@ def population(
 
 
 def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:
-    """The jitted program: `(agents, states, request) -> (states, metrics [P])`, states donated."""
+    """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
+
+    It donates the states.
+    """
 
     def pods(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Metrics]:
-        def one(pod: tuple[Agent, TrainState]) -> tuple[TrainState, Metrics]:
-            return anakin.chunk(pod[0], env, config, None, pod[1], request)
+        def chunk(pod: tuple[Agent, TrainState]) -> tuple[TrainState, Metrics]:
+            agent, state = pod
+            return anakin.chunk(agent, env, config, None, state, request)
 
-        count = states.update.shape[0]
-        return jax.lax.map(one, (agents, states), batch_size=_together(mesh, config, count))
+        batch_size = _pods_per_batch(mesh, config, states.update.shape[0])
+        return jax.lax.map(chunk, (agents, states), batch_size=batch_size)
 
     program = jax.shard_map(
         pods, mesh=mesh, in_specs=(PODS, PODS, PODS), out_specs=(PODS, PODS), check_vma=False
@@ -172,31 +180,31 @@ def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:
     return jax.jit(program, donate_argnums=1)
 
 
-def _together(mesh: Mesh, config: AnakinConfig, count: int) -> int:
-    """How many of a device's pods go side by side; the rest follow, each its whole chunk.
+def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
+    """Return how many of a device's pods run a chunk side by side; the others follow in turn.
 
-    On a CPU as many as make a batch of 128 environments: more would not stay in its cache, and
-    were up to twice as slow. On an accelerator all.
+    On an accelerator all. On a CPU as many as make a batch of 128 environments: more do not stay in
+    its cache and were up to twice as slow.
     """
     if mesh.devices.flat[0].platform != "cpu":
-        return count
-    most = max(1, 128 // config.num_envs)
-    return max(n for n in range(1, min(count, most) + 1) if count % n == 0)
+        return num_pods
+    limit = max(1, 128 // config.num_envs)
+    return max(n for n in range(1, min(num_pods, limit) + 1) if num_pods % n == 0)
 
 
 def make_evaluator(
     agent: Agent, pods: Sequence[Pod], env: Environment, mesh: Mesh, episodes: int
 ) -> Callable[[TrainState], Evaluation]:
-    """A function of the pods' states; returns and lengths are `[P, episodes]`."""
+    """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`."""
     agents = stack(agent, pods)
     evaluation_env: Environment = evaluation_environment(env)
 
-    def one(agent: Agent, state: TrainState) -> Any:
+    def evaluate_pod(agent: Agent, state: TrainState) -> Any:
         params = agent.actor_params(state.learner)
         return greedy_episodes(agent, evaluation_env, episodes, MAX_STEPS, params, state.key)
 
     program = jax.shard_map(
-        jax.vmap(one), mesh=mesh, in_specs=(PODS, PODS), out_specs=PODS, check_vma=False
+        jax.vmap(evaluate_pod), mesh=mesh, in_specs=(PODS, PODS), out_specs=PODS, check_vma=False
     )
     run = jax.jit(program)
 
@@ -207,29 +215,29 @@ def make_evaluator(
     return evaluate
 
 
-def _report(updates: int, values: Any) -> Progress:
-    """Each pod's metrics, NaN where it has none, and means over the healthy ones."""
+def _to_progress(updates: int, values: Any) -> Progress:
+    """Return the report on a chunk of all pods; metrics of a pod without a value are NaN."""
     failed = values["fault"][:, 0] != 0
     if failed.all():
-        driver.to_progress(updates, jax.tree.map(lambda x: x[0], values))  # raises what it met
-    episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
-    shown = {
+        driver.to_progress(updates, jax.tree.map(lambda x: x[0], values))  # raises the fault
+    num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
+    metrics = {
         "episodes": values["episodes"],
-        "episode_return": values["episode_return"] / episodes,
-        "episode_length": values["episode_length"] / episodes,
+        "episode_return": values["episode_return"] / num_episodes,
+        "episode_length": values["episode_length"] / num_episodes,
         **values["mean"],
     }
-    pods = {name: np.where(failed, np.nan, value) for name, value in shown.items()}
+    pods = {name: np.where(failed, np.nan, value) for name, value in metrics.items()}
+    means = {name: _finite_mean(value) for name, value in pods.items()}
     return Progress(
         updates,
         int(values["frames"].sum()),
-        {"pods_failed": float(failed.sum()), **{name: _mean(x) for name, x in pods.items()}},
+        {"pods_failed": float(failed.sum()), **means},
         request=int(values["request"].max()),
         pods={**pods, "frames": values["frames"]},
     )
 
 
-def _mean(values: np.ndarray) -> float | None:
-    """Over the pods `[P]` that have a value."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else None
+def _finite_mean(values: Shaped[np.ndarray, " P"]) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else None

@@ -39,7 +39,7 @@ class ClosableQueue(Generic[T]):
             self._add(item)
 
     def get(self, seconds: float = float("inf")) -> T:
-        """Wait for the oldest item and take it. Raises `Closed`, and `TimeoutError` after that long."""
+        """Wait for the oldest item and take it. Raises `Closed` or `TimeoutError`."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self._items and not self._closed:
