@@ -1,108 +1,78 @@
-"""A2C: policy gradient with a learned value, one update for each rollout.
+"""A2C: policy gradient with a learned value function, one update for each rollout.
 
 Its loss is a function of what acting computed, so Anakin can run it as the paper's fused unit.
-Sources: Mnih et al. 2016 (arXiv 1602.01783); advantages by GAE, Schulman et al. 2016.
+Sources: Mnih et al. 2016 (arXiv 1602.01783); advantages of Schulman et al. 2016 (arXiv 1506.02438).
 """
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic
-from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, Table, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
-from podracer.types import (
-    Carry,
-    Continuous,
-    Discrete,
-    EnvironmentSpec,
-    LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    TimeStep,
-    Trajectory,
-    static,
-    struct,
-)
+from podracer.types import EnvironmentSpec, Metrics, Params, Trajectory, bounded, static, struct
 
 
 @struct
 class A2C:
-    """Advantage actor-critic, discrete or continuous actions."""
+    """Advantage actor-critic for discrete or continuous actions."""
 
-    learning_rate: float = 7e-4
-    discount: float = 0.99
-    lambda_: float = 0.95
-    value_cost: float = 0.5
-    entropy_cost: float = 0.01
-    max_gradient_norm: float = 0.5
+    learning_rate: float = bounded(7e-4)
+    """Learning rate of Adam."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    gae_lambda: float = bounded(0.95, high=1.0)
+    """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 trusts the value function
+    most, 1 the rewards."""
+    value_cost: float = bounded(0.5)
+    """Weight of the value loss in the total loss."""
+    entropy_cost: float = bounded(0.01)
+    """Weight beta of the entropy bonus in the total loss."""
+    max_gradient_norm: float = bounded(0.5)
+    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, self._optimizer, key))
-
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        return actor_critic.act(self._network, self._space, params, carry, timestep, keys, explore)
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        params = self.actor_params(state)
-        grads, metrics = global_grad(self.loss, params, trajectory, False, axis=axis)
-        state, more = self.apply_gradients(state, grads)
-        return state, {**metrics, **more}
+    init = actor_critic.init
+    carry = actor_critic.carry
+    actor_params = actor_critic.actor_params
+    act = actor_critic.act
+    learn = actor_critic.learn
+    apply_gradients = actor_critic.apply_gradients
 
     def loss(
         self, params: Params, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
-        forward = actor_critic.reuse if reuse else actor_critic.unroll
-        policy, values = forward(self._network, self._space, params, trajectory)
-        after, valid = trajectory.next_timesteps(), trajectory.valid()
-        fixed = jax.lax.stop_gradient(values)
+        """Return the actor-critic loss with generalized advantages, see `FusedAgent.loss`."""
+        policy, values = actor_critic.unroll(self, params, trajectory, reuse)
+        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        baseline = jax.lax.stop_gradient(values)
         advantages = generalized_advantages(
-            fixed[:-1], fixed[1:], after.reward, self.discount * after.discount, valid, self.lambda_
+            baseline[:-1],
+            baseline[1:],
+            next_timesteps.reward,
+            self.discount * next_timesteps.discount,
+            valid,
+            self.gae_lambda,
         )
-        # Means over all T x B steps, cut ones as zeros: equal shards then average exactly.
-        mask = valid.astype(jnp.float32)
-        log_prob = policy.log_prob(trajectory.steps.extras["sample"])
-        policy_loss = -jnp.mean(advantages * log_prob)
-        value_loss = 0.5 * jnp.mean(mask * (fixed[:-1] + advantages - values[:-1]) ** 2)
-        entropy = jnp.mean(mask * policy.entropy())
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-        return loss, {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-        }
-
-    def apply_gradients(self, state: LearnerState, grads: Params) -> tuple[LearnerState, Metrics]:
-        return actor_critic.apply_gradients(self._optimizer, state, grads)
+        return actor_critic.loss(
+            policy.log_prob(trajectory.steps.extras["sample"]),
+            policy.entropy(),
+            values[:-1],
+            targets=baseline[:-1] + advantages,
+            advantages=advantages,
+            valid=valid,
+            value_cost=self.value_cost,
+            entropy_cost=self.entropy_cost,
+        )
 
     @property
     def _network(self) -> Network:
         return actor_critic.build(self.network, self.spec)
 
     @property
-    def _space(self) -> Discrete | Continuous:
-        return actor_critic.require_spec(self.spec).action
-
-    @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adam(self.learning_rate, eps=1e-5),
-        )
+        return actor_critic.clipped_adam(self.learning_rate, self.max_gradient_norm)

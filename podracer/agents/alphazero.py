@@ -51,13 +51,13 @@ class AlphaZero:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, self._optimizer, key))
+        return LearnerState(actor_critic.init_params(self._network, self._optimizer, key))
 
     def carry(self, num_envs: int) -> Carry:
         return ()
 
     def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
+        return state.shared.params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
@@ -103,8 +103,8 @@ class AlphaZero:
     ) -> tuple[LearnerState, Metrics]:
         params = self.actor_params(state)
         grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        state, more = actor_critic.apply_gradients(self._optimizer, state, grads)
-        return state, {**metrics, **more}
+        learner, more = actor_critic.optimizer_step(self._optimizer, state.shared, grads)
+        return LearnerState(learner), {**metrics, **more}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
         """The policy follows the search, the value the returns of the policy that it led to."""

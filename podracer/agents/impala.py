@@ -14,16 +14,12 @@ from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.types import (
-    Carry,
-    Continuous,
-    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
-    PyTree,
-    TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
@@ -31,88 +27,77 @@ from podracer.types import (
 
 @struct
 class Impala:
-    """V-trace actor-critic, discrete or continuous actions."""
+    """V-trace actor-critic for discrete or continuous actions."""
 
-    learning_rate: float = 6e-4
-    discount: float = 0.99
-    lambda_: float = 1.0
-    clip_rho: float = 1.0
-    clip_c: float = 1.0
-    value_cost: float = 0.5
-    entropy_cost: float = 0.01
-    max_gradient_norm: float = 40.0
+    learning_rate: float = bounded(6e-4)
+    """Learning rate of Adam."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    trace_lambda: float = bounded(1.0, high=1.0)
+    """Trace parameter lambda of V-trace, in [0, 1]: a factor of each trace coefficient c."""
+    clip_rho: float = bounded(1.0)
+    """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
+    clip_c: float = bounded(1.0)
+    """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
+    value_cost: float = bounded(0.5)
+    """Weight of the value loss in the total loss."""
+    entropy_cost: float = bounded(0.01)
+    """Weight of the entropy bonus in the total loss."""
+    max_gradient_norm: float = bounded(40.0)
+    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, self._optimizer, key))
-
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        return actor_critic.act_with_log_prob(
-            self._network, self._space, params, carry, timestep, keys, explore
-        )
+    init = actor_critic.init
+    carry = actor_critic.carry
+    actor_params = actor_critic.actor_params
+    act = actor_critic.act_with_log_prob
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        params = self.actor_params(state)
-        grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        state, more = actor_critic.apply_gradients(self._optimizer, state, grads)
-        return state, {**metrics, **more}
+        """Update once from the rollout, which older parameters may have acted in."""
+        learner: actor_critic.ParamsState = state.shared
+        grads, metrics = global_grad(self._loss, learner.params, trajectory, axis=axis)
+        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, learner, grads)
+        return LearnerState(learner), {**metrics, **update_metrics}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
-        policy, values = actor_critic.unroll(self._network, self._space, params, trajectory)
-        extras, after, valid = (
-            trajectory.steps.extras,
-            trajectory.next_timesteps(),
-            trajectory.valid(),
-        )
-        log_prob = policy.log_prob(extras["sample"])
-        fixed, ratio = jax.lax.stop_gradient((values, jnp.exp(log_prob - extras["log_prob"])))
+        """Return the actor-critic loss with the targets and advantages of V-trace."""
+        policy, values = actor_critic.unroll(self, params, trajectory)
+        behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
+        log_prob = policy.log_prob(behavior["sample"])
+        ratio = jnp.exp(log_prob - behavior["log_prob"])
+        baseline, ratio = jax.lax.stop_gradient((values, ratio))
         corrected = vtrace(
-            fixed[:-1],
-            fixed[1:],
-            after.reward,
-            self.discount * after.discount,
-            valid,
+            baseline[:-1],
+            baseline[1:],
+            next_timesteps.reward,
+            self.discount * next_timesteps.discount,
+            trajectory.valid(),
             ratio,
-            lambda_=self.lambda_,
+            lambda_=self.trace_lambda,
             clip_rho=self.clip_rho,
             clip_c=self.clip_c,
             clip_pg_rho=self.clip_rho,
         )
-        mask = valid.astype(jnp.float32)
-        policy_loss = -jnp.mean(corrected.advantages * log_prob)
-        value_loss = 0.5 * jnp.mean(mask * (corrected.targets - values[:-1]) ** 2)
-        entropy = jnp.mean(mask * policy.entropy())
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-        return loss, {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "importance_ratio": jnp.mean(ratio),
-        }
+        loss, metrics = actor_critic.loss(
+            log_prob,
+            policy.entropy(),
+            values[:-1],
+            targets=corrected.targets,
+            advantages=corrected.advantages,
+            valid=trajectory.valid(),
+            value_cost=self.value_cost,
+            entropy_cost=self.entropy_cost,
+        )
+        return loss, {**metrics, "importance_ratio": jnp.mean(ratio)}
 
     @property
     def _network(self) -> Network:
         return actor_critic.build(self.network, self.spec)
 
     @property
-    def _space(self) -> Discrete | Continuous:
-        return actor_critic.require_spec(self.spec).action
-
-    @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adam(self.learning_rate, eps=1e-5),
-        )
+        return actor_critic.clipped_adam(self.learning_rate, self.max_gradient_norm)

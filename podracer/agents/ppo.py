@@ -1,6 +1,6 @@
 """PPO: several epochs of clipped policy updates on each rollout.
 
-Minibatches are shuffled within the shard: single transitions for feed-forward networks, whole
+Minibatches are shuffled within a shard: single transitions for feed-forward networks, whole
 sequences from their stored memory for recurrent ones. Sources: Schulman et al. 2017 (arXiv
 1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalizations.
 """
@@ -15,17 +15,20 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic
-from podracer.mesh import global_grad_in_blocks
+from podracer.agents.common.normalization import (
+    normalize_observation,
+    normalize_observations,
+    scale_rewards,
+    standardize,
+    update_moments,
+)
 from podracer.networks import MLP, Network, TorsoNetwork
-from podracer.ops.distributions import policy
-from podracer.ops.minibatches import permutation, take
-from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
-from podracer.ops.returns import discounted_sums, generalized_advantages
+from podracer.ops.minibatches import permutation
+from podracer.ops.moments import Moments, init_moments, moments_of_each
+from podracer.ops.returns import generalized_advantages
 from podracer.types import (
     Carry,
     ConfigError,
-    Continuous,
-    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -33,9 +36,28 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
+
+
+@struct
+class PPOParams:
+    """What acting needs."""
+
+    network: Params
+    observation_moments: Moments | None  # None: observations are not normalized
+
+
+@struct
+class PPOState:
+    """What PPO learns, the same on every shard."""
+
+    params: Params
+    optimizer_state: optax.OptState
+    observation_moments: Moments | None  # None: observations are not normalized
+    return_moments: Moments | None  # None: rewards are not normalized
 
 
 @struct
@@ -45,8 +67,8 @@ class Batch:
     observation: PyTree
     first: jax.Array
     sample: jax.Array
-    log_prob: jax.Array
-    value: jax.Array  # as acting saw it
+    log_prob: jax.Array  # of the policy that acted
+    value: jax.Array  # of the value function that acted
     target: jax.Array
     advantage: jax.Array
     valid: jax.Array  # f32, 0 where an episode was cut
@@ -55,171 +77,159 @@ class Batch:
 
 @struct
 class PPO:
-    """Proximal policy optimization, discrete or continuous actions."""
+    """Proximal policy optimization for discrete or continuous actions."""
 
-    learning_rate: float = 2.5e-4
-    discount: float = 0.99
-    lambda_: float = 0.95
-    clip: float = 0.2
-    value_cost: float = 0.5
-    entropy_cost: float = 0.01
-    max_gradient_norm: float = 0.5
-    epochs: int = static(default=4)
-    minibatches: int = static(default=4)
+    learning_rate: float = bounded(2.5e-4)
+    """Learning rate of Adam."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    gae_lambda: float = bounded(0.95, high=1.0)
+    """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 trusts the value function
+    most, 1 the rewards."""
+    clip_epsilon: float = bounded(0.2)
+    """Clip range epsilon of the probability ratio, and of the change of the value."""
+    value_cost: float = bounded(0.5)
+    """Weight c1 of the value loss in the total loss."""
+    entropy_cost: float = bounded(0.01)
+    """Weight c2 of the entropy bonus in the total loss."""
+    max_gradient_norm: float = bounded(0.5)
+    """Largest global norm of the gradient; a larger gradient is scaled down to it."""
+    num_epochs: int = static(default=4, low=1)
+    """Number K of passes over each rollout."""
+    num_minibatches: int = static(default=4, low=1)
+    """Number of equal minibatches that each epoch splits the rollout of a device into."""
     normalize_observations: bool = static(default=False)
+    """Normalize observations by the mean and standard deviation of all that were seen."""
     normalize_rewards: bool = static(default=False)
-    decay_updates: int = static(default=0)
+    """Divide rewards by the standard deviation of the discounted returns."""
+    anneal_updates: int = static(default=0, low=0)
+    """Number of updates over which the learning rate falls linearly to 0; 0 keeps it constant."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
+    """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = actor_critic.init(self._network, self._optimizer, key)
-        shared["observations"] = shared["returns"] = ()
-        if self.normalize_observations:
-            shared["observations"] = init_moments(actor_critic.require_spec(self.spec).observation)
-        if self.normalize_rewards:
-            shared["returns"] = init_moments(jnp.zeros(()))
-        # Discounted sums of past rewards, whose deviation scales the rewards.
-        return LearnerState(shared, jnp.zeros(num_envs) if self.normalize_rewards else ())
+        """Return new parameters; local is the discounted sum of past rewards `[B]`, or `()`."""
+        learner = actor_critic.init_params(self._network, self._optimizer, key)
+        observation = actor_critic.require_spec(self.spec).observation
+        state = PPOState(
+            params=learner.params,
+            optimizer_state=learner.optimizer_state,
+            observation_moments=init_moments(observation) if self.normalize_observations else None,
+            return_moments=init_moments(jnp.zeros(())) if self.normalize_rewards else None,
+        )
+        return LearnerState(state, jnp.zeros(num_envs) if self.normalize_rewards else ())
 
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.carry(num_envs)
+    carry = actor_critic.carry
 
-    def actor_params(self, state: LearnerState) -> Params:
-        return {name: state.shared[name] for name in ("params", "observations")}
+    def actor_params(self, state: LearnerState) -> PPOParams:
+        """Return the network's parameters and the moments of observations."""
+        return PPOParams(state.shared.params, state.shared.observation_moments)
 
     def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        self, params: PPOParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        timestep = self._normalized(params["observations"], timestep)
+        """Sample actions; extras are `sample`, its `log_prob` and the `value`."""
+        timestep = normalize_observation(params.observation_moments, timestep)
         action, extras, carry = actor_critic.act(
-            self._network, self._space, params["params"], carry, timestep, keys, explore
+            self, params.network, carry, timestep, keys, explore
         )
-        behavior = policy(self._space, extras.pop("policy"))
-        return action, {**extras, "log_prob": behavior.log_prob(extras["sample"])}, carry
+        policy = actor_critic.make_policy(self, extras.pop("policy"))
+        return action, {**extras, "log_prob": policy.log_prob(extras["sample"])}, carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        raw = trajectory.steps.timestep.observation
-        trajectory, scale, sums = self._normalized_trajectory(state, trajectory, axis)
-        batch = self._batch(state.shared["params"], trajectory)
-        # Measured together: fewer reductions, and none that could overtake another.
-        batch, observations = self._standardized(state.shared["observations"], batch, raw, axis)
-        items = batch.valid.shape[1]
-        self._check_minibatches(items)
+        """Update in `num_epochs` times `num_minibatches` optimizer steps."""
+        learner: PPOState = state.shared
+        return_moments, reward_sums = learner.return_moments, state.local
+        observations = trajectory.steps.timestep.observation
+        trajectory = normalize_observations(learner.observation_moments, trajectory)
+        if return_moments is not None:
+            trajectory, return_moments, reward_sums = scale_rewards(
+                return_moments, reward_sums, trajectory, discount=self.discount, axis=axis
+            )
 
-        def epoch(learner: LearnerState, key: jax.Array) -> tuple[LearnerState, Metrics]:
-            minibatches = permutation(key, items).reshape(self.minibatches, -1)
-            return jax.lax.scan(partial(self._minibatch_update, axis, batch), learner, minibatches)
+        batch = self._make_batch(learner.params, trajectory)
+        # One call, so that one reduction measures both (docs/decisions/0012).
+        measured = (batch.advantage, observations if self.normalize_observations else None)
+        advantage_moments, batch_moments = moments_of_each(measured, axis)
+        advantage = standardize(batch.advantage, advantage_moments)
+        batch = dataclasses.replace(batch, advantage=advantage)
 
-        keys = jax.random.split(key, self.epochs)
-        learner, metrics = jax.lax.scan(epoch, LearnerState(state.shared), keys)
-        # The new moments only now: acting and learning must see the same observations.
-        shared = {**learner.shared, "returns": scale, "observations": observations}
-        return LearnerState(shared, sums), jax.tree.map(jnp.mean, metrics)
+        num_items = batch.valid.shape[1]
+        self._check_minibatches(num_items)
 
-    def _standardized(
-        self, moments: PyTree, batch: Batch, observation: PyTree, axis: str | None
-    ) -> tuple[Batch, PyTree]:
-        """Advantages with zero mean and unit deviation over the batch of all shards; and the
-        moments with what was observed."""
-        measured = {"advantage": batch.advantage}
-        if self.normalize_observations:
-            measured["observation"] = observation
-        seen = moments_of(measured, axis)
-        centered = batch.advantage - seen.mean["advantage"]
-        advantage = centered * jax.lax.rsqrt(seen.variance["advantage"] + 1e-8)
-        if self.normalize_observations:
-            part = Moments(seen.count, seen.mean["observation"], seen.variance["observation"])
-            moments = merge(moments, part)
-        return dataclasses.replace(batch, advantage=advantage), moments
+        def epoch(learner: PPOState, key: jax.Array) -> tuple[PPOState, Metrics]:
+            minibatches = permutation(key, num_items).reshape(self.num_minibatches, -1)
+            return jax.lax.scan(partial(self._update, batch, axis), learner, minibatches)
 
-    def _normalized_trajectory(
-        self, state: LearnerState, trajectory: Trajectory, axis: str | None
-    ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Observations as acting saw them, rewards scaled; and the new moments of the returns."""
-        see = partial(self._normalized, state.shared["observations"])
-        steps = dataclasses.replace(trajectory.steps, timestep=see(trajectory.steps.timestep))
-        trajectory = dataclasses.replace(trajectory, steps=steps, final=see(trajectory.final))
-        if not self.normalize_rewards:
-            return trajectory, (), ()
-        after = trajectory.next_timesteps()
-        ended = after.last | (after.discount == 0)
-        decay = jnp.full_like(after.reward, 1.0) * self.discount
-        returns, sums = discounted_sums(state.local, after.reward, decay, ended)
-        scale = merge(state.shared["returns"], moments_of(returns, axis))
-        deviation = jax.lax.rsqrt(scale.variance + 1e-8)
+        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.num_epochs))
 
-        def scaled(timestep: TimeStep) -> TimeStep:
-            return dataclasses.replace(timestep, reward=timestep.reward * deviation)
-
-        steps = dataclasses.replace(trajectory.steps, timestep=scaled(trajectory.steps.timestep))
-        return (
-            dataclasses.replace(trajectory, steps=steps, final=scaled(trajectory.final)),
-            scale,
-            sums,
+        # Not earlier: acting and learning must see the same observations.
+        observation_moments = update_moments(learner.observation_moments, batch_moments)
+        learner = dataclasses.replace(
+            learner, observation_moments=observation_moments, return_moments=return_moments
         )
+        return LearnerState(learner, reward_sums), jax.tree.map(jnp.mean, metrics)
 
-    def _batch(self, params: Params, trajectory: Trajectory) -> Batch:
-        steps, extras, after = (
-            trajectory.steps,
-            trajectory.steps.extras,
-            trajectory.next_timesteps(),
-        )
-        last = actor_critic.final_value(self._network, params, trajectory)
-        values = jnp.concatenate([extras["value"], last[None]])
-        valid = trajectory.valid()
+    def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
+        """Return the items of a rollout, with their advantages and value targets."""
+        steps, behavior = trajectory.steps, trajectory.steps.extras
+        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        last_value = actor_critic.final_value(self, params, trajectory)
+        values = jnp.concatenate([behavior["value"], last_value[None]])
         advantage = generalized_advantages(
             values[:-1],
             values[1:],
-            after.reward,
-            self.discount * after.discount,
+            next_timesteps.reward,
+            self.discount * next_timesteps.discount,
             valid,
-            self.lambda_,
+            self.gae_lambda,
         )
         batch = Batch(
             observation=steps.timestep.observation,
             first=steps.timestep.first,
-            sample=extras["sample"],
-            log_prob=extras["log_prob"],
-            value=extras["value"],
-            target=extras["value"] + advantage,
+            sample=behavior["sample"],
+            log_prob=behavior["log_prob"],
+            value=behavior["value"],
+            target=behavior["value"] + advantage,
             advantage=advantage,
             valid=valid.astype(jnp.float32),
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
-        if not jax.tree.leaves(trajectory.carry):
-            batch = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
-        return batch
+        if jax.tree.leaves(trajectory.carry):
+            return batch
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
-    def _minibatch_update(
-        self, axis: str | None, batch: Batch, learner: LearnerState, items: jax.Array
-    ) -> tuple[LearnerState, Metrics]:
-        grads, metrics = global_grad_in_blocks(
-            lambda params, items: self._loss(params, take(batch, items)),
-            learner.shared["params"],
-            items,
-            indices_in_cache=self._network.rows_in_cache // batch.valid.shape[0],
-            axis=axis,
+    def _update(
+        self, batch: Batch, axis: str | None, learner: PPOState, items: jax.Array
+    ) -> tuple[PPOState, Metrics]:
+        """Take one optimizer step on a minibatch: the given items of the batch."""
+        grads, metrics = actor_critic.minibatch_grad(
+            self, self._loss, learner.params, batch, items, axis
         )
-        learner, more = actor_critic.apply_gradients(self._optimizer, learner, grads)
-        return learner, {**metrics, **more}
+        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, learner, grads)
+        return learner, {**metrics, **update_metrics}
 
     def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """Return the clipped loss, equation 9 of Schulman et al. 2017, with a clipped value."""
+        epsilon = self.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         outputs, _ = self._network.apply(params, carry, batch.observation, batch.first)
-        now = policy(self._space, outputs["policy"])
+        policy = actor_critic.make_policy(self, outputs["policy"])
         value = outputs["value"][..., 0]
-        log_ratio = now.log_prob(batch.sample) - batch.log_prob
+
+        log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
-        clipped = jnp.clip(ratio, 1.0 - self.clip, 1.0 + self.clip)
-        gain = jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
-        near = batch.value + jnp.clip(value - batch.value, -self.clip, self.clip)
-        error = jnp.maximum((value - batch.target) ** 2, (near - batch.target) ** 2)
-        policy_loss = -jnp.mean(batch.valid * gain)
-        value_loss = 0.5 * jnp.mean(batch.valid * error)
-        entropy = jnp.mean(batch.valid * now.entropy())
+        clipped_ratio = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
+        surrogate = jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
+        clipped_value = batch.value + jnp.clip(value - batch.value, -epsilon, epsilon)
+        value_error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
+
+        policy_loss = -jnp.mean(batch.valid * surrogate)
+        value_loss = 0.5 * jnp.mean(batch.valid * value_error)
+        entropy = jnp.mean(batch.valid * policy.entropy())
         loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         return loss, {
             "loss": loss,
@@ -227,20 +237,14 @@ class PPO:
             "value_loss": value_loss,
             "entropy": entropy,
             "approximate_kl": jnp.mean(ratio - 1.0 - log_ratio),
-            "clip_share": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
+            "clip_share": jnp.mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
         }
 
-    def _normalized(self, moments: PyTree, timestep: TimeStep) -> TimeStep:
-        if not self.normalize_observations:
-            return timestep
-        seen = normalize(moments, timestep.observation)
-        return dataclasses.replace(timestep, observation=seen)
-
-    def _check_minibatches(self, items: int) -> None:
-        if items % self.minibatches:
+    def _check_minibatches(self, num_items: int) -> None:
+        if num_items % self.num_minibatches:
             raise ConfigError(
-                f"PPO cannot split the {items} items of a device's rollout into "
-                f"{self.minibatches} equal minibatches."
+                f"PPO cannot split the {num_items} items of a device's rollout into "
+                f"{self.num_minibatches} equal minibatches."
             )
 
     @property
@@ -248,15 +252,9 @@ class PPO:
         return actor_critic.build(self.network, self.spec)
 
     @property
-    def _space(self) -> Discrete | Continuous:
-        return actor_critic.require_spec(self.spec).action
-
-    @property
     def _optimizer(self) -> optax.GradientTransformation:
-        rate = self.learning_rate
-        if self.decay_updates:
-            steps = self.decay_updates * self.epochs * self.minibatches
-            rate = optax.linear_schedule(rate, 0.0, steps)
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(rate, eps=1e-5)
-        )
+        learning_rate = self.learning_rate
+        if self.anneal_updates:
+            steps = self.anneal_updates * self.num_epochs * self.num_minibatches
+            learning_rate = optax.linear_schedule(learning_rate, 0.0, steps)
+        return actor_critic.clipped_adam(learning_rate, self.max_gradient_norm)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic
-from podracer.mesh import global_grad
 from podracer.networks import MLP, Head, Network, TorsoNetwork
 from podracer.ops.returns import lambda_returns
 from podracer.types import (
@@ -20,12 +19,12 @@ from podracer.types import (
     ConfigError,
     Discrete,
     EnvironmentSpec,
-    LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
@@ -33,80 +32,72 @@ from podracer.types import (
 
 @struct
 class QLambda:
-    """Greedy Q(λ), discrete actions."""
+    """Greedy Q(λ) for discrete actions."""
 
-    learning_rate: float = 1e-4
-    discount: float = 1.0
-    lambda_: float = 0.99
+    learning_rate: float = bounded(1e-4)
+    """Learning rate of Adam."""
+    discount: float = bounded(1.0, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    trace_lambda: float = bounded(0.99, high=1.0)
+    """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets, 1 sums all
+    rewards of the rollout."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256,))))
+    """Network with a value for each action."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init(self._network, optax.adam(self.learning_rate), key))
-
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
+    init = actor_critic.init
+    carry = actor_critic.carry
+    actor_params = actor_critic.actor_params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        outputs, carry = self._network.apply(params, carry, observation, timestep.first[None])
-        q = actor_critic.mask_logits(timestep.observation, outputs["q"][0])
-        return jnp.argmax(q, axis=-1).astype(jnp.int32), {"q": q}, carry
+        """Choose the best action, whether or not to explore; extras are the action values `q`."""
+        q, carry = self._action_values(params, carry, jax.tree.map(lambda x: x[None], timestep))
+        return jnp.argmax(q[0], axis=-1).astype(jnp.int32), {"q": q[0]}, carry
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        params = self.actor_params(state)
-        grads, metrics = global_grad(self.loss, params, trajectory, False, axis=axis)
-        state, more = self.apply_gradients(state, grads)
-        return state, {**metrics, **more}
+    learn = actor_critic.learn
+    apply_gradients = actor_critic.apply_gradients
 
     def loss(
         self, params: Params, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
-        q_tm1, q_last = (self._reuse if reuse else self._unroll)(params, trajectory)
-        chosen = jax.nn.one_hot(trajectory.steps.action, q_tm1.shape[-1])
-        qa_tm1 = jnp.sum(q_tm1 * chosen, axis=-1)
-        best = jnp.concatenate([jnp.max(q_tm1, axis=-1), jnp.max(q_last, axis=-1)[None]])
-        v_t = jax.lax.stop_gradient(best[1:])
-        after, valid = trajectory.next_timesteps(), trajectory.valid()
-        # Where acting is greedy the value of a state is that of the action taken there.
+        """Return the mean squared error to the λ-returns, see `FusedAgent.loss`."""
+        q = self._unroll(params, trajectory, reuse)
+        chosen = jax.nn.one_hot(trajectory.steps.action, q.shape[-1])
+        q_tm1 = jnp.sum(q[:-1] * chosen, axis=-1)
+        v = jax.lax.stop_gradient(jnp.max(q, axis=-1))
+        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        # Acting is greedy, so the value of a state is that of the action taken there.
         targets = lambda_returns(
-            jax.lax.stop_gradient(best[:-1]),
-            v_t,
-            after.reward,
-            self.discount * after.discount,
+            v[:-1],
+            v[1:],
+            next_timesteps.reward,
+            self.discount * next_timesteps.discount,
             valid,
-            self.lambda_,
+            self.trace_lambda,
         )
-        error = valid.astype(jnp.float32) * (targets - qa_tm1)
+        error = valid.astype(jnp.float32) * (targets - q_tm1)
         loss = jnp.mean(error**2)
-        return loss, {"loss": loss, "q": jnp.mean(qa_tm1)}
+        return loss, {"loss": loss, "q": jnp.mean(q_tm1)}
 
-    def apply_gradients(self, state: LearnerState, grads: Params) -> tuple[LearnerState, Metrics]:
-        return actor_critic.apply_gradients(optax.adam(self.learning_rate), state, grads)
+    def _unroll(self, params: Params, trajectory: Trajectory, reuse: bool) -> jax.Array:
+        """Return the action values of all timesteps `[T+1, B, A]`.
 
-    def _unroll(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
-        timesteps = trajectory.timesteps()
-        outputs, _ = self._network.apply(
-            params, trajectory.carry, timesteps.observation, timesteps.first
-        )
-        q = actor_critic.mask_logits(timesteps.observation, outputs["q"])
-        return q[:-1], q[-1]
+        With `reuse` only those of the final one are computed, the others are those of acting.
+        """
+        if not reuse:
+            return self._action_values(params, trajectory.carry, trajectory.timesteps())[0]
+        final = jax.tree.map(lambda x: x[None], trajectory.final)
+        q_final, _ = self._action_values(params, trajectory.final_carry, final)
+        return jnp.concatenate([trajectory.steps.extras["q"], q_final])
 
-    def _reuse(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
-        final = trajectory.final
-        observation = jax.tree.map(lambda x: x[None], final.observation)
-        outputs, _ = self._network.apply(
-            params, trajectory.final_carry, observation, final.first[None]
-        )
-        last = actor_critic.mask_logits(final.observation, outputs["q"][0])
-        return trajectory.steps.extras["q"], last
+    def _action_values(
+        self, params: Params, carry: Carry, timesteps: TimeStep
+    ) -> tuple[jax.Array, Carry]:
+        """Return action values `[T, B, A]` of timesteps `[T, B]`, and the new memory."""
+        outputs, carry = self._network.apply(params, carry, timesteps.observation, timesteps.first)
+        return actor_critic.mask_logits(timesteps.observation, outputs["q"]), carry
 
     @property
     def _network(self) -> Network:
@@ -114,3 +105,7 @@ class QLambda:
         if not isinstance(spec.action, Discrete):
             raise ConfigError(f"QLambda needs discrete actions; {spec.name} has continuous ones.")
         return self.network.build(spec.observation, {"q": Head(spec.action.num_actions)})
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)

@@ -1,7 +1,8 @@
 """STACX: an actor-critic that tunes its own discount, λ, costs and V-trace while it learns.
 
-Its loss has metaparameters; those move along the gradient of a fixed loss through the update that
-they steered. Auxiliary policies and values with metaparameters of their own shape the features.
+The inner loss has metaparameters, which follow the gradient of an outer loss with fixed
+hyperparameters through the update that they caused. Auxiliary policies and values, with
+metaparameters of their own, shape the features.
 Source: Zahavy et al. 2020, "A Self-Tuning Actor-Critic Algorithm" (arXiv 2002.12928).
 """
 
@@ -15,194 +16,231 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import Policy
-from podracer.ops.distributions import policy as make_policy
 from podracer.ops.returns import vtrace
 from podracer.types import (
-    Carry,
-    Continuous,
-    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
     PyTree,
-    TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
 
-CLOSEST = 0.001  # that a metaparameter may begin to 0 or 1, which a sigmoid never reaches
-INITIAL_ALPHA = 0.99  # as in the paper: clips that leak a little
+LOGIT_MARGIN = 0.001
+"""Smallest distance of an initial metaparameter from 0 and 1, which a sigmoid never reaches."""
+INITIAL_ALPHA = 0.99
+"""Initial alpha of leaky V-trace, as in the paper: truncations that leak a little."""
 
 
 @struct
-class Settings:
-    """What a loss is weighed by, a number for each head `[H]`."""
+class Metaparameters:
+    """The metaparameters η of the loss of each head, `[H]`."""
 
-    discount: jax.Array
-    lambda_: jax.Array
-    policy_cost: jax.Array
-    value_cost: jax.Array
-    entropy_cost: jax.Array
-    alpha_rho: jax.Array
-    alpha_c: jax.Array
+    discount: jax.Array  # gamma
+    trace_lambda: jax.Array
+    policy_cost: jax.Array  # g_p
+    value_cost: jax.Array  # g_v
+    entropy_cost: jax.Array  # g_e
+    alpha_rho: jax.Array  # of leaky V-trace
+    alpha_c: jax.Array  # of leaky V-trace
+
+
+@struct
+class StacxState:
+    """Parameters θ and metaparameters η, each with the state of their optimizer."""
+
+    params: Params
+    optimizer_state: optax.OptState
+    metaparams: Metaparameters  # unconstrained, see `Stacx._constrain`
+    meta_optimizer_state: optax.OptState
 
 
 @struct
 class Stacx:
-    """Self-tuning V-trace actor-critic, discrete or continuous actions."""
+    """Self-tuning V-trace actor-critic for discrete or continuous actions."""
 
-    learning_rate: float = 6e-4
-    meta_learning_rate: float = 1e-3
-    discount: float = 0.99
-    lambda_: float = 1.0
-    clip_rho: float = 1.0
-    clip_c: float = 1.0
-    value_cost: float = 0.5
-    entropy_cost: float = 0.01
-    kl_cost: float = 1.0
-    max_gradient_norm: float = 40.0
-    heads: int = static(default=3)
+    learning_rate: float = bounded(6e-4)
+    """Learning rate of Adam for the parameters."""
+    meta_learning_rate: float = bounded(1e-3)
+    """Learning rate of Adam for the metaparameters."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma of the outer loss, in [0, 1]; the inner one begins there."""
+    trace_lambda: float = bounded(1.0, high=1.0)
+    """Trace parameter lambda of the outer loss, in [0, 1]; the inner one begins there."""
+    clip_rho: float = bounded(1.0)
+    """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
+    clip_c: float = bounded(1.0)
+    """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
+    value_cost: float = bounded(0.5)
+    """Weight g_v of the value loss in the outer loss; the inner one begins there."""
+    entropy_cost: float = bounded(0.01)
+    """Weight g_e of the entropy bonus in the outer loss; the inner one begins there."""
+    kl_cost: float = bounded(1.0)
+    """Weight g_kl, in the outer loss, of the divergence of the policy before the update from that
+    after it."""
+    max_gradient_norm: float = bounded(40.0)
+    """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
+    num_heads: int = static(default=3, low=1)
+    """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared, meta = actor_critic.init(self._network, self._optimizer, key), self._initial_meta()
-        optimizer = self._meta_optimizer.init(meta)
-        return LearnerState({**shared, "meta": meta, "meta_optimizer": optimizer})
-
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        return actor_critic.act_with_log_prob(
-            self._network, self._space, params, carry, timestep, keys, explore
+        """Return new parameters, and metaparameters that make the inner loss the outer one."""
+        learner = actor_critic.init_params(self._network, self._optimizer, key)
+        metaparams = self._initial_metaparams()
+        meta_optimizer_state = self._meta_optimizer.init(metaparams)
+        return LearnerState(
+            StacxState(learner.params, learner.optimizer_state, metaparams, meta_optimizer_state)
         )
+
+    carry = actor_critic.carry
+    actor_params = actor_critic.actor_params
+    act = actor_critic.act_with_log_prob
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        meta = state.shared["meta"]
-        grads, (learner, metrics) = meta_grad(
-            partial(self._update, axis),
-            partial(self._objective, trajectory),
-            meta,
-            {name: state.shared[name] for name in ("params", "optimizer")},
+        """Update the parameters by the inner loss, then the metaparameters by the outer loss."""
+        learner: StacxState = state.shared
+        meta_grads, (inner, metrics) = meta_grad(
+            partial(self._inner_update, axis),
+            partial(self._outer_loss, trajectory),
+            learner.metaparams,
+            ParamsState(learner.params, learner.optimizer_state),
             jax.tree.map(lambda x: x[None], trajectory),
         )
-        # Each shard has its own part of the objective's gradient, through the mean of all updates.
-        grads = global_mean(grads, axis)
-        updates, optimizer = self._meta_optimizer.update(grads, state.shared["meta_optimizer"])
-        moved = {"meta": optax.apply_updates(meta, updates), "meta_optimizer": optimizer}
-        more = {"meta_gradient_norm": optax.tree.norm(grads), **self._metrics(meta)}
-        return LearnerState({**learner, **moved}), {**metrics, **more}
+        # A shard has its own part of the outer gradient, through the mean of all inner gradients.
+        meta_grads = global_mean(meta_grads, axis)
+        meta = ParamsState(learner.metaparams, learner.meta_optimizer_state)
+        meta, meta_metrics = actor_critic.optimizer_step(self._meta_optimizer, meta, meta_grads)
+        learner = StacxState(inner.params, inner.optimizer_state, meta.params, meta.optimizer_state)
+        return LearnerState(learner), {
+            **metrics,
+            "meta_gradient_norm": meta_metrics["gradient_norm"],
+            **self._metrics(state.shared.metaparams),
+        }
 
-    def _update(
-        self, axis: str | None, meta: Settings, learner: PyTree, trajectory: Trajectory
-    ) -> tuple[PyTree, tuple[Policy, Metrics]]:
-        """One update with the tuned loss of all heads; and the main policy before it."""
+    def _inner_update(
+        self,
+        axis: str | None,
+        metaparams: Metaparameters,
+        learner: ParamsState,
+        trajectory: Trajectory,
+    ) -> tuple[ParamsState, tuple[Policy, Metrics]]:
+        """Take one step on the inner loss of all heads; also return the old main policy."""
 
-        def loss(params: Params) -> tuple[jax.Array, tuple[Policy, Metrics]]:
+        def inner_loss(params: Params) -> tuple[jax.Array, tuple[Policy, Metrics]]:
             policy, values = self._unroll(params, trajectory)
-            each, metrics = self._losses(policy, values, trajectory, self._tuned(meta))
-            return jnp.sum(each), (policy, metrics)
+            hyperparams = self._constrain(metaparams)
+            losses, metrics = self._losses(policy, values, trajectory, hyperparams)
+            return jnp.sum(losses), (policy, metrics)
 
-        grads, (policy, metrics) = jax.grad(loss, has_aux=True)(learner["params"])
+        grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        state, more = actor_critic.apply_gradients(self._optimizer, LearnerState(learner), grads)
-        return state.shared, (_main(policy), {**metrics, **more})
+        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, learner, grads)
+        return learner, (_main_head(policy), {**metrics, **update_metrics})
 
-    def _objective(
-        self, trajectory: Trajectory, meta: Settings, learner: PyTree, aux: PyTree
+    def _outer_loss(
+        self, trajectory: Trajectory, metaparams: Metaparameters, learner: ParamsState, aux: PyTree
     ) -> tuple[jax.Array, Metrics]:
-        """The fixed loss of the main head after the update, and how far its policy moved."""
-        before, metrics = jax.tree.map(lambda x: x[0], aux)
-        policy, values = _main(self._unroll(learner["params"], trajectory))
-        (loss,), _ = self._losses(policy, values, trajectory, self._fixed())
+        """Return the fixed loss of the main head after the update, plus how far it moved."""
+        old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
+        policy, values = _main_head(self._unroll(learner.params, trajectory))
+        (loss,), _ = self._losses(policy, values, trajectory, self._outer_hyperparams())
         valid = trajectory.valid()[:, None].astype(jnp.float32)
-        moved = jnp.mean(valid * before.divergence(policy))
-        outer = loss + self.kl_cost * moved
-        return outer, {**metrics, "outer_loss": outer, "policy_change": moved}
+        divergence = jnp.mean(valid * old_policy.divergence(policy))
+        outer_loss = loss + self.kl_cost * divergence
+        return outer_loss, {**metrics, "outer_loss": outer_loss, "policy_change": divergence}
 
     def _unroll(self, params: Params, trajectory: Trajectory) -> tuple[Policy, jax.Array]:
-        """The heads' policies `[T, H, B]` and values `[T+1, H, B]`."""
+        """Return the policies `[T, H, B]` and the values `[T+1, H, B]` of all heads."""
         timesteps = trajectory.timesteps()
         outputs, _ = self._network.apply(
             params, trajectory.carry, timesteps.observation, timesteps.first
         )
-        policies = jnp.stack([outputs["policy" + s][:-1] for s in self._suffixes], axis=1)
-        values = jnp.stack([outputs["value" + s][..., 0] for s in self._suffixes], axis=1)
-        return make_policy(self._space, policies), values
+        suffixes = actor_critic.head_suffixes(self.num_heads)
+        policies = jnp.stack([outputs["policy" + s][:-1] for s in suffixes], axis=1)
+        values = jnp.stack([outputs["value" + s][..., 0] for s in suffixes], axis=1)
+        return actor_critic.make_policy(self, policies), values
 
     def _losses(
-        self, policy: Policy, values: jax.Array, trajectory: Trajectory, settings: Settings
+        self,
+        policy: Policy,
+        values: jax.Array,
+        trajectory: Trajectory,
+        hyperparams: Metaparameters,
     ) -> tuple[jax.Array, Metrics]:
-        """The actor-critic losses `[H]` of policies `[T, H, B]` and values `[T+1, H, B]` on what
-        the main policy did; and the main head's metrics."""
-        extras, after, s = trajectory.steps.extras, trajectory.next_timesteps(), settings
+        """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
+
+        All heads learn from the actions of the main policy; `policy` is `[T, H, B]`, `values`
+        `[T+1, H, B]`.
+        """
+        behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
         reward, discount, valid = (
             jnp.broadcast_to(x[:, None], values[:-1].shape)
-            for x in (after.reward, after.discount, trajectory.valid())
+            for x in (next_timesteps.reward, next_timesteps.discount, trajectory.valid())
         )
-        log_prob = policy.log_prob(extras["sample"][:, None])
-        ratio = jnp.exp(log_prob - extras["log_prob"][:, None])
-        fixed, ratio = jax.lax.stop_gradient((values, ratio))
+        log_prob = policy.log_prob(behavior["sample"][:, None])
+        ratio = jnp.exp(log_prob - behavior["log_prob"][:, None])
+        baseline, ratio = jax.lax.stop_gradient((values, ratio))
+        by_head = jax.tree.map(lambda x: x[None, :, None], hyperparams)
         corrected = vtrace(
-            fixed[:-1],
-            fixed[1:],
+            baseline[:-1],
+            baseline[1:],
             reward,
-            s.discount[None, :, None] * discount,
+            by_head.discount * discount,
             valid,
             ratio,
-            lambda_=s.lambda_[None, :, None],
+            lambda_=by_head.trace_lambda,
             clip_rho=self.clip_rho,
             clip_c=self.clip_c,
             clip_pg_rho=self.clip_rho,
-            alpha_rho=s.alpha_rho[None, :, None],
-            alpha_c=s.alpha_c[None, :, None],
+            alpha_rho=by_head.alpha_rho,
+            alpha_c=by_head.alpha_c,
         )
-        mask, mean = valid.astype(jnp.float32), partial(jnp.mean, axis=(0, 2))
-        policy_loss = -mean(corrected.advantages * log_prob)
-        value_loss = 0.5 * mean(mask * (corrected.targets - values[:-1]) ** 2)
-        entropy = mean(mask * policy.entropy())
-        loss = s.policy_cost * policy_loss + s.value_cost * value_loss - s.entropy_cost * entropy
-        metrics = {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "importance_ratio": mean(ratio),
-        }
-        return loss, {name: x[0] for name, x in metrics.items()}
+        losses, metrics = actor_critic.loss(
+            log_prob,
+            policy.entropy(),
+            values[:-1],
+            targets=corrected.targets,
+            advantages=corrected.advantages,
+            valid=valid,
+            policy_cost=hyperparams.policy_cost,
+            value_cost=hyperparams.value_cost,
+            entropy_cost=hyperparams.entropy_cost,
+            axes=(0, 2),
+        )
+        metrics = {**metrics, "importance_ratio": jnp.mean(ratio, (0, 2))}
+        return losses, {name: x[0] for name, x in metrics.items()}
 
     # --- metaparameters ---------------------------------------------------------------------------
 
-    def _fixed(self) -> Settings:
-        """Those of the objective, `[1]`."""
+    def _outer_hyperparams(self) -> Metaparameters:
+        """Return the fixed hyperparameters of the outer loss, `[1]`."""
         costs = (1.0, self.value_cost, self.entropy_cost)
-        numbers = (self.discount, self.lambda_, *costs, 1.0, 1.0)
-        return Settings(*(jnp.full(1, x, jnp.float32) for x in numbers))
+        numbers = (self.discount, self.trace_lambda, *costs, 1.0, 1.0)
+        return Metaparameters(*(jnp.full(1, x, jnp.float32) for x in numbers))
 
-    def _initial_meta(self) -> PyTree:
-        """Unconstrained numbers `[H]` that `_tuned` takes to what the objective has."""
-        shares = (self.discount, self.lambda_, 0.5, 0.5, 0.5, INITIAL_ALPHA, INITIAL_ALPHA)
-        inside = (jnp.clip(x, CLOSEST, 1.0 - CLOSEST) for x in shares)
-        begin = (jax.scipy.special.logit(x) for x in inside)
-        return Settings(*(jnp.full(self.heads, x, jnp.float32) for x in begin))
+    def _initial_metaparams(self) -> Metaparameters:
+        """Return numbers `[H]` that `_constrain` maps to the outer hyperparameters."""
+        shares = (self.discount, self.trace_lambda, 0.5, 0.5, 0.5, INITIAL_ALPHA, INITIAL_ALPHA)
+        clipped = (jnp.clip(x, LOGIT_MARGIN, 1.0 - LOGIT_MARGIN) for x in shares)
+        logits = (jax.scipy.special.logit(x) for x in clipped)
+        return Metaparameters(*(jnp.full(self.num_heads, x, jnp.float32) for x in logits))
 
-    def _tuned(self, meta: Settings) -> Settings:
-        """Shares of 1, or costs from 0 to twice those of the objective, `[H]`."""
-        share = jax.tree.map(jax.nn.sigmoid, meta)
+    def _constrain(self, metaparams: Metaparameters) -> Metaparameters:
+        """Map unconstrained numbers to [0, 1], or to costs up to twice those of the outer loss."""
+        share = jax.tree.map(jax.nn.sigmoid, metaparams)
         return dataclasses.replace(
             share,
             policy_cost=2.0 * share.policy_cost,
@@ -210,25 +248,17 @@ class Stacx:
             entropy_cost=2.0 * self.entropy_cost * share.entropy_cost,
         )
 
-    def _metrics(self, meta: Settings) -> Metrics:
-        tuned = self._tuned(meta)
+    def _metrics(self, metaparams: Metaparameters) -> Metrics:
+        hyperparams = self._constrain(metaparams)
         return {
-            f"meta_{field.name.rstrip('_')}{suffix}": getattr(tuned, field.name)[i]
-            for i, suffix in enumerate(self._suffixes)
-            for field in dataclasses.fields(Settings)
+            f"meta_{field.name}{suffix}": getattr(hyperparams, field.name)[i]
+            for i, suffix in enumerate(actor_critic.head_suffixes(self.num_heads))
+            for field in dataclasses.fields(Metaparameters)
         }
 
     @property
-    def _suffixes(self) -> tuple[str, ...]:
-        return actor_critic.suffixes(self.heads)
-
-    @property
     def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec, self.heads)
-
-    @property
-    def _space(self) -> Discrete | Continuous:
-        return actor_critic.require_spec(self.spec).action
+        return actor_critic.build(self.network, self.spec, self.num_heads)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -241,6 +271,6 @@ class Stacx:
         return optax.adam(self.meta_learning_rate, eps=1e-8)
 
 
-def _main(outputs: PyTree) -> PyTree:
-    """The main head of policies or values `[T, H, B, ...]`, `[T, 1, B, ...]`."""
+def _main_head(outputs: PyTree) -> PyTree:
+    """Select the main head of policies or values `[T, H, B, ...]`, as `[T, 1, B, ...]`."""
     return jax.tree.map(lambda x: x[:, :1], outputs)

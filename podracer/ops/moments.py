@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,13 @@ def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Momen
         lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch)) ** 2, batch), items, mean
     )
     return Moments(jnp.float32(count), mean, global_mean(spread, axis))
+
+
+def moments_of_each(items: Sequence[PyTree], axis: str | None) -> tuple[Moments, ...]:
+    """Return the moments of several batches `[T, B, ...]`, in two all-reduces for all of them."""
+    joint = moments_of(tuple(items), axis)
+    parts = zip(joint.mean, joint.variance, strict=True)
+    return tuple(Moments(joint.count, mean, variance) for mean, variance in parts)
 
 
 def merge(one: Moments, other: Moments) -> Moments:

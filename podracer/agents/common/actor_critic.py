@@ -1,22 +1,31 @@
-"""What actor-critics share: a network with a policy and a value head, and how it acts."""
+"""Actor-critics: a network with policy and value heads, how it acts, and what it minimizes.
+
+Functions whose first parameter is `agent` also serve as methods:
+
+    class A2C:
+        carry = actor_critic.carry
+        act = actor_critic.act
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from podracer.agent import FusedAgent
+from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
+from podracer.ops.minibatches import take
 from podracer.types import (
     ACTION_MASK,
     Carry,
     ConfigError,
-    Continuous,
-    Discrete,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -24,66 +33,160 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    struct,
 )
 
 
+class ActorCritic(Protocol):
+    """What the functions of this file read of an agent."""
+
+    @property
+    def spec(self) -> EnvironmentSpec | None: ...
+
+    @property
+    def _network(self) -> Network: ...
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation: ...
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+@struct
+class ParamsState:
+    """Parameters and the state of their optimizer."""
+
+    params: Params
+    optimizer_state: optax.OptState
+
+
+class HasParams(Protocol):
+    """A struct with the two fields of `ParamsState`, and perhaps others."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def params(self) -> Params: ...
+
+    @property
+    def optimizer_state(self) -> optax.OptState: ...
+
+
+State = TypeVar("State", bound=HasParams)
+
+
+def init_params(
+    network: Network, optimizer: optax.GradientTransformation, key: jax.Array
+) -> ParamsState:
+    """Return new parameters of a network and the state of their optimizer."""
+    params = network.init(key)
+    return ParamsState(params, optimizer.init(params))
+
+
+def optimizer_step(
+    optimizer: optax.GradientTransformation, state: State, grads: PyTree
+) -> tuple[State, Metrics]:
+    """Return a state whose parameters took one optimizer step, and the norm of the gradients."""
+    updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
+    return state, {"gradient_norm": optax.tree.norm(grads)}
+
+
+def clipped_adam(
+    learning_rate: optax.ScalarOrSchedule, max_gradient_norm: float
+) -> optax.GradientTransformation:
+    """Return Adam on gradients that are scaled down to a largest global norm."""
+    return optax.chain(
+        optax.clip_by_global_norm(max_gradient_norm), optax.adam(learning_rate, eps=1e-5)
+    )
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+
 def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
-    """The environment that the agent was made for, or `ConfigError`."""
+    """Return the environment's specification, or raise `ConfigError` where it is None."""
     if spec is None:
         raise ConfigError("the agent has no `spec`: make it for an environment first.")
     return spec
 
 
-def build(network: NetworkBuilder, spec: EnvironmentSpec | None, pairs: int = 1) -> Network:
-    """Heads `policy` (small initial weights: a nearly uniform policy) and `value`; where there are
-    more pairs of them, also `policy_1`, `value_1` and so on."""
-    spec, names = require_spec(spec), suffixes(pairs)
-    policies = {"policy" + suffix: Head(num_outputs(spec.action), 0.01) for suffix in names}
-    values = {"value" + suffix: Head(1) for suffix in names}
-    made = network.build(spec.observation, policies | values)
+def build(network: NetworkBuilder, spec: EnvironmentSpec | None, num_heads: int = 1) -> Network:
+    """Return a network with the heads `policy` and `value`.
+
+    The policy's initial weights are small, so that it begins nearly uniform. With `num_heads` of
+    each, the others are named `policy_1`, `value_1`, `policy_2` and so on. Logits of actions that
+    an observation masks are very low.
+    """
+    spec, suffixes = require_spec(spec), head_suffixes(num_heads)
+    policies = {"policy" + suffix: Head(num_outputs(spec.action), 0.01) for suffix in suffixes}
+    values = {"value" + suffix: Head(1) for suffix in suffixes}
+    unmasked = network.build(spec.observation, policies | values)
 
     def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
-        outputs, carry = made.apply(params, carry, observation, first)
+        outputs, carry = unmasked.apply(params, carry, observation, first)
         masked = {name: mask_logits(observation, outputs[name]) for name in policies}
         return {**outputs, **masked}, carry
 
-    return dataclasses.replace(made, apply=apply) if has_action_mask(spec.observation) else made
+    if not has_action_mask(spec.observation):
+        return unmasked
+    return dataclasses.replace(unmasked, apply=apply)
 
 
-def suffixes(pairs: int) -> tuple[str, ...]:
-    """What follows the names of each pair of heads: nothing for the main one, then `_1`, ..."""
-    return ("", *(f"_{i}" for i in range(1, pairs)))
+def head_suffixes(num_heads: int) -> tuple[str, ...]:
+    """Return the suffixes of the heads' names: none for the main head, then `_1`, `_2`, ..."""
+    return ("", *(f"_{i}" for i in range(1, num_heads)))
 
 
 def has_action_mask(observation: PyTree) -> bool:
-    """Whether observations say which actions are possible, see `types.Discrete`."""
+    """Return whether observations say which actions are possible, see `types.Discrete`."""
     return isinstance(observation, Mapping) and ACTION_MASK in observation
 
 
-def mask_logits(observation: PyTree, values: jax.Array) -> jax.Array:
-    """Logits or values `[*b, A]`, very low where the observation says that an action is not
-    possible."""
+def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
+    """Return logits or values `[*b, A]`, -1e9 for actions that the observation masks."""
     if not has_action_mask(observation):
-        return values
-    return jnp.where(observation[ACTION_MASK], values, -1e9)
+        return logits
+    return jnp.where(observation[ACTION_MASK], logits, -1e9)
+
+
+# --- acting --------------------------------------------------------------------------------------
+
+
+def init(agent: ActorCritic, key: jax.Array, num_envs: int) -> LearnerState:
+    """Return the state of an agent that keeps its parameters and their optimizer only."""
+    return LearnerState(init_params(agent._network, agent._optimizer, key))
+
+
+def carry(agent: ActorCritic, num_envs: int) -> Carry:
+    """Return the empty recurrent memory of each environment, `[B, ...]`."""
+    return agent._network.carry(num_envs)
+
+
+def actor_params(agent: ActorCritic, state: LearnerState) -> Params:
+    """Return the parameters of the network."""
+    return state.shared.params
 
 
 def act(
-    network: Network,
-    space: Discrete | Continuous,
+    agent: ActorCritic,
     params: Params,
     carry: Carry,
     timestep: TimeStep,
     keys: jax.Array,
     explore: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
-    """One action for each environment `[B]`; extras are the network's outputs and the sample.
+    """Return an action for each environment `[B, ...]`, extras and the new memory.
 
-    The sample is the action before it is brought to the environment's bounds, which is what
-    log-probabilities are of. No gradient flows through it.
+    Extras are the outputs `policy` and `value` of the network and `sample`, the action before it is
+    brought to the environment's bounds: log-probabilities are those of the sample. No gradient
+    flows through it.
     """
+    space = require_spec(agent.spec).action
     observation = jax.tree.map(lambda x: x[None], timestep.observation)
-    outputs, carry = network.apply(params, carry, observation, timestep.first[None])
+    outputs, carry = agent._network.apply(params, carry, observation, timestep.first[None])
     distribution = policy(space, outputs["policy"][0])
     sample = distribution.sample(keys) if explore else distribution.mode()
     sample = jax.lax.stop_gradient(sample)
@@ -96,58 +199,126 @@ def act(
 
 
 def act_with_log_prob(
-    network: Network,
-    space: Discrete | Continuous,
+    agent: ActorCritic,
     params: Params,
     carry: Carry,
     timestep: TimeStep,
     keys: jax.Array,
     explore: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
-    """The same for agents that learn off-policy: extras are the sample and its log-probability."""
-    action, extras, carry = act(network, space, params, carry, timestep, keys, explore)
-    log_prob = policy(space, extras["policy"]).log_prob(extras["sample"])
+    """Act as `act` does; extras are `sample` and its `log_prob`, for importance ratios."""
+    action, extras, carry = act(agent, params, carry, timestep, keys, explore)
+    log_prob = make_policy(agent, extras["policy"]).log_prob(extras["sample"])
     return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
 
 
-def final_value(network: Network, params: Params, trajectory: Trajectory) -> jax.Array:
-    """The value of the final timestep, `[B]`."""
+# --- learning ------------------------------------------------------------------------------------
+
+
+def make_policy(agent: ActorCritic, outputs: jax.Array) -> Policy:
+    """Return the distributions of actions that the outputs of a policy head `[*b, n]` mean."""
+    return policy(require_spec(agent.spec).action, outputs)
+
+
+def final_value(agent: ActorCritic, params: Params, trajectory: Trajectory) -> jax.Array:
+    """Return the value of the final timestep, `[B]`."""
     final = trajectory.final
     observation = jax.tree.map(lambda x: x[None], final.observation)
-    outputs, _ = network.apply(params, trajectory.final_carry, observation, final.first[None])
+    outputs, _ = agent._network.apply(
+        params, trajectory.final_carry, observation, final.first[None]
+    )
     return outputs["value"][0, :, 0]
 
 
 def unroll(
-    network: Network, space: Discrete | Continuous, params: Params, trajectory: Trajectory
+    agent: ActorCritic, params: Params, trajectory: Trajectory, reuse: bool = False
 ) -> tuple[Policy, jax.Array]:
-    """A second forward pass: the policy `[T, B]` and the values `[T+1, B]`."""
+    """Return the policy of each step `[T, B]` and the values of all timesteps `[T+1, B]`.
+
+    With `reuse` the outputs that `act` left in the extras are taken and only the final timestep
+    has a forward pass; without, all T+1 timesteps have one.
+    """
+    if reuse:
+        extras = trajectory.steps.extras
+        last_value = final_value(agent, params, trajectory)
+        values = jnp.concatenate([extras["value"], last_value[None]])
+        return make_policy(agent, extras["policy"]), values
     timesteps = trajectory.timesteps()
-    outputs, _ = network.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
-    return policy(space, outputs["policy"][:-1]), outputs["value"][..., 0]
+    outputs, _ = agent._network.apply(
+        params, trajectory.carry, timesteps.observation, timesteps.first
+    )
+    return make_policy(agent, outputs["policy"][:-1]), outputs["value"][..., 0]
 
 
-def reuse(
-    network: Network, space: Discrete | Continuous, params: Params, trajectory: Trajectory
-) -> tuple[Policy, jax.Array]:
-    """The same from acting's own outputs, and a forward pass of the final timestep alone."""
-    extras = trajectory.steps.extras
-    last = final_value(network, params, trajectory)
-    return policy(space, extras["policy"]), jnp.concatenate([extras["value"], last[None]])
+def learn(
+    agent: FusedAgent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+) -> tuple[LearnerState, Metrics]:
+    """Take one optimizer step on the agent's loss of a rollout, with a second forward pass."""
+    params = agent.actor_params(state)
+    grads, metrics = global_grad(agent.loss, params, trajectory, False, axis=axis)
+    state, update_metrics = agent.apply_gradients(state, grads)
+    return state, {**metrics, **update_metrics}
 
 
-def init(network: Network, optimizer: optax.GradientTransformation, key: jax.Array) -> PyTree:
-    """Parameters and their optimizer's state."""
-    params = network.init(key)
-    return {"params": params, "optimizer": optimizer.init(params)}
+def minibatch_grad(
+    agent: ActorCritic,
+    loss: Callable[[Params, PyTree], tuple[jax.Array, Metrics]],
+    params: Params,
+    batch: PyTree,
+    items: jax.Array,
+    axis: str | None,
+) -> tuple[Params, Metrics]:
+    """Return `global_grad` of `loss(params, minibatch)`, a mean over the given items of a batch.
+
+    Leaves of the batch are `[T, N, ...]`, those of the minibatch `[T, len(items), ...]`.
+    """
+    length = max(x.shape[0] for x in jax.tree.leaves(batch))
+    return global_grad_in_blocks(
+        lambda params, items: loss(params, take(batch, items)),
+        params,
+        items,
+        indices_in_cache=agent._network.rows_in_cache // length,
+        axis=axis,
+    )
 
 
 def apply_gradients(
-    optimizer: optax.GradientTransformation, state: LearnerState, grads: Params
+    agent: ActorCritic, state: LearnerState, grads: Params
 ) -> tuple[LearnerState, Metrics]:
-    """One optimizer step on `shared`."""
-    shared = state.shared
-    updates, optimizer_state = optimizer.update(grads, shared["optimizer"], shared["params"])
-    params = optax.apply_updates(shared["params"], updates)
-    new = {**shared, "params": params, "optimizer": optimizer_state}
-    return LearnerState(new, state.local), {"gradient_norm": optax.tree.norm(grads)}
+    """Take one optimizer step with gradients that are averaged over the mesh."""
+    learner, metrics = optimizer_step(agent._optimizer, state.shared, grads)
+    return LearnerState(learner), metrics
+
+
+def loss(
+    log_prob: jax.Array,
+    entropy: jax.Array,
+    values: jax.Array,
+    *,
+    targets: jax.Array,
+    advantages: jax.Array,
+    valid: jax.Array,
+    value_cost: float | jax.Array,
+    entropy_cost: float | jax.Array,
+    policy_cost: float | jax.Array = 1.0,
+    axes: tuple[int, ...] | None = None,
+) -> tuple[jax.Array, Metrics]:
+    """Return the actor-critic loss of T steps of B environments, and its parts as metrics.
+
+        L = -c_p E[A log π(a|s)] + c_v E[(G - v(s))² / 2] - c_e E[H(π(·|s))]
+
+    All arrays are `[T, B]`; `targets` G and `advantages` A are constants. Means are over all T x B
+    steps (`axes` if given), those that are not `valid` counted as zero, so that the mean of
+    equal shards is that of all steps. Source: Mnih et al. 2016, section 4 (arXiv 1602.01783).
+    """
+    mask = valid.astype(jnp.float32)
+    policy_loss = -jnp.mean(advantages * log_prob, axes)
+    value_loss = 0.5 * jnp.mean(mask * (targets - values) ** 2, axes)
+    entropy = jnp.mean(mask * entropy, axes)
+    total = policy_cost * policy_loss + value_cost * value_loss - entropy_cost * entropy
+    return total, {
+        "loss": total,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+    }

@@ -1,7 +1,7 @@
-"""Gradients through updates: what every agent that learns how to learn is made of.
+"""Meta-gradients: exact gradients of an outer loss through the updates of an inner learner.
 
-An update takes a learner's parameters and a batch to new parameters; an objective judges where a
-few updates led. Its gradient with respect to what steered them is exact, no path is cut.
+An update maps a learner's state and a batch to a new state; the outer loss is that of the state
+after a few updates. It is differentiated with respect to the metaparameters of the updates.
 Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801), section 2.
 """
 
@@ -28,36 +28,37 @@ def meta_grad(
     *,
     recompute: bool = False,
 ) -> tuple[Params, PyTree]:
-    """Gradient of `objective(meta, learner after K updates, aux of each [K]) -> (scalar, info)`
-    with respect to `meta`, and `(learner after K updates, info)`.
+    """Return the gradient with respect to `meta` of an objective after K updates of a learner.
 
     `update(meta, learner, batch) -> (learner, aux)` is applied to each of the K items along the
-    leading axis of `batches`. With `recompute` the inner values of an update are computed again on
-    the way back instead of kept: about a third more arithmetic, the memory of one update instead
-    of K.
+    leading axis of `batches`; then `objective(meta, learner, aux [K, ...]) -> (scalar, info)`.
+    Also returns `(learner, info)` after the K updates.
+
+    With `recompute` the backward pass computes the inner values of an update again instead of
+    keeping them: about a third more arithmetic, and the memory of one update instead of K.
     """
     step = jax.checkpoint(update) if recompute else update
 
     def loss(meta: Params) -> tuple[jax.Array, PyTree]:
-        def body(learner: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-            return step(meta, learner, batch)
-
-        after, aux = jax.lax.scan(body, learner, batches)
-        value, info = objective(meta, after, aux)
-        return value, (after, info)
+        new_learner, aux = jax.lax.scan(
+            lambda learner, batch: step(meta, learner, batch), learner, batches
+        )
+        value, info = objective(meta, new_learner, aux)
+        return value, (new_learner, info)
 
     return jax.grad(loss, has_aux=True)(meta)
 
 
 def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
-    """Gradients scaled down to a global norm of `limit`; with a derivative also where all are 0,
-    which `optax.clip_by_global_norm` lacks."""
+    """Return a transformation that scales gradients down to a global norm of `limit`.
+
+    It has a derivative also where all gradients are 0, unlike `optax.clip_by_global_norm`.
+    """
 
     def clip(grads: Params, params: Params | None) -> Params:
-        square = jnp.maximum(
-            optax.tree.norm(grads, squared=True), 1e-20
-        )  # whose slope is still finite
-        scale = jnp.minimum(1.0, limit * jax.lax.rsqrt(square))
+        # At least 1e-20, where the slope of the root is still finite.
+        squared_norm = jnp.maximum(optax.tree.norm(grads, squared=True), 1e-20)
+        scale = jnp.minimum(1.0, limit * jax.lax.rsqrt(squared_norm))
         return jax.tree.map(lambda g: g * scale, grads)
 
     return optax.stateless(clip)

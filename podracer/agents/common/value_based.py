@@ -13,7 +13,6 @@ from podracer.types import (
     ConfigError,
     Discrete,
     EnvironmentSpec,
-    LearnerState,
     Metrics,
     Params,
     PyTree,
@@ -102,8 +101,9 @@ def apply_gradients(
     optimizer: optax.GradientTransformation, shared: PyTree, grads: Params, period: int
 ) -> tuple[PyTree, Metrics]:
     """One optimizer step, and a copy to the target every `period` updates."""
-    learner, metrics = actor_critic.apply_gradients(optimizer, LearnerState(shared), grads)
-    shared = learner.shared
+    learner = actor_critic.ParamsState(shared["params"], shared["optimizer"])
+    learner, metrics = actor_critic.optimizer_step(optimizer, learner, grads)
     updates = shared["updates"] + 1
-    target = optax.periodic_update(shared["params"], shared["target"], updates, period)
-    return {**shared, "target": target, "updates": updates}, metrics
+    target = optax.periodic_update(learner.params, shared["target"], updates, period)
+    new = {"params": learner.params, "optimizer": learner.optimizer_state, "target": target}
+    return {**shared, **new, "updates": updates}, metrics

@@ -57,14 +57,14 @@ class LPGStudent:
         rule, numbers = read_rule(self.file)
         if rule != self.rule:
             raise ConfigError(f"{self.file} holds {rule}, but the agent was made for {self.rule}.")
-        shared = actor_critic.init(self._network, self._optimizer, key)
-        return LearnerState({**shared, "rule": jax.tree.map(jnp.asarray, numbers)})
+        learner = actor_critic.init_params(self._network, self._optimizer, key)
+        return LearnerState({"learner": learner, "rule": jax.tree.map(jnp.asarray, numbers)})
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
 
     def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
+        return state.shared["learner"].params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
@@ -80,10 +80,11 @@ class LPGStudent:
         shared, data = state.shared, experience(trajectory)
         grads, (outputs, targets) = update_rule.learner_grads(
             self.rule, shared["rule"], partial(update_rule.forward, self._network, data),
-            shared["params"], data, self.discount, self.prediction_cost,
+            shared["learner"].params, data, self.discount, self.prediction_cost,
         )  # fmt: skip
         grads = global_mean(grads, axis)
-        state, metrics = actor_critic.apply_gradients(self._optimizer, state, grads)
+        learner, metrics = actor_critic.optimizer_step(self._optimizer, shared["learner"], grads)
+        state = LearnerState({**shared, "learner": learner})
         policy, valid = Categorical(outputs.policy[:-1]), data.valid
         return state, {
             **metrics,
