@@ -21,9 +21,9 @@ from podracer.networks import MLP, TorsoNetwork
 WIDE = TorsoNetwork(MLP((64, 64), "relu"), shared=False)
 SETTINGS = {
     "catch": (QLambda(), AnakinConfig(128, 16, 100, fused=True)),
-    "cartpole": (PPO(minibatches=16), AnakinConfig(1024, 128, 1)),
+    "cartpole": (PPO(num_minibatches=16), AnakinConfig(1024, 128, 1)),
     "pendulum": (recipes.find("pendulum_ppo").agent, recipes.find("pendulum_ppo").driver),
-    "gymnax:Breakout-MinAtar": (PPO(minibatches=8, network=WIDE), AnakinConfig(64, 128, 4)),
+    "gymnax:Breakout-MinAtar": (PPO(num_minibatches=8, network=WIDE), AnakinConfig(64, 128, 4)),
 }
 
 

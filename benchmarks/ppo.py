@@ -76,7 +76,9 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
     if options.quick:
         setting = replace(setting, envs=min(setting.envs, 16), updates=1)
     network = TorsoNetwork(MLP((64, 64), setting.activation), shared=False)
-    agent, env = make(setting.environment, PPO(minibatches=setting.minibatches, network=network))
+    agent, env = make(
+        setting.environment, PPO(num_minibatches=setting.minibatches, network=network)
+    )
     config = AnakinConfig(setting.envs, setting.length, setting.updates)
     contenders = [
         anakin(f"podracer, {devices} device(s)", agent, env, config, devices)
@@ -168,11 +170,11 @@ def _draw(position: jax.Array) -> jax.Array:
 def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     if title == "nature":
         env: Any = auto_reset(Pixels())
-        agent = PPO(minibatches=4, network=TorsoNetwork(CNN()), spec=env.spec)
+        agent = PPO(num_minibatches=4, network=TorsoNetwork(CNN()), spec=env.spec)
         config = AnakinConfig(16, 2 if options.quick else 16, 1)
     else:
         network = TorsoNetwork(CNN((16,), (3,), (1,), (128,)))
-        agent, env = make("gymnax:Breakout-MinAtar", PPO(minibatches=8, network=network))
+        agent, env = make("gymnax:Breakout-MinAtar", PPO(num_minibatches=8, network=network))
         config = AnakinConfig(16 if options.quick else 64, 16 if options.quick else 128, 1)
     contenders = [_convolutional("our convolution", agent, env, config, options)]
     with plain_convolutions():
@@ -186,8 +188,8 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,
-        "epochs": agent.epochs,
-        "minibatches": agent.minibatches,
+        "epochs": agent.num_epochs,
+        "minibatches": agent.num_minibatches,
         "devices": options.devices,
     }
     ours, *others = compare(f"ppo {title}", about, contenders, options)
@@ -248,8 +250,8 @@ def time_to_solve(options: argparse.Namespace) -> None:
     equal = {
         "--envs": recipe.driver.num_envs,
         "--length": recipe.driver.rollout_length,
-        "--minibatches": recipe.agent.minibatches,
-        "--epochs": recipe.agent.epochs,
+        "--minibatches": recipe.agent.num_minibatches,
+        "--epochs": recipe.agent.num_epochs,
         "--learning-rate": recipe.agent.learning_rate,
         "--evaluate-every": every,
     }

@@ -40,7 +40,7 @@ def bounded(default: Any, low: float = 0.0, high: float = math.inf) -> Any:
     return dataclasses.field(default=default, metadata={"range": (low, high)})
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, bounded, dataclasses.field))
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
     """A frozen dataclass that is a pytree; fields declared with `static()` are structure."""
     cls = dataclasses.dataclass(frozen=True)(cls)

@@ -45,8 +45,8 @@ AGENTS = {
     "a2c": A2C(network=SMALL),
     "impala": Impala(network=SMALL),
     "stacx": Stacx(network=SMALL),
-    "ppo": PPO(network=SMALL, epochs=2, normalize_observations=True, normalize_rewards=True),
-    "ppo-gru": PPO(network=RECURRENT, epochs=2, minibatches=2),
+    "ppo": PPO(network=SMALL, num_epochs=2, normalize_observations=True, normalize_rewards=True),
+    "ppo-gru": PPO(network=RECURRENT, num_epochs=2, num_minibatches=2),
     "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_frames=2000),
     "rainbow": DQN(
         network=SMALL,
@@ -111,8 +111,8 @@ PROBE_AGENTS = {
     "impala": Impala(**COMMON, entropy_cost=0.003),
     # Slowly enough that its discount is still near the one that the known values have.
     "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.001),
-    "ppo": PPO(**COMMON, entropy_cost=0.003, epochs=2, minibatches=2),
-    "q_lambda": QLambda(**COMMON, lambda_=0.9),
+    "ppo": PPO(**COMMON, entropy_cost=0.003, num_epochs=2, num_minibatches=2),
+    "q_lambda": QLambda(**COMMON, trace_lambda=0.9),
     "dqn": DQN(**COMMON, **EXPLORING, replay=PROBE_REPLAY),
     "rainbow": DQN(
         **COMMON,
@@ -159,7 +159,7 @@ CONTINUOUS_PROBE_AGENTS = {
     "impala": PROBE_AGENTS["impala"],
     "stacx": PROBE_AGENTS["stacx"],
     # Its advantages never shrink, so its steps must.
-    "ppo": dataclasses.replace(PROBE_AGENTS["ppo"], decay_updates=300),
+    "ppo": dataclasses.replace(PROBE_AGENTS["ppo"], anneal_updates=300),
     "ddpg": DDPG(**COMMON, **RANDOM),
     "td3": td3(**COMMON, **RANDOM),
     "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),

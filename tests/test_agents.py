@@ -68,7 +68,7 @@ def build(name: str, env: Any = WALK, memory: str = "none", **fields: Any) -> An
 LEARNERS = {
     "a2c": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
     "impala": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
-    "ppo": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "epochs": 1, "minibatches": 1},
+    "ppo": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "num_epochs": 1, "num_minibatches": 1},
     "q_lambda": {},
     "stacx": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
 }
@@ -134,7 +134,7 @@ def learning(change: Any) -> Any:
         (learning(lambda s, m: ((), m)), r"Broken\.learn must keep the state's structure"),
         (
             learning(lambda s, m: (jax.tree.map(lambda x: x[..., None], s), m)),
-            r"Broken\.learn must keep state\.shared\['optimizer'\].* but it became",
+            r"Broken\.learn must keep state\.shared\.params.* but it became",
         ),
         (
             broken(learn=lambda self, *args: 1 if self.discount > 0.5 else 2),
@@ -165,14 +165,14 @@ def test_unrolling_gives_what_acting_gave(name, memory):
     importance ratios of exactly 1 where the parameters have not changed."""
     agent = learner(name, memory)
     state, trajectory = begin(agent)
-    params = state.shared["params"]
-    net = actor_critic.build(agent.network, agent.spec, getattr(agent, "heads", 1))
+    params = state.shared.params
+    net = actor_critic.build(agent.network, agent.spec, getattr(agent, "num_heads", 1))
     timesteps, extras = trajectory.timesteps(), trajectory.steps.extras
 
     @jax.jit
     def unrolled(params: Any) -> Any:
         made, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
-        last = actor_critic.final_value(net, params, trajectory)
+        last = actor_critic.final_value(agent, params, trajectory)
         log_prob = policy(ACTIONS, made["policy"][:-1]).log_prob(extras["sample"])
         return made["policy"][:-1], made["value"][..., 0], log_prob, last
 
@@ -243,8 +243,8 @@ CASES = {
     "ppo": case(
         "ppo",
         auto_reset(Walk(BOX)),
-        epochs=1,
-        minibatches=1,
+        num_epochs=1,
+        num_minibatches=1,
         normalize_observations=True,
         normalize_rewards=True,
     ),
@@ -283,8 +283,8 @@ def test_shards_learn_what_one_device_learns(name, devices):
     (many, many_metrics), (one, one_metrics) = one_update(name, devices), one_update(name, 1)
     close(gradient(many), gradient(one), atol=2e-6)
     close(many_metrics, one_metrics, atol=1e-5)
-    rest = [{n: x for n, x in s.shared.items() if n != "optimizer"} for s in (many, one)]
-    close(*rest, atol=1e-5)
+    learners = [dataclasses.replace(s.shared, optimizer_state=()) for s in (many, one)]
+    close(*learners, atol=1e-5)
     close(many.local, one.local)
 
 
@@ -379,10 +379,11 @@ def textbook_gradient(
         made, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
         return policy(ACTIONS, made["policy"][:-1]), made["value"][..., 0]
 
-    values = outputs(state.shared["params"])[1]
+    values = outputs(state.shared.params)[1]
     discounts = agent.discount * after.discount
+    lambda_ = agent.trace_lambda if isinstance(agent, Impala) else agent.gae_lambda
     advantages = generalized_advantages(
-        values[:-1], values[1:], after.reward, discounts, valid, agent.lambda_
+        values[:-1], values[1:], after.reward, discounts, valid, lambda_
     )
 
     def loss(params: Any) -> jax.Array:
@@ -393,7 +394,7 @@ def textbook_gradient(
         terms -= agent.entropy_cost * now.entropy()
         return jnp.sum(terms, where=valid) / valid.size
 
-    return jax.jit(jax.grad(loss))(state.shared["params"])
+    return jax.jit(jax.grad(loss))(state.shared.params)
 
 
 def standardized(x: jax.Array) -> jax.Array:
@@ -461,7 +462,7 @@ def test_acting_and_learning_see_the_same_observations(memory):
         seen.append(np.asarray(trajectory.steps.timestep.observation).reshape(-1, 2))
         state, metrics = learn(agent, state, trajectory)
         close((metrics["approximate_kl"], metrics["clip_share"]), (0.0, 0.0))
-        moments, items = state.shared["observations"], np.concatenate(seen).astype(float)
+        moments, items = state.shared.observation_moments, np.concatenate(seen).astype(float)
         assert moments.count == len(items)
         close((moments.mean, moments.variance), (items.mean(0), items.var(0)), rtol=1e-4)
     assert (moments.mean > 20).all()
@@ -481,23 +482,24 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
             total = after.reward[t] + plain.discount * total
             sums.append(total)
             total = np.where(after.last[t] | (after.discount[t] == 0), 0.0, total)
-    close(state.shared["returns"].variance, np.var(sums), rtol=1e-4)
+    close(state.shared.return_moments.variance, np.var(sums), rtol=1e-4)
     close(state.local, total, atol=1e-5)
 
     # An agent that does not normalize learns the same from rewards divided by hand.
     divided = with_rewards(trajectory, lambda reward: reward / np.std(sums))
-    expected, _ = learn(plain, LearnerState({**before.shared, "returns": ()}), divided)
-    close(state.shared["params"], expected.shared["params"], atol=1e-5)
+    same = dataclasses.replace(before.shared, return_moments=None)
+    expected, _ = learn(plain, LearnerState(same), divided)
+    close(state.shared.params, expected.shared.params, atol=1e-5)
 
 
 def test_ppo_decays_its_rate_to_zero():
-    agent = build("ppo", epochs=2, minibatches=2, decay_updates=2)
+    agent = build("ppo", num_epochs=2, num_minibatches=2, anneal_updates=2)
     state, (_, trajectory) = fresh(agent), begin(learner("ppo"))
     change = []
     for _ in range(3):
         new, _ = learn(agent, state, trajectory)
         difference = jax.tree.map(
-            lambda a, b: jnp.abs(a - b).max(), new.shared["params"], state.shared["params"]
+            lambda a, b: jnp.abs(a - b).max(), new.shared.params, state.shared.params
         )
         change.append(max(jax.tree.leaves(jax.device_get(difference))))
         state = new
@@ -505,10 +507,10 @@ def test_ppo_decays_its_rate_to_zero():
 
 
 def test_ppo_refuses_minibatches_that_do_not_divide():
-    agent = build("ppo", minibatches=5)
+    agent = build("ppo", num_minibatches=5)
     with pytest.raises(ConfigError, match=r"split the 48 items .* into 5 equal minibatches"):
         check_agent(agent, num_envs=B, length=T)
-    recurrent = build("ppo", memory="gru", minibatches=4)
+    recurrent = build("ppo", memory="gru", num_minibatches=4)
     with pytest.raises(ConfigError, match="cannot split the 6 items"):
         check_agent(recurrent, num_envs=B, length=T)
     check_agent(recurrent, num_envs=8, length=T)

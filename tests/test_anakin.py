@@ -211,7 +211,7 @@ class BadGradient(A2C):
     """A2C whose gradients turn bad in the eighth update."""
 
     def apply_gradients(self, state, grads):
-        count = state.shared["optimizer"][1][0].count
+        count = state.shared.optimizer_state[1][0].count
         grads = jax.tree.map(lambda g: jnp.where(count == 7, jnp.inf, g), grads)
         return super().apply_gradients(state, grads)
 

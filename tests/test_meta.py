@@ -29,9 +29,10 @@ from walk import (
 )
 
 from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.impala import Impala
-from podracer.agents.stacx import Settings, Stacx
+from podracer.agents.stacx import Metaparameters, Stacx
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
@@ -119,7 +120,12 @@ def test_clipping_is_that_of_optax_and_has_a_derivative_at_zero():
 
 
 def make(**fields: Any) -> Stacx:
-    defaults = {"network": network(), "spec": WALK.spec, "learning_rate": 0.01, "lambda_": 0.95}
+    defaults = {
+        "network": network(),
+        "spec": WALK.spec,
+        "learning_rate": 0.01,
+        "trace_lambda": 0.95,
+    }
     return Stacx(**defaults | fields)
 
 
@@ -131,12 +137,13 @@ def trained(agent: Stacx, updates: int = 5) -> tuple[LearnerState, Trajectory]:
         acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
         if seed < updates:
             actor, (state, _) = acted, learn(agent, state, trajectory)
-    meta_optimizer = fresh(agent).shared["meta_optimizer"]
-    return LearnerState({**state.shared, "meta_optimizer": meta_optimizer}), trajectory
+    meta_optimizer = fresh(agent).shared.meta_optimizer_state
+    learner = dataclasses.replace(state.shared, meta_optimizer_state=meta_optimizer)
+    return LearnerState(learner), trajectory
 
 
-def meta_gradient(state: LearnerState) -> Settings:
-    means = optax.tree_utils.tree_get(state.shared["meta_optimizer"], "mu")
+def meta_gradient(state: LearnerState) -> Metaparameters:
+    means = optax.tree_utils.tree_get(state.shared.meta_optimizer_state, "mu")
     return jax.tree.map(lambda x: 10 * x, means)
 
 
@@ -146,7 +153,7 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
     """Their gradient is that of IMPALA's loss, and of a divergence, at the new parameters, times
     how these move with each of them: by finite differences, where what was learned from is of
     another policy and the inner gradient is clipped."""
-    agent = make(network=torso, heads=2, clip_rho=0.9, clip_c=0.8, kl_cost=3.0)
+    agent = make(network=torso, num_heads=2, clip_rho=0.9, clip_c=0.8, kl_cost=3.0)
     agent = dataclasses.replace(agent, max_gradient_norm=0.5)
     state, trajectory = trained(agent)
     old = trajectory.steps.extras["log_prob"] + 0.4 * jnp.sin(jnp.arange(T * B)).reshape(T, B)
@@ -158,12 +165,12 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
         state, trajectory = jax.tree.map(doubled, (state, trajectory))
         after, metrics = learn(agent, state, trajectory)
         assert metrics["gradient_norm"] > 0.5
-        outer = outer_gradient(agent, state.shared["params"], after.shared["params"], trajectory)
-        meta, unravel = ravel_pytree(state.shared["meta"])
+        outer = outer_gradient(agent, state.shared.params, after.shared.params, trajectory)
+        meta, unravel = ravel_pytree(state.shared.metaparams)
 
         def along_outer(meta: jax.Array) -> float:
-            changed = LearnerState({**state.shared, "meta": unravel(meta)})
-            params = main_head(learn(agent, changed, trajectory)[0].shared["params"])
+            changed = LearnerState(dataclasses.replace(state.shared, metaparams=unravel(meta)))
+            params = main_head(learn(agent, changed, trajectory)[0].shared.params)
             return float(jnp.vdot(ravel_pytree(params)[0], ravel_pytree(outer)[0]))
 
         steps = 1e-4 * np.eye(meta.size)
@@ -187,10 +194,10 @@ def main_head(params: Any) -> Any:
 
 def outer_gradient(agent: Stacx, before: Any, after: Any, trajectory: Trajectory) -> Any:
     """The gradient of IMPALA's loss plus a divergence, at the parameters `next_timesteps`."""
-    names = ("discount", "lambda_", "clip_rho", "clip_c", "entropy_cost", "network", "spec")
+    names = ("discount", "trace_lambda", "clip_rho", "clip_c", "entropy_cost", "network", "spec")
     plain = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
     fresh_state = jax.tree.map(doubled, fresh(plain)).shared
-    there = LearnerState({**fresh_state, "params": main_head(after)})
+    there = LearnerState(dataclasses.replace(fresh_state, params=main_head(after)))
     net = actor_critic.build(agent.network, agent.spec)
     timestep, valid = trajectory.steps.timestep, trajectory.valid()
 
@@ -230,28 +237,35 @@ def test_shards_tune_as_one_device_tunes(devices):
         state, _ = chunk(agent, 1)(state)
     (one, one_metrics), (many, many_metrics) = (chunk(agent, n)(state) for n in (1, devices))
     one, many, before = jax.device_get((one.learner, many.learner, state.learner))
-    assert (np.abs(one.shared["meta"].discount - before.shared["meta"].discount) > 1e-3).all()
+    assert (np.abs(one.shared.metaparams.discount - before.shared.metaparams.discount) > 1e-3).all()
     moments = [meta_gradient(x) for x in (many, one)]
     close(*moments, atol=1e-4 * float(optax.tree.norm(moments[1])), rtol=1e-3)
-    close(many.shared["meta"], one.shared["meta"], atol=1e-4)
-    close(many.shared["params"], one.shared["params"], atol=1e-5)
+    close(many.shared.metaparams, one.shared.metaparams, atol=1e-4)
+    close(many.shared.params, one.shared.params, atol=1e-5)
     close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
 
 
 def test_with_one_head_it_begins_as_impala():
     """The metaparameters begin at the objective's own settings: same loss, same gradient."""
-    settings = {"lambda_": 0.9, "entropy_cost": 0.5, "value_cost": 0.7, "max_gradient_norm": 1e9}
-    agent = make(heads=1, meta_learning_rate=0.0, **settings)
+    settings = {
+        "trace_lambda": 0.9,
+        "entropy_cost": 0.5,
+        "value_cost": 0.7,
+        "max_gradient_norm": 1e9,
+    }
+    agent = make(num_heads=1, meta_learning_rate=0.0, **settings)
     plain = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
     state, trajectory = begin(agent)
-    same = LearnerState({n: state.shared[n] for n in ("params", "optimizer")})
+    same = LearnerState(ParamsState(state.shared.params, state.shared.optimizer_state))
     after, metrics = learn(agent, state, trajectory)
     expected, expected_metrics = learn(plain, same, trajectory)
     close(gradient(after), gradient(expected), atol=1e-6)
-    close(after.shared["params"], expected.shared["params"], atol=1e-5)
+    close(after.shared.params, expected.shared.params, atol=1e-5)
     close({name: metrics[name] for name in expected_metrics}, expected_metrics, atol=1e-6)
-    close(after.shared["meta"], state.shared["meta"])
-    close([metrics[f"meta_{n}"] for n in ("discount", "lambda", "value_cost")], [0.99, 0.9, 0.7])
+    close(after.shared.metaparams, state.shared.metaparams)
+    close(
+        [metrics[f"meta_{n}"] for n in ("discount", "trace_lambda", "value_cost")], [0.99, 0.9, 0.7]
+    )
 
 
 def test_metaparameters_move_and_stay_within_their_bounds():
@@ -277,18 +291,16 @@ def test_only_the_main_head_acts():
     agent = make()
     state, trajectory = begin(agent)
     after, _ = learn(agent, state, trajectory)
-    auxiliary = [n for n in state.shared["params"]["shared"].heads if n[-1] in "12"]
+    auxiliary = [n for n in state.shared.params["shared"].heads if n[-1] in "12"]
     assert len(auxiliary) == 4
 
     def weights(params: Any) -> list[jax.Array]:
         return [params["shared"].heads[name].weight for name in auxiliary]
 
-    old, new = weights(state.shared["params"]), weights(after.shared["params"])
+    old, new = weights(state.shared.params), weights(after.shared.params)
     assert all((a != b).any() for a, b in zip(old, new, strict=True))
-    silent = eqx.tree_at(weights, after.shared["params"], [1e3 * x for x in new])
+    silent = eqx.tree_at(weights, after.shared.params, [1e3 * x for x in new])
     timestep, keys = enter(agent).timestep, jax.random.split(jax.random.key(0), B)
     for explore in (False, True):
-        acted = [
-            agent.act(p, (), timestep, keys, explore) for p in (silent, after.shared["params"])
-        ]
+        acted = [agent.act(p, (), timestep, keys, explore) for p in (silent, after.shared.params)]
         jax.tree.map(np.testing.assert_array_equal, *acted)

@@ -149,7 +149,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
     fused, _ = pods.begin(paths, experiment, 1, make_plan(experiment))
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
-    moments = jax.tree.leaves(one.shared["optimizer"])
+    moments = jax.tree.leaves(one.shared.optimizer_state)
     assert any(np.abs(leaf).max() > 0 for leaf in moments)
 
     def check(mean, a, b):
@@ -157,7 +157,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
         np.testing.assert_array_equal(mean, expected)
 
     jax.tree.map(check, jax.device_get(fused.learner.shared), one.shared, other.shared)
-    weights = jax.tree.leaves(one.shared["params"])[0], jax.tree.leaves(other.shared["params"])[0]
+    weights = jax.tree.leaves(one.shared.params)[0], jax.tree.leaves(other.shared.params)[0]
     assert not np.array_equal(*weights)
 
 

@@ -92,8 +92,8 @@ def test_hyperparameters_reach_the_update():
     states, _ = train(agent, [pod(1, learning_rate=0.0), pod(1, learning_rate=1e-2), pod(1)])
     still, moved, plain = (jax.tree.map(lambda x, i=i: x[i], states) for i in range(3))
     start, _ = alone(dataclasses.replace(agent, learning_rate=0.0), 1)
-    close(still.learner.shared["params"], start.learner.shared["params"], 0)
-    leaves = [jax.tree.leaves(s.learner.shared["params"])[0] for s in (still, moved, plain)]
+    close(still.learner.shared.params, start.learner.shared.params, 0)
+    leaves = [jax.tree.leaves(s.learner.shared.params)[0] for s in (still, moved, plain)]
     assert not np.allclose(leaves[0], leaves[1])
     assert not np.allclose(leaves[1], leaves[2])
 
@@ -184,7 +184,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
     assert sweep.best_pod(run) == int(np.argmax(last))
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
-    assert state.shared["params"] is not None
+    assert state.shared.params is not None
     with pytest.raises(ConfigError, match="pods 0 to 2, no 3"):
         podracer.load(run, pod=3)
 

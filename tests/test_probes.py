@@ -53,7 +53,8 @@ def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np
 
 def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any) -> Any:
     """What the agent says of the value of its best action, `[n]`."""
-    params, observation = learner.shared["params"], timestep.observation
+    shared, observation = learner.shared, timestep.observation
+    params = shared["params"] if isinstance(shared, dict) else shared.params
     if isinstance(agent, QLambda):
         return extras["q"].max(-1)
     if isinstance(agent, DQN):
@@ -67,7 +68,7 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         policy = agent._policy(params["actor"], observation)
         best = policy.mode() if isinstance(agent, SAC) else policy
         return continuous.values(agent._critic, params["critic"], observation, best).min(0)
-    network = actor_critic.build(agent.network, agent.spec, getattr(agent, "heads", 1))
+    network = actor_critic.build(agent.network, agent.spec, getattr(agent, "num_heads", 1))
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
     return outputs["value"][0, :, 0]
 

@@ -22,7 +22,7 @@ RUN = (
     "train", "cartpole_ppo", "--arch", "sebulba", "--num-envs", NUM_ENVS,
     "--rollout-length", LENGTH, "--updates-per-chunk", CHUNK, "--hidden", 16,
     "--evaluations", 2, "--evaluation-episodes", 5,
-    "--minibatches", 2, "--epochs", 2, "--devices", 1,
+    "--num-minibatches", 2, "--num-epochs", 2, "--devices", 1,
 )  # fmt: skip
 
 

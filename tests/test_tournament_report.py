@@ -44,7 +44,7 @@ def start(board, pod, *parents, rate=0.001):
         pod,
         board.state.pods[pod].round,
         parents=parents,
-        hyperparameters={"learning_rate": rate, "clip": 0.2},
+        hyperparameters={"learning_rate": rate, "clip_epsilon": 0.2},
         experiment={},
     )
 

@@ -155,7 +155,7 @@ BAD = [
     ({"environment": "cathc"}, "did you mean catch"),
     ({"agent": A2C(learning_rate=float("nan"))}, "agent.learning_rate"),
     ({"agent": A2C(discount=1.5)}, "agent.discount must lie in"),
-    ({"agent": PPO(epochs=0)}, "agent.epochs must be at least 1"),
+    ({"agent": PPO(num_epochs=0)}, "agent.num_epochs must be at least 1"),
     ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must hold positive"),
     ({"driver": AnakinConfig(0, 8, 5)}, "driver.num_envs must be at least 1"),
 ]

@@ -120,7 +120,7 @@ def with_rewards(trajectory: Trajectory, change: Any) -> Trajectory:
 def gradient(state: LearnerState) -> Any:
     """The gradient of the first update: what Adam's mean holds of it."""
     return jax.tree.map(
-        lambda x: 10 * x, optax.tree_utils.tree_get(state.shared["optimizer"], "mu")
+        lambda x: 10 * x, optax.tree_utils.tree_get(state.shared.optimizer_state, "mu")
     )
 
 

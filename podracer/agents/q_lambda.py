@@ -63,10 +63,11 @@ class QLambda:
         self, params: Params, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
         """Return the mean squared error to the λ-returns, see `FusedAgent.loss`."""
-        q = self._unroll(params, trajectory, reuse)
+        q, q_final = self._unroll(params, trajectory, reuse)
         chosen = jax.nn.one_hot(trajectory.steps.action, q.shape[-1])
-        q_tm1 = jnp.sum(q[:-1] * chosen, axis=-1)
-        v = jax.lax.stop_gradient(jnp.max(q, axis=-1))
+        q_tm1 = jnp.sum(q * chosen, axis=-1)
+        v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
+        v = jax.lax.stop_gradient(v)
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         # Acting is greedy, so the value of a state is that of the action taken there.
         targets = lambda_returns(
@@ -81,16 +82,19 @@ class QLambda:
         loss = jnp.mean(error**2)
         return loss, {"loss": loss, "q": jnp.mean(q_tm1)}
 
-    def _unroll(self, params: Params, trajectory: Trajectory, reuse: bool) -> jax.Array:
-        """Return the action values of all timesteps `[T+1, B, A]`.
+    def _unroll(
+        self, params: Params, trajectory: Trajectory, reuse: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the action values of each step `[T, B, A]` and of the final timestep `[1, B, A]`.
 
-        With `reuse` only those of the final one are computed, the others are those of acting.
+        With `reuse` the values of the steps are those that acting left in the extras.
         """
         if not reuse:
-            return self._action_values(params, trajectory.carry, trajectory.timesteps())[0]
+            q, _ = self._action_values(params, trajectory.carry, trajectory.timesteps())
+            return q[:-1], q[-1:]
         final = jax.tree.map(lambda x: x[None], trajectory.final)
         q_final, _ = self._action_values(params, trajectory.final_carry, final)
-        return jnp.concatenate([trajectory.steps.extras["q"], q_final])
+        return trajectory.steps.extras["q"], q_final
 
     def _action_values(
         self, params: Params, carry: Carry, timesteps: TimeStep

@@ -98,7 +98,7 @@ class Stacx:
         """Return new parameters, and metaparameters that make the inner loss the outer one."""
         learner = actor_critic.init_params(self._network, self._optimizer, key)
         metaparams = self._initial_metaparams()
-        meta_optimizer_state = self._meta_optimizer.init(metaparams)
+        meta_optimizer_state = self._meta_optimizer.init(metaparams)  # type: ignore[arg-type]
         return LearnerState(
             StacxState(learner.params, learner.optimizer_state, metaparams, meta_optimizer_state)
         )

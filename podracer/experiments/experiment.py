@@ -162,10 +162,21 @@ def _check_driver(config: AnakinConfig | SebulbaConfig) -> None:
 
 # Hyperparameters that are shares or rates: what they must lie in.
 _RANGES = {
-    **dict.fromkeys(("discount", "lambda_", "epsilon", "target_rate", "priority_mix"), (0, 1)),
+    **dict.fromkeys(
+        (
+            "discount",
+            "lambda_",
+            "gae_lambda",
+            "trace_lambda",
+            "epsilon",
+            "target_rate",
+            "priority_mix",
+        ),
+        (0, 1),
+    ),
     **dict.fromkeys(("target_entropy", "low", "high"), (-math.inf, math.inf)),
 }
-_COUNTS_FROM_ZERO = ("decay_updates", "epsilon_frames", "random_frames", "burn_in", "warmup")
+_COUNTS_FROM_ZERO = ("anneal_updates", "epsilon_frames", "random_frames", "burn_in", "warmup")
 
 
 def _check_finite(path: str, config: Any) -> None:

@@ -41,7 +41,7 @@ def cartpole_impala() -> Experiment:
     """IMPALA on CartPole."""
     return Experiment(
         environment="cartpole",
-        agent=Impala(learning_rate=2e-3, discount=0.97, lambda_=0.95, network=NETWORK),
+        agent=Impala(learning_rate=2e-3, discount=0.97, trace_lambda=0.95, network=NETWORK),
         driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
         frames=1_536_000,
         evaluation_episodes=128,
@@ -54,7 +54,7 @@ def cartpole_stacx() -> Experiment:
     """STACX on CartPole: `cartpole_impala` that tunes itself."""
     return dataclasses.replace(
         cartpole_impala(),
-        agent=Stacx(learning_rate=2e-3, discount=0.97, lambda_=0.95, network=NETWORK),
+        agent=Stacx(learning_rate=2e-3, discount=0.97, trace_lambda=0.95, network=NETWORK),
     )
 
 

@@ -24,9 +24,9 @@ def breakout_ppo() -> Experiment:
         environment="gymnax:Breakout-MinAtar",
         agent=PPO(
             learning_rate=5e-3,
-            lambda_=0.9,
-            decay_updates=620,
-            minibatches=8,
+            gae_lambda=0.9,
+            anneal_updates=620,
+            num_minibatches=8,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
         ),
         driver=AnakinConfig(num_envs=128, rollout_length=64, updates_per_chunk=20),
@@ -40,7 +40,7 @@ def breakout_cnn_ppo() -> Experiment:
     """PPO with a convolutional network on MinAtar Breakout (needs gymnax)."""
     return dataclasses.replace(
         breakout_ppo(),
-        agent=PPO(learning_rate=1e-3, minibatches=8, network=TorsoNetwork(MINATAR)),
+        agent=PPO(learning_rate=1e-3, num_minibatches=8, network=TorsoNetwork(MINATAR)),
         frames=5_000_000,
     )
 

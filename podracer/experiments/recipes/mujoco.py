@@ -25,8 +25,8 @@ def halfcheetah_ppo() -> Experiment:
         agent=PPO(
             learning_rate=3e-4,
             entropy_cost=0.0,
-            epochs=10,
-            minibatches=32,
+            num_epochs=10,
+            num_minibatches=32,
             normalize_observations=True,
             normalize_rewards=True,
             network=TorsoNetwork(MLP((64, 64), "tanh"), shared=False),
