@@ -97,8 +97,8 @@ class Stacx:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters, and metaparameters that make the inner loss the outer one."""
         learner = actor_critic.init_params(self._network, self._optimizer, key)
-        metaparams = self._initial_metaparams()
-        meta_optimizer_state = self._meta_optimizer.init(metaparams)  # type: ignore[arg-type]
+        metaparams: PyTree = self._initial_metaparams()
+        meta_optimizer_state = self._meta_optimizer.init(metaparams)
         return LearnerState(
             StacxState(learner.params, learner.optimizer_state, metaparams, meta_optimizer_state)
         )
