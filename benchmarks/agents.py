@@ -69,7 +69,7 @@ def agents(options: Any) -> None:
             rate = statistics.median(
                 contender.steps / contender.lap().seconds for _ in range(options.repetitions)
             )
-            config = SebulbaConfig(ENVS, T, CHUNK, threads=1, env_threads=1)
+            config = SebulbaConfig(ENVS, T, CHUNK, threads_per_actor=1, env_threads=1)
             setting = bench.make_setup(agent, DeviceEnvironments(env), config, find_devices(1))
             served, _ = bench.measure_training(setting, options.seconds)  # compiles at each call
             print(

@@ -29,7 +29,7 @@ TINY = CNN((8,), (8,), (8,), (32,))
 CONTROL = ("envpool:CartPole-v1", MLP((32,)), SebulbaConfig(8192, 20))
 WORKERS = ("gymnasium:CartPole-v1", MLP((32,)), SebulbaConfig(64, 20))
 PONG = ("atari:pong", SHALLOW, SebulbaConfig(64, 20))
-ONE = SebulbaConfig(64, 20, threads=1, env_threads=1)
+ONE = SebulbaConfig(64, 20, threads_per_actor=1, env_threads=1)
 
 
 def setting(environment: str, torso: Any, config: SebulbaConfig) -> bench.Setup:
@@ -48,7 +48,8 @@ def parts(options: Any) -> None:
         figures = bench.compare(what, options.seconds, options.repetitions)
         about = {"benchmark": "Sebulba's parts", "environment": environment, "torso": str(torso)}
         append(options.out, {**about, **figures})
-        print(f"\n{environment}, {config.num_envs} environments, {config.threads} threads, {torso}")
+        sizes = f"{config.num_envs} environments, {config.threads_per_actor} threads"
+        print(f"\n{environment}, {sizes}, {torso}")
         for name, speed in figures["steps_per_second"].items():
             share = figures["share_of_simulator"].get(name)
             over = figures["over_plain_loop"].get(name)
@@ -98,7 +99,12 @@ def batch(options: Any) -> None:
 def threads(options: Any) -> None:
     for environment, torso, config in (CONTROL, PONG):
         choices = [
-            (f"{n} actor thread(s)", environment, torso, dataclasses.replace(config, threads=n))
+            (
+                f"{n} actor thread(s)",
+                environment,
+                torso,
+                dataclasses.replace(config, threads_per_actor=n),
+            )
             for n in (1, 2)
         ]
         series(f"Actor threads, {environment}", choices, options)
@@ -107,7 +113,7 @@ def threads(options: Any) -> None:
 def lag(options: Any) -> None:
     for environment, torso, config in (CONTROL, PONG):
         choices = [
-            (f"lag {n}", environment, torso, dataclasses.replace(config, lag=n))
+            (f"lag {n}", environment, torso, dataclasses.replace(config, policy_lag=n))
             for n in (0, 1, None)
         ]
         series(f"Lag, {environment}", choices, options)

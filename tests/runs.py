@@ -37,11 +37,13 @@ def sebulba_setup(agent=None, env=None, devices=1, **config):
     """Everything that `sebulba` takes; the state has acting in it where it can be saved."""
     env = Counters() if env is None else env
     agent = dataclasses.replace(agent or Impala(network=SMALL), spec=env.spec)
-    defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads": 2}
+    defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads_per_actor": 2}
     config = SebulbaConfig(**defaults | config)
     split = split_devices(jax.devices()[:devices], config)
     check_sebulba(agent, env, config, split)
-    kept = env.environment if isinstance(env, DeviceEnvironments) and config.lag == 0 else None
+    kept = (
+        env.environment if isinstance(env, DeviceEnvironments) and config.policy_lag == 0 else None
+    )
     return agent, env, split, config, init_state(agent, kept, split.mesh, config, jax.random.key(7))
 
 

@@ -162,7 +162,7 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
 @pytest.mark.slow
 def test_bench_sebulba_measures_every_part():
     code, out, error = call(
-        "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads", 1,
+        "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads-per-actor", 1,
         "--seconds", 0.2, "--repetitions", 1, "--json",
     )  # fmt: skip
     assert code == 0, error
@@ -199,7 +199,7 @@ def check_mistake(code, said, message, directory):
         (("train", "catch_a2c", "--learning-rate", "nan"), "learning_rate"),
         (("train", "catch", "--environment", "gymnasium:CartPole-v1"), "take --arch sebulba"),
         (("train", "cartpole_sebulba", "--environment", "gymnasium:CartPoel-v1"), "CartPole-v1"),
-        (("train", "cartpole_sebulba", "--lag", "-1"), "lag must be at least 0"),
+        (("train", "cartpole_sebulba", "--policy-lag", "-1"), "lag must be at least 0"),
         (("train", "catch", "--arch", "sebulba", "--fused"), "fused"),
         (("train", "memory_r2d2", "--rollout-length", "8"), "rollout_length must be 16 too"),
         (("train", "catch_alphazero", "--environment", "catch"), "--environment model:catch"),
@@ -226,7 +226,7 @@ def test_mistakes_are_one_sentence_and_code_78(arguments, message, tmp_path, mon
         (("catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
         (("cartpole_sebulba", "--actors", "2"), "more than the one device"),
         (("cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"), "fit"),
-        (("cartpole_sebulba", "--num-envs", "31", "--threads", "2"), "take 30 or 32"),
+        (("cartpole_sebulba", "--num-envs", "31", "--threads-per-actor", "2"), "take 30 or 32"),
         (("cartpole_dqn", "--capacity", "20000000000"), "GiB are free: take a smaller"),
     ],
 )

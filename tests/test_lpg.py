@@ -428,7 +428,7 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
         assert np.array_equal(a, b)
 
     agent = lpg_student(whole / "rule.npz", TorsoNetwork(MLP((8,))))
-    driver = SebulbaConfig(8, 4, 5, threads=1)
+    driver = SebulbaConfig(8, 4, 5, threads_per_actor=1)
     other = Experiment(
         environment="catch", agent=agent, driver=driver, frames=320, evaluations=1, devices=1
     )

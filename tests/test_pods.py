@@ -78,7 +78,9 @@ DRIVERS = {
     "population": dataclasses.replace(
         EXPERIMENT, pods=(Pod(0), Pod(1, (Hyperparameter("learning_rate", 1e-2),)))
     ),
-    "sebulba": dataclasses.replace(EXPERIMENT, driver=SebulbaConfig(16, 8, 5, threads=1, lag=0)),
+    "sebulba": dataclasses.replace(
+        EXPERIMENT, driver=SebulbaConfig(16, 8, 5, threads_per_actor=1, policy_lag=0)
+    ),
 }
 
 

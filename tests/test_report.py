@@ -175,7 +175,7 @@ BUSY = {
 def make_sebulba_run(directory, *, records=12, starts=(1,), lag=1, without=(), **stages):
     """A run whose stages take these seconds in every record but the first after a start."""
     directory.mkdir(parents=True)
-    config = {"recipe": "pong", "experiment": {"seed": 0, "driver": {"lag": lag}}}
+    config = {"recipe": "pong", "experiment": {"seed": 0, "driver": {"policy_lag": lag}}}
     (directory / "config.json").write_text(json.dumps(config))
     seconds = 0.0
     with (directory / "metrics.jsonl").open("w") as file:

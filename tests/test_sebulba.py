@@ -73,7 +73,13 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
     # On one device actors and learner share it. As many threads as learners: equal batch shapes.
     placed = {"devices": 1} if learners == 1 else {"devices": learners + 1, "learners": learners}
     got, progress = train_sebulba(
-        *sebulba_setup(AGENTS[name], DeviceEnvironments(env), lag=0, threads=learners, **placed)
+        *sebulba_setup(
+            AGENTS[name],
+            DeviceEnvironments(env),
+            policy_lag=0,
+            threads_per_actor=learners,
+            **placed,
+        )
     )
     leaves = jax.tree_util.tree_leaves_with_path(expected[-1].state)
     for (path, want), have in zip(leaves, jax.tree.leaves(got), strict=True):
@@ -89,14 +95,14 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
 
 @pytest.mark.parametrize("lag", [1, 2])
 def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
-    one, _ = train_sebulba(*sebulba_setup(lag=lag))
-    two, _ = train_sebulba(*sebulba_setup(lag=lag))
+    one, _ = train_sebulba(*sebulba_setup(policy_lag=lag))
+    two, _ = train_sebulba(*sebulba_setup(policy_lag=lag))
     assert fingerprint(one) == fingerprint(two)
 
 
 def test_lags_are_what_they_are_said_to_be():
     for lag in (0, 1, 3):
-        _, progress = train_sebulba(*sebulba_setup(lag=lag))
+        _, progress = train_sebulba(*sebulba_setup(policy_lag=lag))
         # The first `lag` rollouts cannot be that old yet.
         ages = [min(lag, update) for update in range(10)]
         assert [p.metrics["lag_mean"] for p in progress] == [np.mean(ages[:5]), np.mean(ages[5:])]
@@ -107,7 +113,9 @@ def test_lags_are_what_they_are_said_to_be():
 def test_newer_parameters_within_a_rollout_stay_within_the_bound(lag, bound):
     """Without a lag, one trajectory is learned from, one waits in the queue, one is being made."""
     env = Counters(slow(0.001))
-    _, progress = train_sebulba(*sebulba_setup(env=env, lag=lag, refresh="step"), num_updates=20)
+    _, progress = train_sebulba(
+        *sebulba_setup(env=env, policy_lag=lag, refresh_params="step"), num_updates=20
+    )
     assert all(0 <= p.metrics["lag_max"] <= bound for p in progress)
 
 
@@ -179,7 +187,7 @@ def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers
     devices, threads, learners, lag
 ):
     parts = sebulba_setup(
-        Mirror(), devices=devices, threads=threads, lag=lag, updates_per_chunk=1,
+        Mirror(), devices=devices, threads_per_actor=threads, policy_lag=lag, updates_per_chunk=1,
         learners=0 if devices == 1 else learners,
     )  # fmt: skip
     rows = expected_rows(16, 8, 3)
@@ -204,7 +212,7 @@ def test_a_batch_can_be_learned_from_in_parts():
 
 def test_numbers_of_environments_cover_all_hosts_once():
     for hosts, learners, threads in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 4)):
-        config = SebulbaConfig(num_envs=32, threads=threads, actors=1, learners=learners)
+        config = SebulbaConfig(num_envs=32, threads_per_actor=threads, actors=1, learners=learners)
         split = split_devices(jax.devices()[: learners + 1], config)
         numbers = [
             environment_indices(split, thread, host, hosts)
@@ -342,7 +350,9 @@ def poison(where, value):
     [("observation", np.nan), ("observation", np.inf), ("reward", np.nan), ("discount", np.nan)],
 )
 def test_bad_rows_are_counted_and_never_train(where, value):
-    parts = sebulba_setup(Mirror(), Counters(poison(where, value)), threads=1, updates_per_chunk=1)
+    parts = sebulba_setup(
+        Mirror(), Counters(poison(where, value)), threads_per_actor=1, updates_per_chunk=1
+    )
     (seen, progress), _ = received(*parts, num_updates=2)
     assert progress.metrics["environment_faults"] == 1
     assert all(np.isfinite(seen[name]).all() for name in ("observation", "reward", "discount"))
@@ -350,7 +360,7 @@ def test_bad_rows_are_counted_and_never_train(where, value):
 
 def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
     parts = sebulba_setup(
-        Mirror(), Counters(poison("reward", np.nan)), threads=1, updates_per_chunk=1
+        Mirror(), Counters(poison("reward", np.nan)), threads_per_actor=1, updates_per_chunk=1
     )
     seen, _ = received(*parts, num_updates=1)[0]
     for row, want in enumerate(expected_rows(16, 8, 1)):
@@ -404,7 +414,7 @@ def test_environments_that_do_not_restart_are_named():
 
 def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
     """Collected is learned plus in flight, and no more is in flight than the queues hold."""
-    parts = sebulba_setup(lag=None, queue_depth=2, updates_per_chunk=1)
+    parts = sebulba_setup(policy_lag=None, queue_depth=2, updates_per_chunk=1)
     progress = sebulba(*parts, seed=7, num_updates=30)
     steps = 16 * 8
     with contextlib.closing(progress):
@@ -431,8 +441,8 @@ def test_an_update_that_is_not_finite_is_never_applied():
 
 def test_lock_step_goes_on_to_the_bit():
     env = DeviceEnvironments(make("catch"))
-    whole, _ = train_sebulba(*sebulba_setup(env=env, lag=0), num_updates=20)
-    *parts, state = sebulba_setup(env=env, lag=0)
+    whole, _ = train_sebulba(*sebulba_setup(env=env, policy_lag=0), num_updates=20)
+    *parts, state = sebulba_setup(env=env, policy_lag=0)
     half, _ = train_sebulba(*parts, state, num_updates=10)
     rest, _ = train_sebulba(*parts, half, num_updates=20)
     assert fingerprint(rest) == fingerprint(whole)
@@ -484,8 +494,8 @@ def test_a_boundary_state_survives_what_comes_after():
         (1, {"learners": 2}, "more than the one device"),
         (2, {"actors": 2}, "does not fit the 2 devices"),
         (4, {"actors": 3, "learners": 2}, "does not fit the 4 devices"),
-        (4, {"num_envs": 6, "threads": 4}, "take 16|take 12|take 8"),
-        (4, {"learners": 3, "threads": 1}, "take 15 or 18"),
+        (4, {"num_envs": 6, "threads_per_actor": 4}, "take 16|take 12|take 8"),
+        (4, {"learners": 3, "threads_per_actor": 1}, "take 15 or 18"),
         (1, {"updates_per_batch": 3}, "does not divide the 16"),
     ],
 )

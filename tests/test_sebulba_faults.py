@@ -241,8 +241,8 @@ def check_root(outcome, injector):
 # What is slow, so that others wait: nobody, environments, updates and what follows them.
 PACES = {"even": (0.0, 0.0), "slow environments": (0.004, 0.0), "slow learner": (0.0, 0.02)}
 WAITS = {
-    "waits for parameters": {"lag": 0},
-    "waits for room": {"lag": None, "pace": PACES["slow learner"]},
+    "waits for parameters": {"policy_lag": 0},
+    "waits for room": {"policy_lag": None, "pace": PACES["slow learner"]},
     "waits for trajectories": {"pace": PACES["slow environments"]},
 }
 
@@ -325,7 +325,7 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
             return Request.STOP if self.asked > 1 else Request.NONE
 
     def run(request):
-        agent, _, split, config, state = once(lag=0)
+        agent, _, split, config, state = once(policy_lag=0)
         state = jax.tree.map(jnp.copy, state)
         progresses = sebulba(
             agent, Counters(at=at), split, config, state, seed=7, num_updates=6, request=request
@@ -367,7 +367,7 @@ def hanging(place, visit, seconds=PATIENCE):
 @pytest.mark.parametrize("place", ["reset", "step", "snapshot"])
 def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
     with hanging(place, 2) as injector:
-        outcome = attempt(once, injector, step_seconds=0.3)
+        outcome = attempt(once, injector, env_timeout_seconds=0.3)
         assert isinstance(outcome.error, EnvironmentFault)
         assert f"podracer-{outcome.error.component}" == injector.thread
         assert f"{outcome.error.component}: the environment did not answer" in str(outcome.error)
@@ -396,12 +396,12 @@ def test_closing_that_hangs_delays_no_fault(once, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     "slow",
-    [{"pace": (0.06, 0.0)}, {"pace": (0.0, 0.4)}, {"pace": (0.0, 0.4), "lag": None}],
+    [{"pace": (0.06, 0.0)}, {"pace": (0.0, 0.4)}, {"pace": (0.0, 0.4), "policy_lag": None}],
     ids=["environments", "learner", "learner without a lag"],
 )
 def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
-    """The run takes much longer than `step_seconds`, and each actor waits longer than that."""
-    outcome = attempt(once, NOTHING, num_updates=6, step_seconds=0.2, **slow)
+    """The run takes much longer than the time-out, and each actor waits longer than that."""
+    outcome = attempt(once, NOTHING, num_updates=6, env_timeout_seconds=0.2, **slow)
     assert outcome.error is None
     assert outcome.updates == 6
     assert "hangs" not in capfd.readouterr().err
@@ -488,8 +488,8 @@ def test_a_run_that_fails_leaves_what_failed(place, once, tmp_path):
             super().__call__(visited)
 
     injector = Paced(place, 2)
-    lag = WAITS.get(place, {}).get("lag", 1)
-    driver = dataclasses.replace(EXPERIMENT.driver, lag=lag)
+    lag = WAITS.get(place, {}).get("policy_lag", 1)
+    driver = dataclasses.replace(EXPERIMENT.driver, policy_lag=lag)
     result, error, crash = trained(tmp_path, injector, driver=driver)
     assert result is None
     check_root(Outcome(error, None, 0, []), injector)
@@ -507,7 +507,7 @@ def test_nonsense_from_an_environment_leaves_72(once, tmp_path):
 
 
 def test_an_environment_that_hangs_leaves_72_and_the_stacks(once, tmp_path):
-    driver = dataclasses.replace(EXPERIMENT.driver, step_seconds=0.3)
+    driver = dataclasses.replace(EXPERIMENT.driver, env_timeout_seconds=0.3)
     with hanging("step", 9) as injector:
         _, error, crash = trained(tmp_path, injector, driver=driver)
     assert isinstance(error, EnvironmentFault)
@@ -640,7 +640,7 @@ def random_fault(number, made):
     place = dice.choice(PLACES)
     once_each = place in ("make", "reset", "close")
     injector = Injector(place, dice.randint(1, 2) if once_each else dice.randint(1, 40))
-    options = {"lag": dice.choice([0, 1, None]), "pace": PACES[dice.choice(list(PACES))]}
+    options = {"policy_lag": dice.choice([0, 1, None]), "pace": PACES[dice.choice(list(PACES))]}
     options |= WAITS.get(place, {})
     if place == "close":
         options["num_updates"] = 2 * dice.randint(1, 4)

@@ -59,7 +59,7 @@ BOUND = {0: 1, 1: 2, None: 3}
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
     run = tmp_path / "run"
-    arguments = (*RUN, "--lag", lag, "--save-seconds", 0, "--run-dir", run)
+    arguments = (*RUN, "--policy-lag", lag, "--save-seconds", 0, "--run-dir", run)
     process = start(*arguments, "--frames", STEPS * 4000)
     for _ in range(3):
         before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
@@ -84,7 +84,7 @@ def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
 
 
 def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
-    arguments = (*RUN, "--lag", 0, "--save-seconds", 0, "--frames", STEPS * 80)
+    arguments = (*RUN, "--policy-lag", 0, "--save-seconds", 0, "--frames", STEPS * 80)
     twin, run = tmp_path / "twin", tmp_path / "run"
     code, _, error = finish(start(*arguments, "--run-dir", twin))
     assert code == 0, error
@@ -213,7 +213,7 @@ def child(kind, *arguments):
 )
 def test_a_fault_ends_the_process_with_its_code(kind, code, component, words, tmp_path):
     run = tmp_path / "run"
-    options = () if kind != "hang" else ("--step-seconds", 1)
+    options = () if kind != "hang" else ("--env-timeout-seconds", 1)
     process = child(kind, *RUN, *options, "--frames", STEPS * 4000, "--run-dir", run)
     got, out, error = finish(process)
     assert got == code, error

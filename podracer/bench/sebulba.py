@@ -90,8 +90,8 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
 
 def measure_acting(setup: Setup, seconds: float) -> float:
     """Measure the actors of a run whose learner discards every trajectory."""
-    config = dataclasses.replace(setup.config, lag=None)
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.step_seconds) as supervisor:
+    config = dataclasses.replace(setup.config, policy_lag=None)
+    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
             setup.agent, setup.env, setup.split, config, setup.state(),
             seed=0, supervisor=supervisor, exit_stack=exit_stack,
@@ -211,7 +211,7 @@ def show(environment: str, figures: dict[str, Any]) -> str:
     speeds = figures["steps_per_second"]
     lines = [
         f"{environment}: {figures['num_envs']} environments in {figures['actor_threads']} threads, "
-        f"T {figures['rollout_length']}, lag {figures['lag']}",
+        f"T {figures['rollout_length']}, policy lag {figures['policy_lag']}",
         f"{figures['machine']}, {figures['device']}, JAX {figures['jax']}",
         f"{'':34}{'steps/s':>10}{'of simulator':>14}{'of plain loop':>15}",
         f"{'simulator alone':34}{speeds['simulator']:>10,.0f}",

@@ -26,7 +26,7 @@ class Trial:
 
     def flags(self) -> str:
         """Return the flags for `podracer train`."""
-        names = ("num_envs", "threads", "actors", "learners")
+        names = ("num_envs", "threads_per_actor", "actors", "learners")
         return " ".join(
             f"--{name.replace('_', '-')} {getattr(self.config, name)}" for name in names
         )
@@ -74,8 +74,11 @@ def candidates(config: SebulbaConfig, devices: int) -> Iterator[SebulbaConfig]:
     yield config
     for threads in (1, 2, 4):
         for factor in (1, 2, 4):
-            change = {"threads": threads, "num_envs": config.num_envs * factor}
-            if change != {"threads": config.threads, "num_envs": config.num_envs}:
+            change = {"threads_per_actor": threads, "num_envs": config.num_envs * factor}
+            if change != {
+                "threads_per_actor": config.threads_per_actor,
+                "num_envs": config.num_envs,
+            }:
                 yield dataclasses.replace(config, **change)
     for actors in range(1, devices):
         yield dataclasses.replace(config, actors=actors, learners=devices - actors)

@@ -39,7 +39,7 @@ from podracer.io.run_directory import read_limited
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.replay import Replay
-from podracer.types import ConfigError
+from podracer.types import ConfigError, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,23 +141,8 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, but it is {value}.")
-        _check_driver(self.driver)
+        check_ranges(self.driver, "driver")
         _check_finite("agent", self.agent)
-
-
-_MAY_BE_ZERO = ("actors", "learners", "env_threads", "lag")
-
-
-def _check_driver(config: AnakinConfig | SebulbaConfig) -> None:
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, bool | str) or value is None:
-            continue
-        if field.name == "step_seconds" and not value > 0:
-            raise ConfigError(f"driver.step_seconds must be positive, but it is {value}.")
-        least = 0 if field.name in _MAY_BE_ZERO or isinstance(value, float) else 1
-        if value < least:
-            raise ConfigError(f"driver.{field.name} must be at least {least}, but it is {value}.")
 
 
 # Hyperparameters that are shares or rates: what they must lie in.

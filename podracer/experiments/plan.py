@@ -51,7 +51,7 @@ def kept_environment(
     experiment: Experiment, env: Environment | HostEnvironments
 ) -> Environment | None:
     """The environment whose state is part of the run's: none where it cannot be saved exactly."""
-    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.lag == 0
+    exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.policy_lag == 0
     return env if exact and not isinstance(env, HostEnvironments) else None
 
 

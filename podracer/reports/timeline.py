@@ -138,7 +138,7 @@ def verdict(run: RunRecords) -> str:
         return _learner_bound(shares)
     if shares.learner_waits >= _CLEAR * shares.actors_wait:
         return _actor_bound(shares)
-    if run.settings.get("driver.lag") == "0":
+    if run.settings.get("driver.policy_lag") == "0":
         return (
             f"They take turns, as the lag is 0: {sentence}. A lag of 1 lets them work side by side."
         )

@@ -116,7 +116,7 @@ def short(recipe: str, updates: int) -> Any:
 
 def lock_step(experiment: Any) -> Any:
     experiment = experiment.under("sebulba")
-    driver = dataclasses.replace(experiment.driver, lag=0, threads=1)
+    driver = dataclasses.replace(experiment.driver, policy_lag=0, threads_per_actor=1)
     return dataclasses.replace(experiment, driver=driver)
 
 

@@ -79,7 +79,7 @@ class Actor:
     ) -> None:
         self.context = context
         self.timer = StageTimer(*STAGES)
-        self.parameters: ClosableQueue[Parameters] = ClosableQueue((config.lag or 0) + 1)
+        self.parameters: ClosableQueue[Parameters] = ClosableQueue((config.policy_lag or 0) + 1)
         self.rollouts: ClosableQueue[Rollout] = ClosableQueue(config.queue_depth)
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
@@ -102,7 +102,7 @@ class Actor:
             versions = np.empty(self._config.rollout_length, np.int64)
             for t in range(self._config.rollout_length):
                 timer.start("inference")
-                if t and self._config.refresh == "step":
+                if t and self._config.refresh_params == "step":
                     parameters = self.parameters.get_newest() or parameters
                 versions[t] = parameters.version
                 self._buffer, device_action = infer(
@@ -141,8 +141,8 @@ class Actor:
         Each update puts one set into the queue. With a lag each rollout takes one out, so its
         parameters are exactly `lag` updates old, and two runs with one seed are equal.
         """
-        lag = self._config.lag
-        if lag is not None and self._config.refresh == "rollout":
+        lag = self._config.policy_lag
+        if lag is not None and self._config.refresh_params == "rollout":
             parameters = self.parameters.get()
         else:
             parameters = self.parameters.get_newest() or parameters

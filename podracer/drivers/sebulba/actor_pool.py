@@ -65,7 +65,7 @@ class ActorPool:
             self._supervisor.register(actor.rollouts)
             self._supervisor.start(actor.context.name, actor.timer, actor.run, actor.close)
         # One set for the first rollout, and one more for each update that it may lag behind.
-        for _ in range((self._config.lag or 0) + 1):
+        for _ in range((self._config.policy_lag or 0) + 1):
             self.publish(self._params, self.first_update)
 
     def publish(self, params: Params, version: int) -> None:
@@ -172,7 +172,7 @@ def make_actor_pool(
     )
     buffer = jax.jit(make_buffer)(params)
     shard = compile_actor_programs(programs, params, buffer, env.spec, split)
-    keep_actor_state = config.lag == 0 and bool(jax.tree.leaves(state.actor))
+    keep_actor_state = config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     actors = []
@@ -237,7 +237,7 @@ def _actor_contexts(
         indices = environment_indices(split, thread, host, num_hosts)
         context = ActorContext(
             name=f"actor {thread}",
-            device=split.actors[thread // config.threads],
+            device=split.actors[thread // config.threads_per_actor],
             learners=split.learners,
             indices=indices,
             first_rollout=int(jax.device_get(state.update)),

@@ -30,16 +30,16 @@ class SebulbaConfig:
     """Actor devices of each host; 0 chooses a split with about three learners for each actor."""
     learners: int = bounded(0, low=0)
     """Learner devices of each host; 0 takes the devices that are not actors."""
-    threads: int = bounded(2, low=1)
+    threads_per_actor: int = bounded(2, low=1)
     """Actor threads of each actor device: while the environments of one thread step, the device
     acts for another."""
     env_threads: int = bounded(0, low=0)
     """Native threads or processes that step the environments of one actor thread; 0 divides the
     cores of the host evenly."""
-    lag: int | None = bounded(1, low=0)
-    """Policy lag: the number of updates by which the parameters of a rollout are behind. 0 is
+    policy_lag: int | None = bounded(1, low=0)
+    """Number of updates by which the parameters of a rollout are behind. 0 is
     lock-step; 1 or more overlaps acting with learning, reproducibly; None takes the newest."""
-    refresh: Literal["rollout", "step"] = "rollout"
+    refresh_params: Literal["rollout", "step"] = "rollout"
     """When an actor takes newer parameters: before each rollout, or before each step as in the
     paper (the policy lag is then an upper bound, and runs are not reproducible to the bit)."""
     queue_depth: int = bounded(1, low=1)
@@ -47,7 +47,7 @@ class SebulbaConfig:
     updates_per_batch: int = bounded(1, low=1)
     """Updates made in turn from each batch of trajectories, each from an equal part of the
     environments."""
-    step_seconds: float = bounded(120.0, low=0.001)
+    env_timeout_seconds: float = bounded(120.0, low=0.001)
     """Seconds that a step of the environments may take before the run ends with exit code 72."""
 
     @property
@@ -98,7 +98,7 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
             return host_devices
         return host_devices[num_actors : num_actors + num_learners]
 
-    threads = num_actors * config.threads
+    threads = num_actors * config.threads_per_actor
     return DeviceSplit(
         actors=local_devices[:num_actors],
         learners=learners(local_devices),
@@ -133,16 +133,17 @@ def _split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[
     even = [
         (actors, learners)
         for actors, learners in options
-        if num_envs % (actors * config.threads * learners) == 0
+        if num_envs % (actors * config.threads_per_actor * learners) == 0
     ]
     if not even:
         actors, learners = max(options, key=_preference)
-        multiple = actors * config.threads * learners
+        multiple = actors * config.threads_per_actor * learners
         candidates = (num_envs // multiple * multiple, -(-num_envs // multiple) * multiple)
         nearest = " or ".join(str(n) for n in candidates if n)
         raise ConfigError(
-            f"{num_envs} environments on each host cannot be shared evenly by {actors} x "
-            f"{config.threads} actor threads and then by {learners} learners: take {nearest}."
+            f"{num_envs} environments on each host cannot be shared evenly by "
+            f"{actors} x {config.threads_per_actor} actor threads and then by {learners} learners: "
+            f"take {nearest}."
         )
     return max(even, key=_preference)
 

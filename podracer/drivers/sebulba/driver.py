@@ -62,7 +62,7 @@ def sebulba(
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
     """
     start = time.perf_counter()
-    with contextlib.ExitStack() as exit_stack, Supervisor(config.step_seconds) as supervisor:
+    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
             agent, env, split, config, state,
             seed=seed, supervisor=supervisor, exit_stack=exit_stack,

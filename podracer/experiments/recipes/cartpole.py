@@ -64,7 +64,9 @@ def cartpole_sebulba() -> Experiment:
     return Experiment(
         environment="gymnasium:CartPole-v1",
         agent=PPO(learning_rate=1e-3),
-        driver=SebulbaConfig(num_envs=32, rollout_length=32, updates_per_chunk=10, threads=1),
+        driver=SebulbaConfig(
+            num_envs=32, rollout_length=32, updates_per_chunk=10, threads_per_actor=1
+        ),
         frames=512_000,
         evaluations=50,
         evaluation_episodes=32,

@@ -31,7 +31,9 @@ def halfcheetah_ppo() -> Experiment:
             normalize_rewards=True,
             network=TorsoNetwork(MLP((64, 64), "tanh"), shared=False),
         ),
-        driver=SebulbaConfig(num_envs=16, rollout_length=128, updates_per_chunk=10, threads=1),
+        driver=SebulbaConfig(
+            num_envs=16, rollout_length=128, updates_per_chunk=10, threads_per_actor=1
+        ),
         frames=1_000_000,
         evaluations=10,
         evaluation_episodes=16,
@@ -44,7 +46,9 @@ def halfcheetah_sac() -> Experiment:
     return dataclasses.replace(
         halfcheetah_ppo(),
         agent=SAC(random_frames=5_000, replay=REPLAY),
-        driver=SebulbaConfig(num_envs=16, rollout_length=1, updates_per_chunk=200, threads=1),
+        driver=SebulbaConfig(
+            num_envs=16, rollout_length=1, updates_per_chunk=200, threads_per_actor=1
+        ),
     )
 
 
