@@ -87,7 +87,7 @@ def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
 def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     """Agents by name; those of one name before a colon are alternatives, the best one counts."""
     env = envs.make(world)
-    tabular = not isinstance(env.spec.observation, dict) and bool(env.spec.observation.values)
+    tabular = not isinstance(env.spec.observation, dict) and bool(env.spec.observation.num_values)
     network: Any = Table() if tabular else NETWORK
     taught_rate = {} if tabular else {"learning_rate": options.rate}
     made: dict[str, Any] = {}

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork
+from podracer.agents.muzero import MuZero
+from podracer.checks import check_agent
+from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, torso_network
 from podracer.networks.layers import relu
 from podracer.ops.dense import dense
-from podracer.types import ArraySpec, ConfigError
+from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
 T, B = 6, 3
 HEADS = {"policy": Head(4, 0.01), "value": Head(1)}
@@ -338,3 +340,21 @@ def test_a_table_can_be_saved():
     from podracer.experiments.experiment import from_json, to_json
 
     assert from_json(to_json(Table())) == Table()
+
+
+def test_a_network_is_built_once_for_a_specification():
+    """MuZero has three networks, which it asks for wherever it uses one."""
+    agent = MuZero(network=TorsoNetwork(SMALL), spec=EnvironmentSpec("x", VECTOR, Discrete(2)))
+    torso_network._build.cache_clear()
+    check_agent(agent)
+    assert torso_network._build.cache_info().misses == 3
+    assert make() is make()
+    assert make() is not make(shared=False)
+
+
+def test_a_network_that_was_built_while_tracing_holds_no_tracers():
+    torso_network._build.cache_clear()
+    with jax.checking_leaks():
+        shapes = jax.eval_shape(lambda key: make(memory="gru").init(key), jax.random.key(0))
+    params = make(memory="gru").init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, shapes)

@@ -16,8 +16,11 @@ from podracer.ops.dense import dense
 
 @jax.custom_vjp
 def relu(x: jax.Array) -> jax.Array:
-    """The larger of x and 0. Its gradient looks at the result, which the next layer keeps anyway;
-    that of `jax.nn.relu` keeps the sign of x besides."""
+    """Return the larger of x and 0.
+
+    The gradient uses the result, which the next layer keeps anyway; that of `jax.nn.relu` keeps the
+    sign of x as well.
+    """
     return jnp.maximum(x, 0.0)
 
 
@@ -38,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Linear(eqx.Module):
-    """`x [*b, n] -> [*b, m]`, orthogonal weights, zero bias."""
+    """Linear layer `x [*b, n] -> [*b, m]` with orthogonal initial weights and zero bias."""
 
     weight: jax.Array
     bias: jax.Array
@@ -48,16 +51,16 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        made: jax.Array = dense(x, self.weight)
-        return made + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
+        product: jax.Array = dense(x, self.weight)
+        return product + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
 
 
 class NoisyLinear(eqx.Module):
-    """`x [N, n] -> [N, m]` with learned noise on weights and biases, from a key for each row `[N]`
-    or one for all `[1]`.
+    """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
-    The noise of the weight from i to j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it
-    needs no matrix of its own. Source: Fortunato et al. 2018, section 3 (arXiv 1706.10295).
+    The noise comes from a key for each row `[N]` or one for all `[1]`. That of the weight from i to
+    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. Source:
+    Fortunato et al. 2018, section 3 (arXiv 1706.10295).
     """
 
     linear: Linear
@@ -70,18 +73,21 @@ class NoisyLinear(eqx.Module):
         self.bias_scale = jnp.full(outputs, 0.5 / math.sqrt(inputs))
 
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        made = self.linear(x)
+        mean = self.linear(x)
         if noise is None:
-            return made
+            return mean
         inputs, outputs = self.weight_scale.shape
         e = jax.vmap(lambda key: jax.random.normal(key, (inputs + outputs,)))(noise)
         e = jnp.sign(e) * jnp.sqrt(jnp.abs(e))
-        spread: jax.Array = dense(x * e[:, :inputs], self.weight_scale)
-        return made + (spread + self.bias_scale[None]) * e[:, inputs:]
+        deviation: jax.Array = dense(x * e[:, :inputs], self.weight_scale)
+        return mean + (deviation + self.bias_scale[None]) * e[:, inputs:]
 
 
 class Convolution(eqx.Module):
-    """`x [B, H, W, C] -> [B, H', W', C']`, scaled normal weights (He et al. 2015), zero bias."""
+    """Convolution `x [B, H, W, C] -> [B, H', W', C']`, square kernels.
+
+    Initial weights are scaled normal ones (He et al. 2015), biases 0; padding is "same" or none.
+    """
 
     weight: jax.Array
     bias: jax.Array
@@ -97,5 +103,5 @@ class Convolution(eqx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         padding = self.weight.shape[0] // 2 if self.same else 0
-        made: jax.Array = convolution(x, self.weight, self.stride, padding)
-        return made + self.bias.reshape(1, 1, 1, -1)
+        y: jax.Array = convolution(x, self.weight, self.stride, padding)
+        return y + self.bias.reshape(1, 1, 1, -1)

@@ -1,0 +1,66 @@
+"""Interface between agents and networks.
+
+Agents use a `Network`, pure functions over a tree of parameters, and nothing else. A network of any
+library fits in as an object with a method `build(observation, heads)` that returns a `Network`; see
+`examples/own_network.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from podracer.types import Carry, Params, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Pure functions of a network.
+
+    - `init(key) -> params`;
+    - `carry(num_envs) -> carry`: the empty memory `[B, ...]`, `()` for a network without memory;
+    - `apply(params, carry, observation [T, B, ...], first [T, B]) -> (outputs, carry)`: the numbers
+      of each head, `{head: f32 [T, B, n]}`, and the memory after the last step. Memory is cleared
+      where `first` is set.
+
+    With noisy heads `apply` also takes `noise`: a key for each item `[T, B]`, one key for all
+    `[1, 1]`, or None for no noise.
+    """
+
+    init: Callable[[jax.Array], Params]
+    carry: Callable[[int], Carry]
+    apply: Callable[..., tuple[dict[str, jax.Array], Carry]]
+    rows_in_cache: int = 256
+    """Number of observations whose forward and backward pass fit the cache of a CPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Linear output layer of a network."""
+
+    size: int
+    """Number of outputs."""
+    scale: float = 1.0
+    """Scale of the initial weights."""
+    noisy: bool = False
+    """Whether weights and biases have learned noise (Fortunato et al. 2018, arXiv 1706.10295)."""
+
+
+class NetworkBuilder(Protocol):
+    """Hashable configuration of a network, built for an environment's observation."""
+
+    def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
+        """Return a network with these heads for observations of a tree of `types.ArraySpec`."""
+        ...
+
+
+def outputs(network: Network, params: Params, observation: PyTree) -> dict[str, jax.Array]:
+    """Return each head's outputs `[N, n]` for observations `[N, ...]`; without memory."""
+    observation = jax.tree.map(lambda x: x[None], observation)
+    first = jnp.zeros(jax.tree.leaves(observation)[0].shape[:2], bool)
+    head_outputs, _ = network.apply(params, (), observation, first)
+    return {name: x[0] for name, x in head_outputs.items()}

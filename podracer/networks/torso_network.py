@@ -1,0 +1,173 @@
+"""Built-in networks: a torso, optionally memory, and linear heads.
+
+They are Equinox modules, partitioned once, so that a learner's state holds arrays only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from podracer.networks.layers import Linear, NoisyLinear
+from podracer.networks.network import Head, Network
+from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
+from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
+
+MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of weights
+
+
+@dataclasses.dataclass(frozen=True)
+class TorsoNetwork:
+    """Torso, optionally a recurrent layer behind it, and linear heads.
+
+    An observation that is the index of a state becomes a one-hot vector.
+    """
+
+    torso: Torso = dataclasses.field(default=MLP())
+    """Layers between the observation and the heads or the recurrent layer."""
+    shared: bool = True
+    """Whether all heads use one torso and memory; otherwise each head has its own."""
+    memory: Literal["none", "gru", "lstm"] = "none"
+    """Kind of the recurrent layer."""
+    memory_size: int = bounded(128, low=1)
+    """Number of units of the recurrent layer."""
+
+    def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
+        """Return the network for an observation, a tree of `ArraySpec`.
+
+        Raises `ConfigError` where the torso cannot take it. Equal arguments give the same object:
+        agents ask for their networks at every step that they trace.
+        """
+        specs, structure = jax.tree.flatten(observation)
+        return _build(self, tuple(specs), structure, tuple(heads.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _build(
+    config: TorsoNetwork,
+    specs: tuple[ArraySpec, ...],
+    structure: Any,
+    named_heads: tuple[tuple[str, Head], ...],
+) -> Network:
+    heads, observation_spec = dict(named_heads), jax.tree.unflatten(structure, specs)
+    torso_inputs = jax.tree.map(_torso_input, observation_spec)
+
+    def make(key: jax.Array) -> dict[str, _Trunk]:
+        groups = {"shared": heads} if config.shared else {n: {n: h} for n, h in heads.items()}
+        keys = jax.random.split(key, len(groups))
+        return {
+            name: _Trunk(config, torso_inputs, group, key=k)
+            for (name, group), k in zip(groups.items(), keys, strict=True)
+        }
+
+    skeleton = jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
+    _, trunks = eqx.partition(skeleton, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+    def init(key: jax.Array) -> Params:
+        return eqx.filter(make(key), eqx.is_array)
+
+    def carry(num_envs: int) -> Carry:
+        if config.memory == "none":
+            return ()
+        return {name: trunk.carry(num_envs) for name, trunk in trunks.items()}
+
+    def apply(
+        params: Params,
+        carry: Carry,
+        observation: PyTree,
+        first: jax.Array,
+        noise: jax.Array | None = None,
+    ) -> tuple[dict[str, jax.Array], Carry]:
+        outputs: dict[str, jax.Array] = {}
+        carries = {}
+        observation = jax.tree.map(_one_hot, observation_spec, observation)
+        for name, trunk in eqx.combine(params, trunks).items():
+            memory = carry[name] if carry else ()
+            head_outputs, carries[name] = trunk(memory, observation, first, noise)
+            outputs |= head_outputs
+        return outputs, (carries if carry else ())
+
+    return Network(init, carry, apply, 512 if isinstance(config.torso, MLP) else 256)
+
+
+def _torso_input(spec: ArraySpec) -> ArraySpec:
+    """Return the spec of what a torso takes for one leaf of an observation; see `_one_hot`."""
+    if spec.num_values is None:
+        return spec
+    if spec.num_values > MAX_ONE_HOT:
+        raise ConfigError(
+            f"{spec.num_values} states are too many for a torso, which takes at most "
+            f"{MAX_ONE_HOT}: use a Table."
+        )
+    return ArraySpec((*spec.shape, spec.num_values))
+
+
+def _one_hot(spec: ArraySpec, x: jax.Array) -> jax.Array:
+    return jax.nn.one_hot(x, spec.num_values) if spec.num_values else x
+
+
+class _Trunk(eqx.Module):
+    """Torso, memory and heads over `[T, B, ...]`."""
+
+    layers: tuple[Any, ...]
+    cell: Any
+    heads: dict[str, Linear | NoisyLinear]
+    config: TorsoNetwork = eqx.field(static=True)
+
+    def __init__(
+        self,
+        config: TorsoNetwork,
+        observation: PyTree,
+        heads: Mapping[str, Head],
+        *,
+        key: jax.Array,
+    ):
+        torso_key, cell_key, head_key = jax.random.split(key, 3)
+        self.config = config
+        self.layers, size = make_torso(config.torso, observation, torso_key)
+        self.cell = None
+        if config.memory != "none":
+            kind = eqx.nn.GRUCell if config.memory == "gru" else eqx.nn.LSTMCell
+            self.cell = kind(size, config.memory_size, key=cell_key)
+            size = config.memory_size
+        keys = jax.random.split(head_key, len(heads))
+        self.heads = {
+            name: (NoisyLinear if head.noisy else Linear)(size, head.size, head.scale, key=k)
+            for (name, head), k in zip(heads.items(), keys, strict=True)
+        }
+
+    def carry(self, num_envs: int) -> Carry:
+        zeros = jnp.zeros((num_envs, self.config.memory_size))
+        return zeros if self.config.memory == "gru" else (zeros, zeros)
+
+    def __call__(
+        self, carry: Carry, observation: PyTree, first: jax.Array, noise: jax.Array | None
+    ) -> tuple[dict[str, jax.Array], Carry]:
+        T, B = first.shape
+        flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
+        features = apply_torso(self.config.torso, self.layers, flat)
+        if self.cell is not None:
+            features = features.reshape(T, B, -1)
+            carry, features = jax.lax.scan(
+                lambda c, x: self._remember(c, *x), carry, (features, first)
+            )
+            features = features.reshape(T * B, -1)
+        noise = None if noise is None else noise.reshape(-1)
+        outputs = {
+            name: head(features, noise) if isinstance(head, NoisyLinear) else head(features)
+            for name, head in self.heads.items()
+        }
+        return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
+
+    def _remember(
+        self, carry: Carry, features: jax.Array, first: jax.Array
+    ) -> tuple[Carry, jax.Array]:
+        carry = jax.tree.map(lambda c: jnp.where(first[:, None], 0.0, c), carry)
+        carry = jax.vmap(self.cell)(features, carry)
+        return carry, carry if self.config.memory == "gru" else carry[0]

@@ -1,0 +1,159 @@
+"""Torsos: configurations of the layers between an observation and the features that heads use.
+
+Images, leaves `[H, W, C]`, go through the convolutions of `CNN` and `ResNet`; all other leaves are
+flattened and join the features of the images before the fully connected layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.networks.layers import ACTIVATIONS, Activation, Convolution, Linear, relu
+from podracer.types import ConfigError, PyTree, bounded
+
+
+@dataclasses.dataclass(frozen=True)
+class MLP:
+    """Fully connected layers over the flattened observation."""
+
+    hidden: tuple[int, ...] = bounded((64, 64), low=1)
+    """Sizes of the hidden layers."""
+    activation: Activation = "relu"
+    """Activation function after each layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CNN:
+    """Convolutions without padding, then fully connected layers.
+
+    The defaults are the network of Mnih et al. 2015 ("Nature") for 84x84x4 input.
+    """
+
+    channels: tuple[int, ...] = bounded((32, 64, 64), low=1)
+    """Numbers of channels of the convolutions."""
+    kernels: tuple[int, ...] = bounded((8, 4, 3), low=1)
+    """Sizes of the square kernels, in pixels."""
+    strides: tuple[int, ...] = bounded((4, 2, 1), low=1)
+    """Strides of the convolutions, in pixels."""
+    hidden: tuple[int, ...] = bounded((512,), low=1)
+    """Sizes of the fully connected layers."""
+    activation: Activation = "relu"
+    """Activation function after each layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNet:
+    """Deep residual network of Espeholt et al. 2018 (figure 3).
+
+    Each stage has a convolution, a max-pool of stride 2 and residual blocks; one fully connected
+    layer follows.
+    """
+
+    channels: tuple[int, ...] = bounded((16, 32, 32), low=1)
+    """Numbers of channels of the stages."""
+    blocks: int = bounded(2, low=1)
+    """Number of residual blocks in each stage."""
+    hidden: int = bounded(256, low=1)
+    """Size of the fully connected layer."""
+
+
+Torso = MLP | CNN | ResNet
+
+
+def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
+    """Return the layers of a torso for an observation (specs), and the number of its features."""
+    leaves = jax.tree.leaves(observation)
+    images, vectors = _split(config, leaves, [x.shape for x in leaves])
+    size = sum(math.prod(x.shape) for x in vectors)
+    layers: list[Any] = []
+    conv_key, dense_key = jax.random.split(key)
+    if images:
+        if len({x.shape[:2] for x in images}) > 1:
+            raise ConfigError("image observations must have the same height and width.")
+        height, width = images[0].shape[:2]
+        channels = sum(x.shape[2] for x in images)
+        convolutions, shape = _convolutions(config, (height, width, channels), conv_key)
+        layers.append(convolutions)
+        size += math.prod(shape)
+    elif not isinstance(config, MLP):
+        raise ConfigError(f"{type(config).__name__} needs an image observation [H, W, C].")
+    hidden = (config.hidden,) if isinstance(config, ResNet) else config.hidden
+    dense = []
+    for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
+        dense.append(Linear(size, width, math.sqrt(2), key=k))
+        size = width
+    layers.append(tuple(dense))
+    return tuple(layers), size
+
+
+def apply_torso(config: Torso, layers: tuple[Any, ...], observation: PyTree) -> jax.Array:
+    """Return features `[N, size]` of observation leaves `[N, ...]`."""
+    leaves = [_as_float(x) for x in jax.tree.leaves(observation)]
+    images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
+    parts = [x.reshape(x.shape[0], -1) for x in vectors]
+    if images:
+        image = _apply_convolutions(config, layers[0], jnp.concatenate(images, axis=-1))
+        parts.append(image.reshape(image.shape[0], -1))
+    x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
+    for layer in layers[-1]:
+        x = activation(layer(x))
+    return x
+
+
+def _split(config: Torso, leaves: list[Any], shapes: list[tuple[int, ...]]) -> tuple[list, list]:
+    """Return the leaves for the convolutions, and those to flatten, by their unbatched shapes."""
+    is_image = [len(shape) == 3 and not isinstance(config, MLP) for shape in shapes]
+    images = [x for x, image in zip(leaves, is_image, strict=True) if image]
+    return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]
+
+
+def _convolutions(
+    config: Torso, shape: tuple[int, int, int], key: jax.Array
+) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
+    """Return convolution layers, and the shape `[H, W, C]` of their output."""
+    height, width, channels = shape
+    layers = []
+    if isinstance(config, CNN):
+        keys = jax.random.split(key, len(config.channels))
+        for outputs, size, stride, k in zip(
+            config.channels, config.kernels, config.strides, keys, strict=True
+        ):
+            layers.append(Convolution(channels, outputs, size, stride, False, key=k))
+            height, width = (height - size) // stride + 1, (width - size) // stride + 1
+            channels = outputs
+        if height < 1 or width < 1:
+            raise ConfigError(f"{config} leaves nothing of a {shape} image.")
+    elif isinstance(config, ResNet):
+        for outputs, stage in zip(
+            config.channels, jax.random.split(key, len(config.channels)), strict=True
+        ):
+            keys = jax.random.split(stage, 1 + 2 * config.blocks)
+            convs = [Convolution(channels, outputs, 3, 1, True, key=keys[0])]
+            convs += [Convolution(outputs, outputs, 3, 1, True, key=k) for k in keys[1:]]
+            layers.append(tuple(convs))
+            height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
+    return tuple(layers), (height, width, channels)
+
+
+def _as_float(x: jax.Array) -> jax.Array:
+    """Scale uint8 images to [0, 1]; cast everything else to float32."""
+    return x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+
+
+def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    if isinstance(config, CNN):
+        for layer in layers:
+            x = ACTIVATIONS[config.activation](layer(x))
+        return x
+    for first, *blocks in layers:
+        x = first(x)
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
+            x = x + outer(relu(inner(relu(x))))
+    return relu(x)
