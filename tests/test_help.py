@@ -1,0 +1,87 @@
+"""The help pages: every flag of every command and recipe has a sentence, and a plain name."""
+
+import dataclasses
+import io
+import re
+import sys
+
+import pytest
+
+from podracer.cli.main import COMMANDS, main
+from podracer.experiments import recipes
+
+ONE_OF_MANY = {
+    "sweep": ["catch_a2c"],
+    "tournament": ["cartpole_ppo"],
+    "tune": ["cartpole_ppo"],
+}  # commands that take a recipe; `train` is walked through below
+
+
+def kinds(config):
+    """The classes of a configuration and of all inside it: they decide which flags there are."""
+    inside = (getattr(config, field.name) for field in dataclasses.fields(config))
+    return (type(config), *(kinds(x) for x in inside if dataclasses.is_dataclass(x)))
+
+
+def pages():
+    """Arguments that show a help page each: all commands, and every kind of recipe once."""
+    yield from (
+        [command, *ONE_OF_MANY.get(command, [])] for command in COMMANDS if command != "train"
+    )
+    yield ["bench", "sebulba"]
+    yield ["bench", "lpg"]
+    yield ["tournament", "--selection", "Softmax"]
+    seen = set()
+    for recipe in recipes.RECIPES:
+        experiment = recipes.find(recipe)
+        for arch in ("anakin", "sebulba"):
+            page = (kinds(experiment.agent), arch)
+            if page not in seen:
+                seen.add(page)
+                yield ["train", recipe, "--arch", arch]
+
+
+def help_page(arguments, monkeypatch):
+    """The help page in ASCII, in one column of groups."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii", "replace"))
+    with pytest.raises(SystemExit) as leaving:
+        main([*arguments, "--help"])
+    assert leaving.value.code == 0
+    sys.stdout.flush()
+    return sys.stdout.buffer.getvalue().decode()
+
+
+def flags(page):
+    """The flags of a help page and their texts, without the defaults."""
+    texts, flag = {}, None
+    for line in page.splitlines():
+        if match := re.match(r"  (--[a-z][\w-]*)(?:, --no-[\w-]+)?(?: .*?(?:  |$)|$)(.*)", line):
+            flag = match[1]
+            texts[flag] = match[2]
+        elif not line.startswith(" " * 20):
+            flag = None
+        elif flag:
+            texts[flag] += line
+    defaults = r"\((?:default|required|sets)\b"
+    return {flag: re.split(defaults, " ".join(text.split()))[0] for flag, text in texts.items()}
+
+
+def test_every_flag_has_a_sentence_and_a_plain_name(monkeypatch):
+    wrong = {}
+    for arguments in pages():
+        for flag, text in flags(help_page(arguments, monkeypatch)).items():
+            if not re.match(r"\s*[A-Z`].*\.\s*$", text, re.S) or flag.endswith("_"):
+                wrong.setdefault(f"{flag}: {text.strip()!r}", " ".join(arguments))
+    assert not wrong
+
+
+def test_groups_are_named_and_the_run_comes_first(monkeypatch):
+    page = help_page(["train", "cartpole_dqn"], monkeypatch)
+    titles = re.findall(r"^ ([a-z_.]+ options) *$", page, re.M)
+    parts = ["agent options", "agent.network options", "agent.replay options"]
+    assert titles[0] == "run options"
+    assert sorted(titles[1:4]) == parts
+    assert titles[4:] == ["anakin options", "hosts options"]
+    order = [page.index(f"--{flag} ") for flag in ("frames", "seed", "run-dir", "arch", "devices")]
+    assert order == sorted(order)
