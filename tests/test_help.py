@@ -56,10 +56,11 @@ def flags(page):
     """The flags of a help page and their texts, without the defaults."""
     texts, flag = {}, None
     for line in page.splitlines():
-        if match := re.match(r"  (--[a-z][\w-]*)(?:, --no-[\w-]+)?(?: .*?(?:  |$)|$)(.*)", line):
-            flag = match[1]
-            texts[flag] = match[2]
-        elif not line.startswith(" " * 20):
+        if line.startswith("  --") and not line.startswith("  ---"):
+            invocation, *text = re.split(r" {2,}", line.strip(), maxsplit=1)
+            flag = re.split("[ ,]", invocation)[0]
+            texts[flag] = " ".join(text)
+        elif not line.startswith("   "):
             flag = None
         elif flag:
             texts[flag] += line
