@@ -40,7 +40,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import HasWorlds
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.training import use_compilation_cache
+from podracer.experiments.hosts import use_compilation_cache
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean

@@ -42,7 +42,7 @@ from podracer.drivers.common import init_state
 from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import make_evaluator
 from podracer.experiments import recipes
-from podracer.experiments.plan import build
+from podracer.experiments.run_setup import build
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, struct

@@ -93,7 +93,7 @@ def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
     driver = podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20)
     settings = {"agent": Reinforce(), "recipe": "cartpole_reinforce", "driver": driver}
-    result = podracer.train("cartpole_ppo", show=True, **(settings | overrides))
+    result = podracer.train("cartpole_ppo", sinks=[podracer.console], **(settings | overrides))
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

@@ -69,16 +69,15 @@ def _observe(state: BoardState) -> jax.Array:
 def main(**overrides: Any) -> float:
     """Train on the board; return the mean return of the last evaluation."""
     podracer.check_environment(Board())  # `train` does it too; in your own tests, call it
-    environment = podracer.auto_reset(Board())
     experiment = podracer.Experiment(
         recipe="board_ppo",
-        environment="board",
+        environment=podracer.auto_reset(Board()),
         agent=PPO(learning_rate=2e-3),
         driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20),
         frames=163_840,
         evaluations=4,
     )
-    result = podracer.train(experiment, environment=environment, show=True, **overrides)
+    result = podracer.train(experiment, sinks=[podracer.console], **overrides)
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

@@ -69,7 +69,7 @@ def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
     agent = dataclasses.replace(PPO(learning_rate=1e-3), network=ResidualMLP())
     settings = {"agent": agent, "recipe": "cartpole_residual", "evaluations": 10}
-    result = podracer.train("cartpole_ppo", show=True, **(settings | overrides))
+    result = podracer.train("cartpole_ppo", sinks=[podracer.console], **(settings | overrides))
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

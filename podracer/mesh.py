@@ -70,6 +70,13 @@ def wait_for_all_processes(where: str) -> None:
         multihost_utils.sync_global_devices(where)
 
 
+def any_process(flag: bool) -> bool:
+    """Return whether `flag` is true in any process of the run; every process must call this."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
 def on_one_device(tree: PyTree) -> PyTree:
     """Return the copy of replicated arrays that the first local device holds."""
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)

@@ -337,7 +337,7 @@ def test_a_torso_sees_an_index_as_one_hot(key):
 
 
 def test_a_table_can_be_saved():
-    from podracer.experiments.experiment import from_json, to_json
+    from podracer.experiments.serialization import from_json, to_json
 
     assert from_json(to_json(Table())) == Table()
 

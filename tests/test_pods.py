@@ -22,8 +22,9 @@ from podracer.agents.dqn import DQN
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.experiments.experiment import Experiment, from_json
-from podracer.experiments.plan import make_plan
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.run_setup import make_run_setup
+from podracer.experiments.serialization import from_json
 from podracer.io import checkpoint
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import StopSignals
@@ -65,7 +66,7 @@ def learned(directory: Path, entry: Any) -> Any:
     """What an entry's checkpoint holds, on the host."""
     experiment = from_json(entry.experiment)
     path = directory / entry.checkpoint
-    state = checkpoint.load(path.parent, make_plan(experiment).like, int(path.name)).state
+    state = checkpoint.load(path.parent, make_run_setup(experiment).like, int(path.name)).state
     key = jax.random.key_data(state.key)
     return jax.device_get(state.learner), np.asarray(key), int(np.max(state.update))
 
@@ -132,7 +133,7 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         parent = entries[entry.parents[0]]
         experiment = from_json(entry.experiment)
         path = tmp_path / parent.checkpoint
-        plan = make_plan(experiment)
+        plan = make_run_setup(experiment)
         state, totals = pods.begin([path], experiment, entry.round, plan)
         before, key, updates = learned(tmp_path, parent)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.learner), before)
@@ -149,7 +150,7 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert entries["p1r1"].parents == ("p0r0", "p1r0")
     experiment = from_json(entries["p1r1"].experiment)
     paths = [tmp_path / entries[parent].checkpoint for parent in entries["p1r1"].parents]
-    fused, _ = pods.begin(paths, experiment, 1, make_plan(experiment))
+    fused, _ = pods.begin(paths, experiment, 1, make_run_setup(experiment))
     one, other = (learned(tmp_path, entries[parent])[0] for parent in ("p0r0", "p1r0"))
     moments = jax.tree.leaves(one.shared.optimizer_state)
     assert any(np.abs(leaf).max() > 0 for leaf in moments)

@@ -26,7 +26,8 @@ from podracer.drivers.population import (
 )
 from podracer.envs import make
 from podracer.experiments import sweep
-from podracer.experiments.experiment import Experiment, from_json, to_json
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork

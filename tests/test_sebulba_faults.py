@@ -32,7 +32,7 @@ from podracer.drivers.sebulba import supervisor as supervisor_module
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.supervisor import StageTimer, Supervisor
 from podracer.drivers.sebulba.trajectory import ActorPrograms
-from podracer.experiments import plan
+from podracer.experiments import run_setup
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.training import train
 from podracer.io import checkpoint
@@ -530,7 +530,7 @@ def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     def fail(*args):
         raise Injected("evaluator")
 
-    monkeypatch.setattr(plan, "make_evaluator", lambda *args: fail)
+    monkeypatch.setattr(run_setup, "make_evaluator", lambda *args: fail)
     _, error, crash = trained(tmp_path)
     assert type(error) is Injected
     assert (crash["code"], crash["component"]) == (70, "evaluator")

@@ -23,7 +23,7 @@ from podracer.envs.trading.environment import Trading, backtest_environment
 from podracer.envs.trading.market import Market, Period, split
 from podracer.envs.trading.synthetic import synthetic
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.plan import check_same_environment
+from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.trading.backtest import POLICY, backtest, examine, roll
 from podracer.trading.baselines import buy_and_hold

@@ -19,7 +19,7 @@ from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.training import load_run
+from podracer.experiments.loading import load_run
 from podracer.io.checkpoint import fingerprint
 from podracer.io.run_directory import verify_seal
 from podracer.trading import delivery

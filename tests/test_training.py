@@ -14,8 +14,10 @@ from podracer.agents.a2c import A2C
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments import recipes
-from podracer.experiments.experiment import Experiment, from_json, read_experiment, to_json
-from podracer.experiments.training import DeviceError, load_run
+from podracer.experiments.errors import DeviceError
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.loading import load_run
+from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import ConfigError

@@ -1,1 +1,19 @@
-"""Agents, one file each."""
+"""Agents of the library, one file each. An agent is added by its file and its line here."""
+
+from podracer.agents.a2c import A2C as A2C
+from podracer.agents.alphazero import AlphaZero as AlphaZero
+from podracer.agents.ddpg import DDPG as DDPG
+from podracer.agents.dqn import DQN as DQN
+from podracer.agents.impala import Impala as Impala
+from podracer.agents.lpg.agent import LPG as LPG
+from podracer.agents.lpg.student import LPGStudent as LPGStudent
+from podracer.agents.muzero import MuZero as MuZero
+from podracer.agents.ppo import PPO as PPO
+from podracer.agents.q_lambda import QLambda as QLambda
+from podracer.agents.r2d2 import R2D2 as R2D2
+from podracer.agents.sac import SAC as SAC
+from podracer.agents.stacx import Stacx as Stacx
+
+AGENTS: dict[str, type] = {
+    name: kind for name, kind in list(globals().items()) if isinstance(kind, type)
+}

@@ -33,8 +33,8 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments, action_struct
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import recipes
-from podracer.experiments.plan import build
-from podracer.experiments.training import use_compilation_cache
+from podracer.experiments.hosts import use_compilation_cache
+from podracer.experiments.run_setup import build
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import os
 import sys
 import textwrap
 import typing
@@ -91,11 +92,18 @@ def parse_experiment(
 
 
 def _run_group(options: Any, experiment: Experiment) -> Any:
-    """Return the fields of both as one dataclass, but the agent and the driver."""
+    """Return the fields of both as one dataclass, but the agent and the driver.
+
+    An environment that is an object has no flag.
+    """
     fields, values = {}, {}
     for source in (options, experiment):
         texts = field_texts(type(source))
         hints = typing.get_type_hints(type(source), include_extras=True)
+        if "environment" in hints:
+            hints["environment"] = str
+            if not isinstance(experiment.environment, str):
+                del hints["environment"]
         for name in hints.keys() - {"agent", "driver"}:
             fields[name] = Annotated[hints[name], tyro.conf.arg(help=texts.get(name, ""))]
             values[name] = getattr(source, name)
@@ -133,6 +141,8 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     """Return a recipe's experiment, made with the recipe's own flags, and the other flags."""
     from podracer.experiments import recipes
 
+    if ":" in name:
+        sys.path.append(os.getcwd())  # where the user's module may lie
     remaining = list(flags)
     options = {
         option: value
@@ -140,6 +150,13 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
         if (value := pop_flag(remaining, option))
     }
     return recipes.find(name, **options), remaining
+
+
+def reopen_run(directory: Path, recipe: str | None) -> Experiment:
+    """Return the experiment of a run; `recipe` is what the flag `--recipe` names."""
+    from podracer.experiments.loading import reopen
+
+    return reopen(directory, None if recipe is None else find_recipe(recipe, ())[0])
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:

@@ -152,8 +152,8 @@ def tune(arguments: Sequence[str]) -> int:
     initialize_devices(Hosts(), options.devices)
     from podracer.bench.tune import trials
     from podracer.drivers.sebulba import SebulbaConfig
-    from podracer.experiments.plan import build, hosted
-    from podracer.experiments.training import use_compilation_cache
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.experiments.run_setup import build, to_host_environments
     from podracer.mesh import find_devices
 
     use_compilation_cache()
@@ -164,7 +164,9 @@ def tune(arguments: Sequence[str]) -> int:
         print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
     devices = find_devices(options.devices)
     print_trial = _print_json if options.json else _print_row
-    best, *_ = trials(agent, hosted(env), driver, devices, options.seconds, print_trial)
+    best, *_ = trials(
+        agent, to_host_environments(env), driver, devices, options.seconds, print_trial
+    )
     if not options.json:
         recipe_flags = [flag for flag in flags if flag not in tune_flags]
         command = " ".join(["podracer train", recipe, *recipe_flags])

@@ -16,7 +16,7 @@ import numpy as np
 
 from podracer import envs
 from podracer.cli.arguments import parse
-from podracer.experiments.training import use_compilation_cache
+from podracer.experiments.hosts import use_compilation_cache
 from podracer.io.checkpoint import Checkpointer
 from podracer.mesh import DATA, SHARDED, global_mean, make_mesh
 

@@ -26,16 +26,19 @@ def list_names(arguments: Sequence[str]) -> int:
     about = "List the agents, environments and recipes that have a name."
     what = parse(ListOptions, "list", arguments, about=about).what
     from podracer import envs
+    from podracer.agents import AGENTS
     from podracer.experiments import recipes
-    from podracer.experiments.experiment import AGENTS
 
     tables = {
-        "agents": [(kind.__name__, _summary(kind)) for kind in AGENTS],
+        "agents": [(kind.__name__, _summary(kind)) for kind in AGENTS.values()],
         "environments": [
             (name, about if status == "installed" else f"{about} [{status}]")
             for name, about, status in envs.names()
         ],
-        "recipes": [(name, _summary(recipe)) for name, recipe in recipes.RECIPES.items()],
+        "recipes": [
+            *((name, _summary(recipe)) for name, recipe in recipes.RECIPES.items()),
+            *((name, f"installed, {entry.value}") for name, entry in recipes.installed().items()),
+        ],
     }
     for title in tables if what == "all" else (what,):
         print(f"{title}:")

@@ -61,8 +61,9 @@ def sweep(arguments: Sequence[str]) -> int:
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)
     from podracer.experiments.training import train
+    from podracer.reports.console import console
 
-    result = train(experiment, run_dir=options.run_dir, show=True)
+    result = train(experiment, run_dir=options.run_dir, sinks=[console])
     if result.exit_code == 0:
         _print_sweep(result.run_dir)
     return result.exit_code

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from podracer.cli.arguments import RunPath, parse, require_at_least
+from podracer.cli.arguments import RunPath, parse, reopen_run, require_at_least
 from podracer.tournament import is_tournament
 
 
@@ -20,6 +20,9 @@ class EvalOptions:
 
     run: RunPath
     """Directory of the run."""
+    recipe: str | None = None
+    """Recipe that makes the run's own agent, network or environment, such as
+    my_package.recipes:mine."""
     episodes: int = 100
     """Number of greedy episodes, each in its own environment; at least 1."""
     seed: int | None = None
@@ -38,10 +41,11 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     from podracer.agent import policy_params
     from podracer.evaluate import make_evaluator
-    from podracer.experiments.training import load_run, use_compilation_cache
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.experiments.loading import load_run
 
     use_compilation_cache()
-    agent, env, state = load_run(options.run)
+    agent, env, state = load_run(options.run, recipe=reopen_run(options.run, options.recipe))
     key = state.key if options.seed is None else jax.random.key(options.seed)
     greedy = make_evaluator(agent, env, require_at_least("--episodes", options.episodes))
     result = greedy(policy_params(agent, state.learner), key)
@@ -69,6 +73,9 @@ class PlayOptions:
 
     run: RunPath
     """Directory of the run."""
+    recipe: str | None = None
+    """Recipe that makes the run's own agent, network or environment, such as
+    my_package.recipes:mine."""
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
@@ -89,11 +96,12 @@ def play(arguments: Sequence[str]) -> int:
 
     from podracer.agent import policy_params
     from podracer.evaluate import record_frames
-    from podracer.experiments.training import load_run, use_compilation_cache
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.experiments.loading import load_run
     from podracer.reports.video import write_video
 
     use_compilation_cache()
-    agent, env, state = load_run(options.run)
+    agent, env, state = load_run(options.run, recipe=reopen_run(options.run, options.recipe))
     key = state.key if options.seed is None else jax.random.key(options.seed)
     frames, returns = record_frames(
         agent,
@@ -173,6 +181,9 @@ class RuleOptions:
 
     run: RunPath
     """Directory of the run."""
+    recipe: str | None = None
+    """Recipe that makes the run's own agent, network or environment, such as
+    my_package.recipes:mine."""
     out: Path | None = None
     """Path of the file. By default rule.npz in the run."""
 
@@ -184,11 +195,11 @@ def rule(arguments: Sequence[str]) -> int:
         RuleOptions, "rule", arguments, about="Write the update rule that a run learned to a file."
     )
     from podracer.agent import MetaLearner
-    from podracer.experiments.training import load_run
+    from podracer.experiments.loading import load_run
     from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 
-    agent, env, state = load_run(options.run)
+    agent, env, state = load_run(options.run, recipe=reopen_run(options.run, options.recipe))
     if not isinstance(agent, MetaLearner):
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."

@@ -37,7 +37,7 @@ def backtest(arguments: Sequence[str]) -> int:
         BacktestOptions, "backtest", arguments,
         about="Compare the policy of a trading run with the baselines, as a table and a page.",
     )  # fmt: skip
-    from podracer.experiments.training import use_compilation_cache
+    from podracer.experiments.hosts import use_compilation_cache
     from podracer.reports.trading import write_page
     from podracer.trading.backtest import backtest
 
@@ -83,7 +83,7 @@ def promote(arguments: Sequence[str]) -> int:
         PromoteOptions, "promote", arguments,
         about="Make a run the current model if it is better. Exits with 1 if it is not.",
     )  # fmt: skip
-    from podracer.experiments.training import use_compilation_cache
+    from podracer.experiments.hosts import use_compilation_cache
     from podracer.trading.delivery import promote
 
     use_compilation_cache()

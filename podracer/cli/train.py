@@ -15,6 +15,7 @@ from podracer.cli.arguments import (
     parse_experiment,
     peek_arch,
     pop_flag,
+    reopen_run,
     split_recipe,
 )
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
@@ -44,6 +45,9 @@ class ResumeOptions:
 
     run: RunPath
     """Directory of the run, sweep or tournament."""
+    recipe: str | None = None
+    """Recipe that makes the run's own agent, network or environment, such as
+    my_package.recipes:mine."""
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
 
@@ -72,9 +76,8 @@ def resume(arguments: Sequence[str]) -> int:
         from podracer.tournament.config import read_tournament
 
         return pods.run_tournament(read_tournament(options.run), options.run)
-    from podracer.experiments.experiment import read_experiment
-
-    return run(read_experiment(options.run), options.run, options.hosts, resume=True)
+    experiment = reopen_run(options.run, options.recipe)
+    return run(experiment, options.run, options.hosts, resume=True)
 
 
 def run(experiment: Experiment, run_dir: Path | None, hosts: Hosts, *, resume: bool) -> int:
@@ -86,8 +89,9 @@ def run(experiment: Experiment, run_dir: Path | None, hosts: Hosts, *, resume: b
     import jax
 
     from podracer.experiments.training import train
+    from podracer.reports.console import console
 
-    result = train(experiment, run_dir=run_dir, resume=resume, show=True)
+    result = train(experiment, run_dir=run_dir, resume=resume, sinks=[console])
     if jax.process_index() == 0:
         _print_summary(result)
     return result.exit_code

@@ -1,44 +1,18 @@
-"""An experiment as a value: the complete, typed configuration of a run.
-
-`to_json` and `from_json` keep one in a run's `config.json`; only the classes in `KINDS` can come
-back from a file, never a dotted path.
-"""
+"""An experiment as a value: the complete, typed configuration of a run."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import types
-import typing
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from podracer.agents.a2c import A2C
-from podracer.agents.alphazero import AlphaZero
-from podracer.agents.ddpg import DDPG
-from podracer.agents.dqn import DQN
-from podracer.agents.impala import Impala
-from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import UpdateRule
-from podracer.agents.lpg.student import LPGStudent
-from podracer.agents.muzero import MuZero
-from podracer.agents.ppo import PPO
-from podracer.agents.q_lambda import QLambda
-from podracer.agents.r2d2 import R2D2
-from podracer.agents.sac import SAC
-from podracer.agents.stacx import Stacx
+from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
+from podracer.drivers.population import Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.io.differences import differences
-from podracer.io.run_directory import read_limited
-from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
-from podracer.ops.action_values import Atoms, Mean, Quantiles
-from podracer.replay import Replay
+from podracer.environment import Environment, HostEnvironments
 from podracer.types import ConfigError, check_ranges
 
 
@@ -48,13 +22,10 @@ class Experiment:
 
     recipe: str = "experiment"
     """Name of the experiment in reports and in the names of run directories."""
-    environment: str
-    """See `podracer list environments`."""
-    agent: (
-        A2C | AlphaZero | DDPG | DQN | Impala | LPG | MuZero | PPO | QLambda | R2D2 | SAC | Stacx
-        | LPGStudent
-    )  # fmt: skip
-    """The agent and its hyperparameters."""
+    environment: str | Environment | HostEnvironments
+    """Environment to train in, by name (see `podracer list environments`) or as an object."""
+    agent: Agent
+    """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """The architecture, and how it runs the agent."""
     frames: int
@@ -179,117 +150,3 @@ def _check_finite(path: str, config: Any) -> None:
                 raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
         elif isinstance(value, tuple) and any(not isinstance(n, int) or n < 1 for n in value):
             raise ConfigError(f"{name} must hold positive whole numbers, but it is {value}.")
-
-
-# --- to a file and back --------------------------------------------------------------------------
-
-_DRIVERS = (AnakinConfig, SebulbaConfig)
-AGENTS = (
-    A2C, AlphaZero, DDPG, DQN, Impala, LPG, MuZero, PPO, QLambda, R2D2, SAC, Stacx, LPGStudent,
-)  # fmt: skip
-_NETWORKS = (TorsoNetwork, Table, MLP, CNN, ResNet, UpdateRule)
-_PARTS = (Pod, Hyperparameter, Replay, Mean, Atoms, Quantiles, *_NETWORKS)
-_KINDS = (Experiment, *_DRIVERS, *AGENTS, *_PARTS)
-KINDS: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
-
-
-def to_json(value: Any) -> Any:
-    """Plain JSON of a configuration; dataclasses carry their `kind`. `spec` is derived, so left."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        fields.pop("spec", None)
-        return {"kind": type(value).__name__, **fields}
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    return value
-
-
-def from_json(data: Any, kinds: Mapping[str, type] = KINDS) -> Any:
-    """A configuration of these kinds from its JSON.
-
-    Raises `ConfigError` naming what is unknown or missing.
-    """
-    if isinstance(data, list):
-        return tuple(from_json(item, kinds) for item in data)
-    if not isinstance(data, dict):
-        return data
-    kind = kinds.get(data.get("kind", ""))
-    if kind is None:
-        raise ConfigError(f"the configuration names {data.get('kind')!r}, which is no known kind.")
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for name, value in data.items():
-        if name == "kind":
-            continue
-        if name not in hints:
-            raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
-        values[name] = from_json(value, kinds)
-        if not _fits(values[name], hints[name]):
-            raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ConfigError(f"the configuration is incomplete: {error}.") from error
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as configurations need it."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin is typing.Literal:
-        return value in typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(
-            _fits(item, typing.get_args(hint)[0]) for item in value
-        )
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-# These decide when things happen, not what is computed, so a run may go on with others.
-FREE_ON_RESUME = {
-    "frames",
-    "evaluations",
-    "evaluation_episodes",
-    "target_return",
-    "max_seconds",
-    "save_seconds",
-    "stall_seconds",
-}
-
-
-def read_experiment(directory: Path) -> Experiment:
-    """The experiment of a run. Raises `ConfigError` if there is none or it cannot be read."""
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
-    return experiment_of(path)
-
-
-def experiment_of(path: Path) -> Experiment:
-    """The experiment of a file: a run's `config.json`, or a sweep's `best.json`.
-
-    Raises `ConfigError` if it cannot be read.
-    """
-    try:
-        experiment = from_json(json.loads(read_limited(path))["experiment"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
-    if not isinstance(experiment, Experiment):
-        raise ConfigError(f"{path} is not a run's configuration.")
-    return experiment
-
-
-def check_same_experiment(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
-    changed = [
-        f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(saved, now).items()
-        if name not in FREE_ON_RESUME
-    ]
-    if changed:
-        raise ConfigError(f"the run was saved with another configuration: {'; '.join(changed)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,3 +85,16 @@ def _launched_by_cluster() -> bool:
     """Whether a launcher whose variables JAX reads by itself started several processes."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+
+
+def use_compilation_cache() -> Path:
+    """Keep compiled programs between processes and return where, unless the user set a cache."""
+    import jax
+
+    configured = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if configured is not None:
+        return Path(configured)
+    cache = Path.home() / ".cache" / "podracer" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return cache

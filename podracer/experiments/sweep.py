@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from podracer.drivers.population import Hyperparameter, Pod
-from podracer.experiments.experiment import read_experiment, to_json
 from podracer.experiments.ranges import Range, read_range
+from podracer.experiments.serialization import read_experiment, to_json
 from podracer.io.run_directory import write_json
 from podracer.io.sinks import read_metrics
 from podracer.types import ConfigError

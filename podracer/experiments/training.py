@@ -1,62 +1,75 @@
-"""A run: `Progress` in; metrics, evaluations, checkpoints and an end out."""
+"""Training: a run from its first or restored state to its end, recorded, evaluated and saved."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
-from collections.abc import Callable, Generator, Iterator
+import logging
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from podracer.agent import Agent
-from podracer.drivers import population
-from podracer.drivers.common import Progress, Request, TrainState, abstract_state
-from podracer.environment import Environment, HasFrameSkip, HostEnvironments
+from podracer.drivers.common import Progress, Request, TrainState
+from podracer.environment import HasFrameSkip
 from podracer.evaluate import Evaluation
-from podracer.experiments import recipes, sweep
-from podracer.experiments.experiment import (
-    Experiment,
-    check_same_experiment,
-    read_experiment,
-    to_json,
-)
-from podracer.experiments.plan import (
-    Plan,
-    build,
+from podracer.experiments import recipes
+from podracer.experiments.errors import classify_error, tag_component
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.hosts import use_compilation_cache
+from podracer.experiments.run_setup import (
+    RunSetup,
     check_same_environment,
-    checked_spec,
-    configuration,
-    kept_environment,
-    make_plan,
+    make_run_setup,
+    run_metadata,
 )
+from podracer.experiments.serialization import check_same_experiment, to_json
 from podracer.io import checkpoint
 from podracer.io.run_directory import RunLock, run_directory, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
-from podracer.mesh import format_bytes, make_mesh, wait_for_all_processes
-from podracer.reports.console import Console
+from podracer.mesh import any_process, wait_for_all_processes
 from podracer.types import ConfigError, LearnerState, PodracerError
 
-
-class DeviceError(PodracerError):
-    """The accelerator failed or ran out of memory."""
-
-    exit_code = 71
+_LOG = logging.getLogger("podracer")
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """How a run ended."""
+class Boundary:
+    """State of a run at a boundary: an update after which it evaluates, saves or ends."""
 
     agent: Agent
     state: LearnerState
     metrics: dict[str, Any]  # the last record
     evaluation: Evaluation | None  # the last one of this process
     run_dir: Path
+
+
+Callback = Callable[[Boundary], bool | None]
+"""Function that is called at each boundary of a run; where it returns True, the run ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result(Boundary):
+    """State of a run at its end."""
+
     exit_code: int  # 0 done; 75 preempted, 130 stopped by the user, both saved
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """Facts about a run that a sink may show, known before the first record."""
+
+    experiment: Experiment
+    run_dir: Path
+    devices: str  # number and kind, such as "8 x TPU v4"
+    state_bytes: int  # of the training state, on each device
+
+
+MakeSink = Callable[[RunInfo], Sink]
 
 
 @dataclasses.dataclass
@@ -74,41 +87,41 @@ class Totals:
 def train(
     experiment: Experiment | str,
     *,
-    environment: Environment | HostEnvironments | str | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
-    begin: Callable[[Plan], tuple[TrainState, Totals]] | None = None,
-    show: bool = False,
+    begin: Callable[[RunSetup], tuple[TrainState, Totals]] | None = None,
+    sinks: Sequence[Sink | MakeSink] = (),
+    callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; everything is left in `run_dir`.
 
-    `environment`, a name or an object, takes the place of the experiment's own; `overrides` replace
-    its other fields; `show` reports to the terminal. With `resume` the newest valid checkpoint of
-    `run_dir` goes on, exactly; `begin` makes the first state of a run that does not begin afresh.
-    SIGTERM and Ctrl-C end the run after the chunk at hand, saved.
+    `overrides` replace fields of the experiment, such as its seed or its environment. With `resume`
+    the newest valid checkpoint of `run_dir` goes on, exactly; `begin` makes the first state of a
+    run that does not begin afresh. SIGTERM and Ctrl-C end the run after the current chunk, saved.
+
+    `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
+    of its own; a function is called with the `RunInfo` and returns one. `podracer.console` shows
+    the run in the terminal. `callbacks` are called in order at each boundary, that is where the run
+    evaluates or saves; the run ends there, saved, if one of them returns True. With several
+    processes, each calls its own, and the run ends if that is so in any.
 
     Raises `ConfigError` before any compile for what cannot run; later `NonFiniteError`,
     `CheckpointError`, `StorageError` or `DeviceError`, with the reason left in `crash.json`.
     """
     experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
-    if isinstance(environment, str):
-        overrides["environment"], environment = environment, None
     experiment = dataclasses.replace(experiment, **overrides)
     experiment.check()
     use_compilation_cache()
-    if environment is not None:
-        name = checked_spec(environment).name
-        experiment = dataclasses.replace(experiment, environment=name)
-    plan = make_plan(experiment, environment)
-    directory = _claim(experiment, run_dir, resume)
+    setup = make_run_setup(experiment)
+    directory = claim_run_directory(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process would find a fast one's run
-    run = Run(experiment, plan, directory, show, begin)
+    run = Run(experiment, setup, directory, sinks, callbacks, begin)
     with RunLock(directory) if run.is_main else contextlib.nullcontext():
         try:
             return run.execute(resume)
         except Exception as error:
-            error = _classified(error)
+            error = classify_error(error)
             write_crash(
                 directory,
                 error,
@@ -120,62 +133,22 @@ def train(
             raise error from error.__cause__
 
 
-def load(
-    run_dir: str | Path,
-    *,
-    environment: Environment | HostEnvironments | None = None,
-    pod: int | None = None,
-) -> tuple[Agent, LearnerState]:
-    """The agent of a run and its state at the newest valid checkpoint, on one device.
-
-    Of a population it is that of one pod: the given one, or the best in the last evaluation.
-    """
-    agent, _, state = load_run(run_dir, environment=environment, pod=pod)
-    return agent, state.learner
-
-
-def load_run(
-    run_dir: str | Path,
-    *,
-    environment: Environment | HostEnvironments | None = None,
-    pod: int | None = None,
-) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
-    """The agent, the environment and the whole state of a run at its newest valid checkpoint.
-
-    Raises `ConfigError` if there is no run, `CheckpointError` if nothing in it can be trusted.
-    """
-    directory = Path(run_dir)
-    experiment = read_experiment(directory)
-    agent, env = build(experiment, environment)
-    one = jax.local_devices()[:1]
-    if experiment.pods:
-        pod = sweep.best_pod(directory) if pod is None else pod
-        if not 0 <= pod < len(experiment.pods):
-            raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, no {pod}.")
-        mesh = population.population_mesh(one, len(experiment.pods))
-        like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
-        states = checkpoint.load(directory / "checkpoints", like).state
-        agent = dataclasses.replace(experiment.of_pod(experiment.pods[pod]).agent, spec=agent.spec)
-        return agent, env, jax.tree.map(lambda x: x[pod], states)
-    kept = kept_environment(experiment, env)
-    like = abstract_state(agent, kept, make_mesh(one), experiment.chunk)
-    return agent, env, checkpoint.load(directory / "checkpoints", like).state
-
-
 class Run:
     """One process's part in a run."""
 
     def __init__(
         self,
         experiment: Experiment,
-        plan: Plan,
+        setup: RunSetup,
         directory: Path,
-        show: bool,
-        begin: Callable[[Plan], tuple[TrainState, Totals]] | None = None,
+        sinks: Sequence[Sink | MakeSink] = (),
+        callbacks: Sequence[Callback] = (),
+        begin: Callable[[RunSetup], tuple[TrainState, Totals]] | None = None,
     ) -> None:
-        self.experiment, self.plan, self.begin = experiment, plan, begin
-        self.agent, self.env, self.mesh = plan.agent, plan.env, plan.mesh
-        self.directory, self.show = directory, show
+        self.experiment, self.setup, self.begin = experiment, setup, begin
+        self.agent, self.env, self.mesh = setup.agent, setup.env, setup.mesh
+        self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
+        self._is_stopped = False  # by a callback
         self.is_main = jax.process_index() == 0
         self.totals = Totals()
         self._collected_before = 0  # of the run that goes on
@@ -194,17 +167,17 @@ class Run:
             state = self._restored(checkpointer) if resume else None
             if state is None:
                 state = self._fresh()
-            sinks = stack.enter_context(self._sinks(resume))
+            sinks = stack.enter_context(self._make_sinks(resume))
             if self.experiment.pods:
                 self._pods = stack.enter_context(contextlib.closing(self._pods_sink(resume)))
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
     def _fresh(self) -> TrainState:
         if self.is_main:
-            write_json(self.directory / "config.json", configuration(self.experiment, self.plan))
+            write_json(self.directory / "config.json", run_metadata(self.experiment, self.setup))
         if self.begin is None:
-            return self.plan.init()
-        state, totals = self.begin(self.plan)
+            return self.setup.init()
+        state, totals = self.begin(self.setup)
         self._count_on_from(totals)
         return state
 
@@ -213,12 +186,13 @@ class Run:
         if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
             return None
         check_same_environment(self.directory, self.env)
-        restored = checkpointer.restore(self.plan.like)
+        restored = checkpointer.restore(self.setup.like)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if restored.metadata["devices"] != self.mesh.size and self.is_main:
-            print(
-                f"podracer: saved on {restored.metadata['devices']} devices, going on with "
-                f"{self.mesh.size}: correct, but not bit-exact."
+            _LOG.warning(
+                "The run was saved on %d devices and goes on with %d: correct, but not bit-exact.",
+                restored.metadata["devices"],
+                self.mesh.size,
             )
         self._count_on_from(Totals(**restored.metadata["totals"]))
         self.saved = restored.step
@@ -230,7 +204,7 @@ class Run:
         totals.dropped = totals.collected - totals.updates * steps if totals.collected else 0
         self.totals, self._collected_before = totals, totals.collected
 
-    def _sinks(self, resume: bool) -> Sinks:
+    def _make_sinks(self, resume: bool) -> Sinks:
         if not self.is_main:
             return Sinks([])
         updates = self.totals.updates if resume else None
@@ -238,17 +212,15 @@ class Run:
             JsonlSink(self.directory / "metrics.jsonl", resume_updates=updates),
             TensorBoardSink(self.directory / "tensorboard", resume_updates=updates),
         ]
-        if self.show:
-            kind = self.mesh.devices.flat[0].device_kind
-            sinks.append(
-                Console(
-                    self.experiment.num_updates,
-                    self.directory.name,
-                    recipe=self.experiment.recipe,
-                    devices=f"{self.mesh.size} x {kind}",
-                    memory=format_bytes(self.plan.state_bytes),
-                )
-            )
+        kind = self.mesh.devices.flat[0].device_kind
+        info = RunInfo(
+            self.experiment, self.directory, f"{self.mesh.size} x {kind}", self.setup.state_bytes
+        )
+        for sink in self.sinks:
+            try:
+                sinks.append(sink(info) if callable(sink) else sink)
+            except Exception as error:
+                _LOG.warning("a sink could not be made; the run goes on. %r", error)
         return Sinks(sinks)
 
     def _pods_sink(self, resume: bool) -> JsonlSink:
@@ -272,7 +244,7 @@ class Run:
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
-                with _blamed("checkpointer"):
+                with tag_component("checkpointer"):
                     checkpointer.check()
                 record = self._record(progress, times)
                 if progress.state is None:
@@ -280,8 +252,8 @@ class Run:
                     continue
                 learner = progress.state.learner
                 if progress.updates in experiment.evaluation_updates:
-                    with _blamed("evaluator"):
-                        evaluation = self.plan.evaluate(progress.state)
+                    with tag_component("evaluator"):
+                        evaluation = self.setup.evaluate(progress.state)
                     record["evaluation_return"] = float(evaluation.returns.mean())
                     record["evaluation_length"] = float(evaluation.lengths.mean())
                     totals.evaluation_return = record["evaluation_return"]
@@ -289,15 +261,16 @@ class Run:
                     if progress.pods is not None:
                         progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
                 self._write(sinks, record, progress)
+                self._call_back(Boundary(self.agent, learner, record, evaluation, self.directory))
                 done = self._is_done()
                 if done or progress.request:
-                    with _blamed("checkpointer"):
+                    with tag_component("checkpointer"):
                         self._save(checkpointer, progress.state)
                     times.add("time_save")
                 if done or progress.request == Request.STOP:
                     exit_code = 0 if done else signals.exit_code or PREEMPTED
                     break
-        with _blamed("checkpointer"):
+        with tag_component("checkpointer"):
             checkpointer.wait()
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
 
@@ -321,7 +294,7 @@ class Run:
             overdue = times.since("time_save") >= experiment.save_seconds
             return Request.SAVE if overdue else Request.NONE
 
-        yield from self.plan.drive(
+        yield from self.setup.drive(
             state=state,
             num_updates=experiment.num_updates,
             request=request,
@@ -365,7 +338,16 @@ class Run:
             accounts["emulator_frames"] = totals.frames * self.env.frame_skip
         return accounts
 
+    def _call_back(self, boundary: Boundary) -> None:
+        if not self.callbacks:
+            return
+        with tag_component("callback"):
+            answers = [callback(boundary) for callback in self.callbacks]
+        self._is_stopped = any_process(any(answers))
+
     def _is_done(self) -> bool:
+        if self._is_stopped:
+            return True
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
             return True
@@ -395,20 +377,10 @@ class Run:
         )
 
 
-@contextlib.contextmanager
-def _blamed(component: str) -> Iterator[None]:
-    """An error within names this component in `crash.json`."""
-    try:
-        yield
-    except Exception as error:
-        error.component = component  # type: ignore[attr-defined]
-        raise
-
-
 # --- the run directory ---------------------------------------------------------------------------
 
 
-def _claim(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
+def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
     """The run's directory: new for a new run, with a run in it for one that goes on."""
     if run_dir is None:
         if jax.process_count() > 1:
@@ -423,30 +395,3 @@ def _claim(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> 
     if exists and not resume:
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
     return directory
-
-
-def use_compilation_cache() -> Path:
-    """Keep compiled programs between processes, where the user has set no cache yet."""
-    configured = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if configured is not None:
-        return Path(configured)
-    cache = Path.home() / ".cache" / "podracer" / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    return cache
-
-
-def _classified(error: Exception) -> Exception:
-    """XLA's failures as a sentence and an exit code; everything else as it is."""
-    if not isinstance(error, jax.errors.JaxRuntimeError):
-        return error
-    text = str(error)
-    if "RESOURCE_EXHAUSTED" in text:
-        advice = "out of device memory: take fewer environments, a shorter rollout or more devices."
-    elif "DATA_LOSS" in text or "INTERNAL" in text:
-        advice = "the device failed: resume on a healthy one."
-    else:
-        return error
-    failure = DeviceError(f"{advice} ({text.strip().splitlines()[0][:300]})")
-    failure.__cause__ = error
-    return failure

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.console import Console as Terminal
@@ -27,6 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 from podracer.io.sinks import Record, group, read_metrics
+
+if TYPE_CHECKING:
+    from podracer.experiments.training import RunInfo
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
@@ -255,6 +258,19 @@ def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
     table.add_row(*[Text(key.replace("_", " "), "dim") for key in keys])
     table.add_row(*[number(latest[key]) for key in keys])
     return table
+
+
+def console(run: RunInfo) -> Console:
+    """Return the sink that shows a run in the terminal, for `train(..., sinks=[console])`."""
+    from podracer.mesh import format_bytes  # imports JAX, which the formats here do without
+
+    return Console(
+        run.experiment.num_updates,
+        run.run_dir.name,
+        recipe=run.experiment.recipe,
+        devices=run.devices,
+        memory=format_bytes(run.state_bytes),
+    )
 
 
 def line(record: Record, total_updates: int) -> str:

@@ -265,7 +265,7 @@ def _update_rule(run: RunRecords) -> str:
     if not has_tasks or not (run.path / "checkpoints").is_dir():
         return ""
     from podracer.agent import MetaLearner  # brings JAX in
-    from podracer.experiments.training import load
+    from podracer.experiments.loading import load
     from podracer.types import PodracerError
 
     try:

@@ -12,8 +12,9 @@ import tyro
 
 from podracer.agent import MetaLearner
 from podracer.drivers.population import with_hyperparameters
-from podracer.experiments.experiment import KINDS, Experiment, from_json, to_json
+from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range
+from podracer.experiments.serialization import KINDS, from_json, to_json
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
@@ -75,6 +76,7 @@ class Tournament:
             )
         for experiment in self.experiments:
             experiment.check()
+            from_json(to_json(experiment))  # pods are processes, and read theirs from a file
             if isinstance(experiment.agent, MetaLearner):
                 name = type(experiment.agent).__name__
                 raise ConfigError(f"pods compete by their policies' returns: {name} has no policy.")
@@ -85,7 +87,7 @@ class Tournament:
     @property
     def evaluation(self) -> str:
         """Digest of the evaluation's settings; only scores with equal digests are compared."""
-        environments = sorted({experiment.environment for experiment in self.experiments})
+        environments = sorted({str(experiment.environment) for experiment in self.experiments})
         text = json.dumps([environments, self.evaluation_seed])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

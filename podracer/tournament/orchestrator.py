@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from podracer.drivers.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
-from podracer.experiments.experiment import Experiment, from_json, to_json
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.serialization import from_json, to_json
 from podracer.io.run_directory import read_limited
 from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.tournament import selection

@@ -32,10 +32,11 @@ import numpy as np
 
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
-from podracer.experiments.experiment import KINDS, Experiment, from_json, to_json
-from podracer.experiments.hosts import disable_async_dispatch
-from podracer.experiments.plan import Plan, make_plan
-from podracer.experiments.training import Totals, train, use_compilation_cache
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.hosts import disable_async_dispatch, use_compilation_cache
+from podracer.experiments.run_setup import RunSetup, make_run_setup
+from podracer.experiments.serialization import KINDS, from_json, to_json
+from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
 from podracer.io.run_directory import MANIFEST, read_limited, write_json
 from podracer.types import CheckpointError, ConfigError, PyTree
@@ -139,14 +140,14 @@ def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
 
 
 def begin(
-    parents: Sequence[Path], experiment: Experiment, round: int, plan: Plan
+    parents: Sequence[Path], experiment: Experiment, round: int, setup: RunSetup
 ) -> tuple[TrainState, Totals]:
     """Return the initial state of a round: its parent's, or the fusion of several parents.
 
     A pod that continues an entry of its own keeps its random numbers, so it continues to the bit;
     starting from another pod's entry it uses its own.
     """
-    restored = [checkpoint.load(path.parent, plan.like, int(path.name)) for path in parents]
+    restored = [checkpoint.load(path.parent, setup.like, int(path.name)) for path in parents]
     state = fuse([restored_parent.state for restored_parent in restored])
     saved = from_json(restored[0].metadata["experiment"])
     if _seeds(saved) != _seeds(experiment):
@@ -185,10 +186,10 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     The same checkpoint, seed and kind of device give the same numbers.
     """
     use_compilation_cache()
-    plan = make_plan(dataclasses.replace(experiment, evaluation_episodes=episodes))
-    state = checkpoint.load(path.parent, plan.like, int(path.name)).state
+    setup = make_run_setup(dataclasses.replace(experiment, evaluation_episodes=episodes))
+    state = checkpoint.load(path.parent, setup.like, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
-    return plan.evaluate(dataclasses.replace(state, key=held_out)).returns
+    return setup.evaluate(dataclasses.replace(state, key=held_out)).returns
 
 
 def digest(path: Path) -> str:

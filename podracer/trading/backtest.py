@@ -15,8 +15,8 @@ import numpy as np
 from podracer.agent import Agent
 from podracer.envs.trading.environment import Trading, TradingState, backtest_environment
 from podracer.envs.trading.market import Period, Split, show
-from podracer.experiments.plan import check_same_environment
-from podracer.experiments.training import load_run
+from podracer.experiments.loading import load_run
+from podracer.experiments.run_setup import check_same_environment
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
 from podracer.trading.metrics import Performance, performance

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from podracer.envs.trading.environment import Trading, backtest_environment
-from podracer.experiments.plan import check_same_environment
-from podracer.experiments.training import load_run
+from podracer.experiments.loading import load_run
+from podracer.experiments.run_setup import check_same_environment
 from podracer.io.differences import differences
 from podracer.io.run_directory import (
     MANIFEST,

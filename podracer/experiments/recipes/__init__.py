@@ -6,10 +6,14 @@ A module for each family of environments; importing it registers its recipes.
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import cast
 
-from podracer.experiments.experiment import Experiment, experiment_of
+from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes import (  # noqa: F401
     atari,
     cartpole,
@@ -22,29 +26,62 @@ from podracer.experiments.recipes import (  # noqa: F401
     trading,
 )
 from podracer.experiments.recipes.lpg import with_update_rule
-from podracer.experiments.recipes.registry import RECIPES
+from podracer.experiments.recipes.registry import RECIPES, recipe, with_name
+from podracer.experiments.serialization import experiment_of
 from podracer.types import ConfigError
 
-__all__ = ["RECIPES", "find", "options_of", "with_update_rule"]
+__all__ = ["RECIPES", "find", "installed", "options_of", "recipe", "with_update_rule"]
 
 
 def find(name: str, **options: str) -> Experiment:
     """Return the experiment of a recipe.
 
-    A name that ends in .json is a file with an experiment: a run's `config.json`, or a sweep's
-    `best.json`. `options` are the recipe's own, see `options_of`.
+    The name is that of a recipe of the library or of an installed package (an entry point of the
+    group `podracer.recipes`), or it is `MODULE:FUNCTION`, which is imported. One that ends in .json
+    is a file with an experiment: a run's `config.json`, or a sweep's `best.json`. `options` are the
+    recipe's own, see `options_of`.
 
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
-    if name.endswith(".json"):
-        return experiment_of(Path(name))
-    if name not in RECIPES:
-        matches = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {matches[0]}" if matches else f"choose one of {', '.join(RECIPES)}"
-        raise ConfigError(f"There is no recipe {name!r}: {hint}.")
-    return RECIPES[name](**options)
+    return experiment_of(Path(name)) if name.endswith(".json") else _function(name)(**options)
 
 
 def options_of(name: str) -> tuple[str, ...]:
     """Return the names of a recipe's own options, such as the `game` of `atari_impala`."""
-    return tuple(inspect.signature(RECIPES[name]).parameters) if name in RECIPES else ()
+    if name.endswith(".json"):
+        return ()
+    return tuple(inspect.signature(_function(name)).parameters)
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return the recipes of installed packages, by name."""
+    return {entry.name: entry for entry in entry_points(group="podracer.recipes")}
+
+
+def _function(name: str) -> Callable[..., Experiment]:
+    if name in RECIPES:
+        return RECIPES[name]
+    if ":" in name:
+        return _imported(name)
+    if name in (others := installed()):
+        return with_name(others[name].load(), name)
+    known = [*RECIPES, *others]
+    matches = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {matches[0]}" if matches else f"choose one of {', '.join(known)}"
+    raise ConfigError(f"There is no recipe {name!r}: {hint}.")
+
+
+def _imported(name: str) -> Callable[..., Experiment]:
+    """Return the recipe that `MODULE:FUNCTION` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"There is no module {error.name!r}: install it, or work in the folder that holds it."
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"There is no function {attribute!r} in the module {module}.")
+    return with_name(cast(Callable[..., Experiment], function), attribute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from podracer.agents.a2c import A2C
 from podracer.agents.lpg.agent import LPG
@@ -52,7 +53,7 @@ def worlds_a2c() -> Experiment:
 
 def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     """Return the experiment with its agent's network trained by the update rule of a file."""
-    old = experiment.agent
+    old: Any = experiment.agent  # every agent of the library has these three
     rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
     agent = lpg_student(file, old.network, discount=old.discount, **rate)
     driver = experiment.driver

@@ -1,4 +1,4 @@
-"""What an experiment becomes on this machine: agent, environment, devices and driver, checked."""
+"""An experiment set up on this machine: agent, environment, devices and driver, checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import jax
 from jax.sharding import Mesh
@@ -24,19 +24,21 @@ from podracer.drivers.common import Progress, TrainState, abstract_state, init_s
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import Evaluation, make_evaluator
-from podracer.experiments.experiment import Experiment, to_json
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.serialization import to_json
 from podracer.io.differences import differences
 from podracer.io.run_directory import read_limited
 from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
 
 
-def build(
-    experiment: Experiment, environment: Environment | HostEnvironments | None = None
-) -> tuple[Agent, Environment | HostEnvironments]:
-    """The agent, made for its environment, and the environment."""
-    env = environment if environment is not None else envs.make(experiment.environment)
-    agent = dataclasses.replace(experiment.agent, spec=getattr(env, "spec", None))
+def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments]:
+    """Return the agent, made for its environment, and the environment."""
+    env = experiment.environment
+    if isinstance(env, str):
+        env = envs.make(env)
+    agent = cast(Any, experiment.agent)  # a dataclass, of whatever class
+    agent = dataclasses.replace(agent, spec=getattr(env, "spec", None))
     return agent, env
 
 
@@ -47,7 +49,7 @@ def checked_spec(environment: Any) -> EnvironmentSpec:
     return check_environment(environment)
 
 
-def kept_environment(
+def checkpointed_environment(
     experiment: Experiment, env: Environment | HostEnvironments
 ) -> Environment | None:
     """The environment whose state is part of the run's: none where it cannot be saved exactly."""
@@ -55,14 +57,27 @@ def kept_environment(
     return env if exact and not isinstance(env, HostEnvironments) else None
 
 
-def hosted(env: Environment | HostEnvironments) -> HostEnvironments:
+def to_host_environments(env: Environment | HostEnvironments) -> HostEnvironments:
     """Environments for actors on the host; those of the device are served there."""
     return env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
 
 
+class Drive(Protocol):
+    """A driver with everything but the state that it starts from."""
+
+    def __call__(
+        self,
+        *,
+        state: TrainState,
+        num_updates: int,
+        request: Callable[[], int],
+        boundary: Callable[[int], bool],
+    ) -> Iterator[Progress]: ...
+
+
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What runs where, checked."""
+class RunSetup:
+    """Everything that a run needs on this machine, checked."""
 
     agent: Agent
     env: Environment | HostEnvironments
@@ -71,18 +86,16 @@ class Plan:
     like: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]
-    drive: Callable[..., Iterator[Progress]]  # the driver, from the state on
+    drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
 
 
-def make_plan(
-    experiment: Experiment, environment: Environment | HostEnvironments | None = None
-) -> Plan:
+def make_run_setup(experiment: Experiment) -> RunSetup:
     """Choose devices and check everything, before any compile. Raises `ConfigError`."""
-    agent, env = build(experiment, environment)
+    agent, env = build(experiment)
     devices, config = find_devices(experiment.devices), experiment.chunk
     if experiment.pods:
-        return _population_plan(experiment, agent, env, devices)
+        return _population_setup(experiment, agent, env, devices)
     if isinstance(config, anakin.AnakinConfig):
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
@@ -92,15 +105,15 @@ def make_plan(
         drive = partial(anakin.anakin, agent, env, mesh, config)
     else:
         checked_spec(env)
-        host = hosted(env)
+        host = to_host_environments(env)
         split = sebulba.split_devices(devices, config)
         sebulba.check(agent, host, config, split)
         mesh = split.mesh
         drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
-    kept = kept_environment(experiment, env)
+    kept = checkpointed_environment(experiment, env)
     like = abstract_state(agent, kept, mesh, config)
     greedy = make_evaluator(agent, env, experiment.evaluation_episodes)
-    return Plan(
+    return RunSetup(
         agent,
         env,
         mesh,
@@ -113,12 +126,12 @@ def make_plan(
     )
 
 
-def _population_plan(
+def _population_setup(
     experiment: Experiment,
     agent: Agent,
     env: Environment | HostEnvironments,
     devices: Sequence[Device],
-) -> Plan:
+) -> RunSetup:
     pods, config = experiment.pods, experiment.chunk
     if not isinstance(config, anakin.AnakinConfig):
         raise ConfigError("a population is one program on the device: take --arch anakin.")
@@ -130,7 +143,7 @@ def _population_plan(
     mesh = population.population_mesh(devices, len(pods))
     like = population.abstract_states(agent, pods, env, mesh, config)
     episodes = experiment.evaluation_episodes
-    return Plan(
+    return RunSetup(
         agent,
         env,
         mesh,
@@ -173,10 +186,10 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
     return needed
 
 
-def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
+def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
     """What `config.json` holds: everything needed to run this again and to compare it."""
     packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
-    device, env = plan.mesh.devices.flat[0], plan.env
+    device, env = setup.mesh.devices.flat[0], setup.env
     return {
         "recipe": experiment.recipe,
         "experiment": to_json(experiment),
@@ -187,11 +200,11 @@ def configuration(experiment: Experiment, plan: Plan) -> dict[str, Any]:
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,
-            "devices": plan.mesh.size,
+            "devices": setup.mesh.size,
             "processes": jax.process_count(),
-            **({} if plan.split is None else plan.split.describe()),
+            **({} if setup.split is None else setup.split.describe()),
         },
-        "environment": _settings(env),
+        "environment": to_json(env),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -200,20 +213,8 @@ def check_same_environment(directory: Path, env: Any) -> None:
     """Raise `ConfigError` if `env` is not what the run in `directory` began in, as one made of a
     file that was changed since."""
     saved = json.loads(read_limited(directory / "config.json"))["environment"]
-    if changed := differences(saved, _settings(env)):
+    if changed := differences(saved, to_json(env)):
         raise ConfigError(
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "
             "bring back the file or the version that it was made from, or begin a new run."
         )
-
-
-def _settings(env: Any) -> dict[str, Any]:
-    """An environment's own settings, where it is a dataclass: an Atari protocol, complete. What is
-    no JSON, such as a function that makes one, is only named."""
-    if not dataclasses.is_dataclass(env):
-        return {"kind": type(env).__name__}
-
-    def named(value: Any) -> str:
-        return getattr(value, "__qualname__", type(value).__name__)
-
-    return json.loads(json.dumps(to_json(env), default=named))

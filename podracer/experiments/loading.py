@@ -1,0 +1,81 @@
+"""Runs read back: the agent, the environment and the state at a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from podracer.agent import Agent
+from podracer.drivers import population
+from podracer.drivers.common import TrainState, abstract_state
+from podracer.environment import Environment, HostEnvironments
+from podracer.experiments import recipes, sweep
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.run_setup import build, checkpointed_environment
+from podracer.experiments.serialization import read_experiment, recipe_name
+from podracer.io import checkpoint
+from podracer.mesh import make_mesh
+from podracer.types import ConfigError, LearnerState
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    recipe: Experiment | str | None = None,
+    environment: Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+) -> tuple[Agent, LearnerState]:
+    """Return the agent of a run and its state at the newest valid checkpoint, on one device.
+
+    A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
+    as an `Experiment` or by name. `environment` takes the place of the run's own. Of a population
+    the agent is that of one pod: the given one, or the best in the last evaluation.
+
+    Raises `ConfigError` if there is no run, `CheckpointError` if no checkpoint can be trusted.
+    """
+    agent, _, state = load_run(run_dir, recipe=recipe, environment=environment, pod=pod)
+    return agent, state.learner
+
+
+def load_run(
+    run_dir: str | Path,
+    *,
+    recipe: Experiment | str | None = None,
+    environment: Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
+    """Return the agent, the environment and the whole state of a run, see `load`."""
+    directory = Path(run_dir)
+    experiment = reopen(directory, recipe, environment)
+    agent, env = build(experiment)
+    device = jax.local_devices()[:1]
+    if not experiment.pods:
+        saved_env = checkpointed_environment(experiment, env)
+        like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
+        return agent, env, checkpoint.load(directory / "checkpoints", like).state
+    pod = sweep.best_pod(directory) if pod is None else pod
+    if not 0 <= pod < len(experiment.pods):
+        raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, no {pod}.")
+    mesh = population.population_mesh(device, len(experiment.pods))
+    like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
+    states = checkpoint.load(directory / "checkpoints", like).state
+    agent, env = build(experiment.of_pod(experiment.pods[pod]))
+    return agent, env, jax.tree.map(lambda x: x[pod], states)
+
+
+def reopen(
+    directory: Path,
+    recipe: Experiment | str | None = None,
+    environment: Environment | HostEnvironments | None = None,
+) -> Experiment:
+    """Return the experiment of a run; `recipe` and `environment` are those of `load`.
+
+    Without `recipe` it is that of an installed package under the name that the run has.
+    """
+    if recipe is None:
+        name = recipe_name(directory)
+        recipe = name if name in recipes.installed() else None
+    if isinstance(recipe, str):
+        recipe = recipes.find(recipe)
+    return read_experiment(directory, recipe, environment)

@@ -1,0 +1,197 @@
+"""Experiments as JSON: what a run keeps in `config.json`, and how it comes back.
+
+A file names classes by their bare names. Only the library's own classes (`KINDS`) and those of a
+recipe that the user names may come back from it; a file never says what to import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podracer.agents import AGENTS
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import Environment, HostEnvironments
+from podracer.experiments.experiment import Experiment
+from podracer.io.differences import differences
+from podracer.io.run_directory import read_limited
+from podracer.types import ConfigError
+
+
+def kinds_in(annotation: Any) -> dict[str, type]:
+    """Return the dataclasses that a value of an annotated type may be made of, by name."""
+    if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
+        options = typing.get_args(annotation)
+        return {name: kind for option in options for name, kind in kinds_in(option).items()}
+    hints = typing.get_type_hints(annotation)
+    fields = [hints[field.name] for field in dataclasses.fields(annotation) if field.name != "spec"]
+    parts = {name: kind for hint in fields for name, kind in kinds_in(hint).items()}
+    return {annotation.__name__: annotation, **parts}
+
+
+_ROOTS = (Experiment, AnakinConfig, SebulbaConfig, Pod, *AGENTS.values())
+KINDS: dict[str, type] = {name: kind for root in _ROOTS for name, kind in kinds_in(root).items()}
+
+
+def kinds_of(value: Any) -> dict[str, type]:
+    """Return the dataclasses that a value is made of, by name."""
+    if isinstance(value, tuple):
+        return {name: kind for item in value for name, kind in kinds_of(item).items()}
+    if not dataclasses.is_dataclass(value):
+        return {}
+    fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    parts = {name: kind for part in fields for name, kind in kinds_of(part).items()}
+    return {type(value).__name__: type(value), **parts}
+
+
+def to_json(value: Any) -> Any:
+    """Return a configuration as plain JSON; dataclasses carry the name of their class as `kind`.
+
+    `spec` is derived, so it is left out. An object that JSON cannot hold is described by its name
+    or by its class.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields.pop("spec", None)
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): to_json(item) for name, item in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Environment | HostEnvironments):
+        return {"kind": type(value).__name__}
+    return getattr(value, "__qualname__", type(value).__name__)
+
+
+def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) -> Any:
+    """Return a configuration of these kinds from its JSON.
+
+    Where the JSON describes a part of `like`, that part itself is taken: so come back the objects
+    that JSON cannot hold. Raises `ConfigError` naming what is unknown or missing.
+    """
+    if like is not None and to_json(like) == data:
+        return like
+    if isinstance(data, list):
+        return tuple(from_json(item, kinds) for item in data)
+    if not isinstance(data, dict):
+        return data
+    kind = kinds.get(data.get("kind", ""))
+    if kind is None:
+        raise ConfigError(
+            f"the configuration names {data.get('kind')!r}, which is not of this library: name the "
+            "recipe that makes it, such as --recipe my_package.recipes:mine."
+        )
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, value in data.items():
+        if name == "kind":
+            continue
+        if name not in hints:
+            raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
+        part = getattr(like, name, None) if type(like) is kind else None
+        values[name] = from_json(value, kinds, part)
+        if (part is None or values[name] is not part) and not _fits(values[name], hints[name]):
+            raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigError(f"the configuration is incomplete: {error}.") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type, as far as configurations need it."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(
+            _fits(item, typing.get_args(hint)[0]) for item in value
+        )
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, hint)
+
+
+# These decide when things happen, not what is computed, so a run may go on with others.
+FREE_ON_RESUME = {
+    "frames",
+    "evaluations",
+    "evaluation_episodes",
+    "target_return",
+    "max_seconds",
+    "save_seconds",
+    "stall_seconds",
+}
+
+
+def read_experiment(
+    directory: Path,
+    recipe: Experiment | None = None,
+    environment: Environment | HostEnvironments | None = None,
+) -> Experiment:
+    """Return the experiment of a run.
+
+    `recipe` is the experiment whose classes and objects may come back besides the library's, and
+    `environment` takes the place of the run's own. Raises `ConfigError` if there is no run or it
+    cannot be read.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
+    return experiment_of(path, recipe, environment)
+
+
+def recipe_name(directory: Path) -> str | None:
+    """Return the name of the recipe of a run, None if it cannot be read."""
+    try:
+        return json.loads(read_limited(directory / "config.json"))["experiment"]["recipe"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def experiment_of(
+    path: Path,
+    recipe: Experiment | None = None,
+    environment: Environment | HostEnvironments | None = None,
+) -> Experiment:
+    """Return the experiment in a file: a run's `config.json`, or a sweep's `best.json`.
+
+    The other arguments are those of `read_experiment`. Raises `ConfigError` if it cannot be read.
+    """
+    kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
+    try:
+        data = json.loads(read_limited(path))["experiment"]
+        if environment is not None:
+            data["environment"] = ""
+        experiment = from_json(data, kinds, recipe)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(f"{path} is not a run's configuration.")
+    if environment is not None:
+        experiment = dataclasses.replace(experiment, environment=environment)
+    return experiment
+
+
+def check_same_experiment(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
+    changed = [
+        f"{name} was {old} and is {new}"
+        for name, (old, new) in differences(saved, now).items()
+        if name not in FREE_ON_RESUME
+    ]
+    if changed:
+        raise ConfigError(f"the run was saved with another configuration: {'; '.join(changed)}.")
