@@ -14,14 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic
-from podracer.agents.common.normalization import (
-    normalize_observation,
-    normalize_observations,
-    scale_rewards,
-    standardize,
-    update_moments,
-)
+from podracer.agents.common import actor_critic, normalization
+from podracer.agents.common.actor_critic import ParamsState
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments, init_moments, moments_of_each
@@ -43,21 +37,19 @@ from podracer.types import (
 
 
 @struct
-class PPOParams:
+class PPOActorParams:
     """What acting needs."""
 
-    network: Params
-    observation_moments: Moments | None  # None: observations are not normalized
+    params: Params
+    observation_moments: Moments | None
 
 
 @struct
-class PPOState:
-    """What PPO learns, the same on every shard."""
+class PPOState(ParamsState):
+    """What learning changes; moments are None where nothing is normalized by them."""
 
-    params: Params
-    optimizer_state: optax.OptState
-    observation_moments: Moments | None  # None: observations are not normalized
-    return_moments: Moments | None  # None: rewards are not normalized
+    observation_moments: Moments | None
+    return_moments: Moments | None
 
 
 @struct
@@ -122,17 +114,22 @@ class PPO:
 
     carry = actor_critic.carry
 
-    def actor_params(self, state: LearnerState) -> PPOParams:
+    def actor_params(self, state: LearnerState) -> PPOActorParams:
         """Return the network's parameters and the moments of observations."""
-        return PPOParams(state.shared.params, state.shared.observation_moments)
+        return PPOActorParams(state.shared.params, state.shared.observation_moments)
 
     def act(
-        self, params: PPOParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        self,
+        params: PPOActorParams,
+        carry: Carry,
+        timestep: TimeStep,
+        keys: jax.Array,
+        explore: bool,
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; extras are `sample`, its `log_prob` and the `value`."""
-        timestep = normalize_observation(params.observation_moments, timestep)
+        timestep = normalization.normalize_observation(params.observation_moments, timestep)
         action, extras, carry = actor_critic.act(
-            self, params.network, carry, timestep, keys, explore
+            self, params.params, carry, timestep, keys, explore
         )
         policy = actor_critic.make_policy(self, extras.pop("policy"))
         return action, {**extras, "log_prob": policy.log_prob(extras["sample"])}, carry
@@ -142,34 +139,30 @@ class PPO:
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         learner: PPOState = state.shared
-        return_moments, reward_sums = learner.return_moments, state.local
         observations = trajectory.steps.timestep.observation
-        trajectory = normalize_observations(learner.observation_moments, trajectory)
-        if return_moments is not None:
-            trajectory, return_moments, reward_sums = scale_rewards(
-                return_moments, reward_sums, trajectory, discount=self.discount, axis=axis
-            )
-
+        trajectory = normalization.normalize_observations(learner.observation_moments, trajectory)
+        trajectory, return_moments, reward_sums = normalization.scale_rewards(
+            learner.return_moments, state.local, trajectory, discount=self.discount, axis=axis
+        )
         batch = self._make_batch(learner.params, trajectory)
         # One call, so that one reduction measures both (docs/decisions/0012).
         measured = (batch.advantage, observations if self.normalize_observations else None)
-        advantage_moments, batch_moments = moments_of_each(measured, axis)
-        advantage = standardize(batch.advantage, advantage_moments)
+        advantage_moments, observation_moments = moments_of_each(measured, axis)
+        advantage = normalization.standardize(batch.advantage, advantage_moments)
         batch = dataclasses.replace(batch, advantage=advantage)
 
-        num_items = batch.valid.shape[1]
-        self._check_minibatches(num_items)
-
         def epoch(learner: PPOState, key: jax.Array) -> tuple[PPOState, Metrics]:
-            minibatches = permutation(key, num_items).reshape(self.num_minibatches, -1)
+            minibatches = self._shuffle(key, batch)
             return jax.lax.scan(partial(self._update, batch, axis), learner, minibatches)
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.num_epochs))
-
         # Not earlier: acting and learning must see the same observations.
-        observation_moments = update_moments(learner.observation_moments, batch_moments)
         learner = dataclasses.replace(
-            learner, observation_moments=observation_moments, return_moments=return_moments
+            learner,
+            observation_moments=normalization.update_moments(
+                learner.observation_moments, observation_moments
+            ),
+            return_moments=return_moments,
         )
         return LearnerState(learner, reward_sums), jax.tree.map(jnp.mean, metrics)
 
@@ -201,6 +194,16 @@ class PPO:
         if jax.tree.leaves(trajectory.carry):
             return batch
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+    def _shuffle(self, key: jax.Array, batch: Batch) -> jax.Array:
+        """Return the items of the batch in random order as minibatches `[M, N / M]`."""
+        num_items = batch.valid.shape[1]
+        if num_items % self.num_minibatches:
+            raise ConfigError(
+                f"PPO cannot split the {num_items} items of a device's rollout into "
+                f"{self.num_minibatches} equal minibatches."
+            )
+        return permutation(key, num_items).reshape(self.num_minibatches, -1)
 
     def _update(
         self, batch: Batch, axis: str | None, learner: PPOState, items: jax.Array
@@ -239,13 +242,6 @@ class PPO:
             "approximate_kl": jnp.mean(ratio - 1.0 - log_ratio),
             "clip_share": jnp.mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
         }
-
-    def _check_minibatches(self, num_items: int) -> None:
-        if num_items % self.num_minibatches:
-            raise ConfigError(
-                f"PPO cannot split the {num_items} items of a device's rollout into "
-                f"{self.num_minibatches} equal minibatches."
-            )
 
     @property
     def _network(self) -> Network:

@@ -54,11 +54,9 @@ class Metaparameters:
 
 
 @struct
-class StacxState:
+class StacxState(ParamsState):
     """Parameters θ and metaparameters η, each with the state of their optimizer."""
 
-    params: Params
-    optimizer_state: optax.OptState
     metaparams: Metaparameters  # unconstrained, see `Stacx._constrain`
     meta_optimizer_state: optax.OptState
 
@@ -131,18 +129,13 @@ class Stacx:
         }
 
     def _inner_update(
-        self,
-        axis: str | None,
-        metaparams: Metaparameters,
-        learner: ParamsState,
-        trajectory: Trajectory,
+        self, axis: str | None, meta: Metaparameters, learner: ParamsState, trajectory: Trajectory
     ) -> tuple[ParamsState, tuple[Policy, Metrics]]:
         """Take one step on the inner loss of all heads; also return the old main policy."""
 
         def inner_loss(params: Params) -> tuple[jax.Array, tuple[Policy, Metrics]]:
             policy, values = self._unroll(params, trajectory)
-            hyperparams = self._constrain(metaparams)
-            losses, metrics = self._losses(policy, values, trajectory, hyperparams)
+            losses, metrics = self._losses(policy, values, trajectory, self._constrain(meta))
             return jnp.sum(losses), (policy, metrics)
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
@@ -151,7 +144,7 @@ class Stacx:
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def _outer_loss(
-        self, trajectory: Trajectory, metaparams: Metaparameters, learner: ParamsState, aux: PyTree
+        self, trajectory: Trajectory, meta: Metaparameters, learner: ParamsState, aux: PyTree
     ) -> tuple[jax.Array, Metrics]:
         """Return the fixed loss of the main head after the update, plus how far it moved."""
         old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
@@ -174,11 +167,7 @@ class Stacx:
         return actor_critic.make_policy(self, policies), values
 
     def _losses(
-        self,
-        policy: Policy,
-        values: jax.Array,
-        trajectory: Trajectory,
-        hyperparams: Metaparameters,
+        self, policy: Policy, values: jax.Array, trajectory: Trajectory, eta: Metaparameters
     ) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
 
@@ -193,33 +182,19 @@ class Stacx:
         log_prob = policy.log_prob(behavior["sample"][:, None])
         ratio = jnp.exp(log_prob - behavior["log_prob"][:, None])
         baseline, ratio = jax.lax.stop_gradient((values, ratio))
-        by_head = jax.tree.map(lambda x: x[None, :, None], hyperparams)
+        by_head = jax.tree.map(lambda x: x[None, :, None], eta)
         corrected = vtrace(
-            baseline[:-1],
-            baseline[1:],
-            reward,
-            by_head.discount * discount,
-            valid,
-            ratio,
+            baseline[:-1], baseline[1:], reward, by_head.discount * discount, valid, ratio,
             lambda_=by_head.trace_lambda,
-            clip_rho=self.clip_rho,
-            clip_c=self.clip_c,
-            clip_pg_rho=self.clip_rho,
-            alpha_rho=by_head.alpha_rho,
-            alpha_c=by_head.alpha_c,
-        )
+            clip_rho=self.clip_rho, clip_c=self.clip_c, clip_pg_rho=self.clip_rho,
+            alpha_rho=by_head.alpha_rho, alpha_c=by_head.alpha_c,
+        )  # fmt: skip
         losses, metrics = actor_critic.loss(
-            log_prob,
-            policy.entropy(),
-            values[:-1],
-            targets=corrected.targets,
-            advantages=corrected.advantages,
-            valid=valid,
-            policy_cost=hyperparams.policy_cost,
-            value_cost=hyperparams.value_cost,
-            entropy_cost=hyperparams.entropy_cost,
+            log_prob, policy.entropy(), values[:-1],
+            targets=corrected.targets, advantages=corrected.advantages, valid=valid,
+            policy_cost=eta.policy_cost, value_cost=eta.value_cost, entropy_cost=eta.entropy_cost,
             axes=(0, 2),
-        )
+        )  # fmt: skip
         metrics = {**metrics, "importance_ratio": jnp.mean(ratio, (0, 2))}
         return losses, {name: x[0] for name, x in metrics.items()}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -61,19 +61,7 @@ class ParamsState:
     optimizer_state: optax.OptState
 
 
-class HasParams(Protocol):
-    """A struct with the two fields of `ParamsState`, and perhaps others."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def params(self) -> Params: ...
-
-    @property
-    def optimizer_state(self) -> optax.OptState: ...
-
-
-State = TypeVar("State", bound=HasParams)
+State = TypeVar("State", bound=ParamsState)
 
 
 def init_params(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from podracer.ops.moments import Moments, merge, moments_of, normalize
 from podracer.ops.returns import discounted_sums
-from podracer.types import TimeStep, Trajectory
+from podracer.types import PyTree, TimeStep, Trajectory
 
 
 def normalize_observation(moments: Moments | None, timestep: TimeStep) -> TimeStep:
@@ -35,13 +35,21 @@ def update_moments(moments: Moments | None, batch_moments: Moments) -> Moments |
 
 
 def scale_rewards(
-    moments: Moments, sums: jax.Array, trajectory: Trajectory, *, discount: float, axis: str | None
-) -> tuple[Trajectory, Moments, jax.Array]:
+    moments: Moments | None,
+    sums: PyTree,
+    trajectory: Trajectory,
+    *,
+    discount: float,
+    axis: str | None,
+) -> tuple[Trajectory, Moments | None, PyTree]:
     """Divide rewards by the standard deviation of the discounted sums of past rewards.
 
-    Returns the trajectory, the moments of all sums so far, and the sum of each environment `[B]`,
-    to go on from. Source: Engstrom et al. 2020, section 3 (arXiv 2005.12729).
+    `moments` and `sums [B]` are those of the rollouts before. Returns the trajectory, the moments
+    of all sums so far and the newest sum of each environment. Source: Engstrom et al. 2020,
+    section 3 (arXiv 2005.12729).
     """
+    if moments is None:
+        return trajectory, moments, sums
     next_timesteps = trajectory.next_timesteps()
     ended = next_timesteps.last | (next_timesteps.discount == 0)
     decay = jnp.full_like(next_timesteps.reward, 1.0) * discount
