@@ -32,7 +32,7 @@ from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.impala import Impala
-from podracer.agents.stacx import Metaparameters, Stacx
+from podracer.agents.stacx import Metaparams, Stacx
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
@@ -142,7 +142,7 @@ def trained(agent: Stacx, updates: int = 5) -> tuple[LearnerState, Trajectory]:
     return LearnerState(learner), trajectory
 
 
-def meta_gradient(state: LearnerState) -> Metaparameters:
+def meta_gradient(state: LearnerState) -> Metaparams:
     means = optax.tree_utils.tree_get(state.shared.meta_optimizer_state, "mu")
     return jax.tree.map(lambda x: 10 * x, means)
 

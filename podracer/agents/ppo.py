@@ -37,7 +37,7 @@ from podracer.types import (
 
 
 @struct
-class PPOActorParams:
+class ActorParams:
     """What acting needs."""
 
     params: Params
@@ -114,17 +114,12 @@ class PPO:
 
     carry = actor_critic.carry
 
-    def actor_params(self, state: LearnerState) -> PPOActorParams:
+    def actor_params(self, state: LearnerState) -> ActorParams:
         """Return the network's parameters and the moments of observations."""
-        return PPOActorParams(state.shared.params, state.shared.observation_moments)
+        return ActorParams(state.shared.params, state.shared.observation_moments)
 
     def act(
-        self,
-        params: PPOActorParams,
-        carry: Carry,
-        timestep: TimeStep,
-        keys: jax.Array,
-        explore: bool,
+        self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; extras are `sample`, its `log_prob` and the `value`."""
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
@@ -145,7 +140,7 @@ class PPO:
             learner.return_moments, state.local, trajectory, discount=self.discount, axis=axis
         )
         batch = self._make_batch(learner.params, trajectory)
-        # One call, so that one reduction measures both (docs/decisions/0012).
+        # Measured in one call, so in one reduction (docs/decisions/0012).
         measured = (batch.advantage, observations if self.normalize_observations else None)
         advantage_moments, observation_moments = moments_of_each(measured, axis)
         advantage = normalization.standardize(batch.advantage, advantage_moments)
@@ -157,12 +152,9 @@ class PPO:
 
         learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.num_epochs))
         # Not earlier: acting and learning must see the same observations.
+        moments = normalization.update_moments(learner.observation_moments, observation_moments)
         learner = dataclasses.replace(
-            learner,
-            observation_moments=normalization.update_moments(
-                learner.observation_moments, observation_moments
-            ),
-            return_moments=return_moments,
+            learner, observation_moments=moments, return_moments=return_moments
         )
         return LearnerState(learner, reward_sums), jax.tree.map(jnp.mean, metrics)
 

@@ -41,7 +41,7 @@ INITIAL_ALPHA = 0.99
 
 
 @struct
-class Metaparameters:
+class Metaparams:
     """The metaparameters η of the loss of each head, `[H]`."""
 
     discount: jax.Array  # gamma
@@ -57,7 +57,7 @@ class Metaparameters:
 class StacxState(ParamsState):
     """Parameters θ and metaparameters η, each with the state of their optimizer."""
 
-    metaparams: Metaparameters  # unconstrained, see `Stacx._constrain`
+    metaparams: Metaparams  # unconstrained, see `Stacx._constrain`
     meta_optimizer_state: optax.OptState
 
 
@@ -70,20 +70,19 @@ class Stacx:
     meta_learning_rate: float = bounded(1e-3)
     """Learning rate of Adam for the metaparameters."""
     discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma of the outer loss, in [0, 1]; the inner one begins there."""
+    """Discount factor gamma of the outer loss, in [0, 1]; initially also of the inner loss."""
     trace_lambda: float = bounded(1.0, high=1.0)
-    """Trace parameter lambda of the outer loss, in [0, 1]; the inner one begins there."""
+    """Trace parameter lambda of the outer loss, in [0, 1]; initially also of the inner loss."""
     clip_rho: float = bounded(1.0)
     """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
     clip_c: float = bounded(1.0)
     """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
     value_cost: float = bounded(0.5)
-    """Weight g_v of the value loss in the outer loss; the inner one begins there."""
+    """Weight g_v of the value loss in the outer loss; initially also in the inner loss."""
     entropy_cost: float = bounded(0.01)
-    """Weight g_e of the entropy bonus in the outer loss; the inner one begins there."""
+    """Weight g_e of the entropy bonus in the outer loss; initially also in the inner loss."""
     kl_cost: float = bounded(1.0)
-    """Weight g_kl, in the outer loss, of the divergence of the policy before the update from that
-    after it."""
+    """Weight g_kl, in the outer loss, of the divergence KL(old policy, new policy)."""
     max_gradient_norm: float = bounded(40.0)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
     num_heads: int = static(default=3, low=1)
@@ -117,7 +116,7 @@ class Stacx:
             ParamsState(learner.params, learner.optimizer_state),
             jax.tree.map(lambda x: x[None], trajectory),
         )
-        # A shard has its own part of the outer gradient, through the mean of all inner gradients.
+        # A shard has its own part of the gradient, through the mean of all inner gradients.
         meta_grads = global_mean(meta_grads, axis)
         meta = ParamsState(learner.metaparams, learner.meta_optimizer_state)
         meta, meta_metrics = actor_critic.optimizer_step(self._meta_optimizer, meta, meta_grads)
@@ -129,13 +128,13 @@ class Stacx:
         }
 
     def _inner_update(
-        self, axis: str | None, meta: Metaparameters, learner: ParamsState, trajectory: Trajectory
+        self, axis: str | None, metaparams: Metaparams, learner: ParamsState, trajectory: Trajectory
     ) -> tuple[ParamsState, tuple[Policy, Metrics]]:
         """Take one step on the inner loss of all heads; also return the old main policy."""
 
         def inner_loss(params: Params) -> tuple[jax.Array, tuple[Policy, Metrics]]:
             policy, values = self._unroll(params, trajectory)
-            losses, metrics = self._losses(policy, values, trajectory, self._constrain(meta))
+            losses, metrics = self._losses(policy, values, trajectory, self._constrain(metaparams))
             return jnp.sum(losses), (policy, metrics)
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
@@ -144,7 +143,7 @@ class Stacx:
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def _outer_loss(
-        self, trajectory: Trajectory, meta: Metaparameters, learner: ParamsState, aux: PyTree
+        self, trajectory: Trajectory, metaparams: Metaparams, learner: ParamsState, aux: PyTree
     ) -> tuple[jax.Array, Metrics]:
         """Return the fixed loss of the main head after the update, plus how far it moved."""
         old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
@@ -167,7 +166,7 @@ class Stacx:
         return actor_critic.make_policy(self, policies), values
 
     def _losses(
-        self, policy: Policy, values: jax.Array, trajectory: Trajectory, eta: Metaparameters
+        self, policy: Policy, values: jax.Array, trajectory: Trajectory, eta: Metaparams
     ) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
 
@@ -200,20 +199,20 @@ class Stacx:
 
     # --- metaparameters ---------------------------------------------------------------------------
 
-    def _outer_hyperparams(self) -> Metaparameters:
+    def _outer_hyperparams(self) -> Metaparams:
         """Return the fixed hyperparameters of the outer loss, `[1]`."""
         costs = (1.0, self.value_cost, self.entropy_cost)
         numbers = (self.discount, self.trace_lambda, *costs, 1.0, 1.0)
-        return Metaparameters(*(jnp.full(1, x, jnp.float32) for x in numbers))
+        return Metaparams(*(jnp.full(1, x, jnp.float32) for x in numbers))
 
-    def _initial_metaparams(self) -> Metaparameters:
+    def _initial_metaparams(self) -> Metaparams:
         """Return numbers `[H]` that `_constrain` maps to the outer hyperparameters."""
         shares = (self.discount, self.trace_lambda, 0.5, 0.5, 0.5, INITIAL_ALPHA, INITIAL_ALPHA)
         clipped = (jnp.clip(x, LOGIT_MARGIN, 1.0 - LOGIT_MARGIN) for x in shares)
         logits = (jax.scipy.special.logit(x) for x in clipped)
-        return Metaparameters(*(jnp.full(self.num_heads, x, jnp.float32) for x in logits))
+        return Metaparams(*(jnp.full(self.num_heads, x, jnp.float32) for x in logits))
 
-    def _constrain(self, metaparams: Metaparameters) -> Metaparameters:
+    def _constrain(self, metaparams: Metaparams) -> Metaparams:
         """Map unconstrained numbers to [0, 1], or to costs up to twice those of the outer loss."""
         share = jax.tree.map(jax.nn.sigmoid, metaparams)
         return dataclasses.replace(
@@ -223,12 +222,12 @@ class Stacx:
             entropy_cost=2.0 * self.entropy_cost * share.entropy_cost,
         )
 
-    def _metrics(self, metaparams: Metaparameters) -> Metrics:
+    def _metrics(self, metaparams: Metaparams) -> Metrics:
         hyperparams = self._constrain(metaparams)
         return {
             f"meta_{field.name}{suffix}": getattr(hyperparams, field.name)[i]
             for i, suffix in enumerate(actor_critic.head_suffixes(self.num_heads))
-            for field in dataclasses.fields(Metaparameters)
+            for field in dataclasses.fields(Metaparams)
         }
 
     @property
