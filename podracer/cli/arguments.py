@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
+OwnRecipe = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Recipe that made the run, such as my_package.recipes:mine. Only a run whose agent, "
+        "network or environment is not podracer's own needs it."
+    ),
+]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (

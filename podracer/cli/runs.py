@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from podracer.cli.arguments import RunPath, parse, reopen_run, require_at_least
+from podracer.cli.arguments import OwnRecipe, RunPath, parse, reopen_run, require_at_least
 from podracer.tournament import is_tournament
 
 
@@ -20,9 +20,7 @@ class EvalOptions:
 
     run: RunPath
     """Directory of the run."""
-    recipe: str | None = None
-    """Recipe that makes the run's own agent, network or environment, such as
-    my_package.recipes:mine."""
+    recipe: OwnRecipe = None
     episodes: int = 100
     """Number of greedy episodes, each in its own environment; at least 1."""
     seed: int | None = None
@@ -73,9 +71,7 @@ class PlayOptions:
 
     run: RunPath
     """Directory of the run."""
-    recipe: str | None = None
-    """Recipe that makes the run's own agent, network or environment, such as
-    my_package.recipes:mine."""
+    recipe: OwnRecipe = None
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
@@ -181,9 +177,7 @@ class RuleOptions:
 
     run: RunPath
     """Directory of the run."""
-    recipe: str | None = None
-    """Recipe that makes the run's own agent, network or environment, such as
-    my_package.recipes:mine."""
+    recipe: OwnRecipe = None
     out: Path | None = None
     """Path of the file. By default rule.npz in the run."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import (
     Arch,
+    OwnRecipe,
     RunPath,
     find_recipe,
     parse,
@@ -45,9 +46,7 @@ class ResumeOptions:
 
     run: RunPath
     """Directory of the run, sweep or tournament."""
-    recipe: str | None = None
-    """Recipe that makes the run's own agent, network or environment, such as
-    my_package.recipes:mine."""
+    recipe: OwnRecipe = None
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
 

@@ -5,7 +5,6 @@ A module for each family of environments; importing it registers its recipes.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from podracer.experiments.recipes import (  # noqa: F401
 from podracer.experiments.recipes.lpg import with_update_rule
 from podracer.experiments.recipes.registry import RECIPES, recipe, with_name
 from podracer.experiments.serialization import experiment_of
+from podracer.io.names import nearest
 from podracer.types import ConfigError
 
 __all__ = ["RECIPES", "find", "installed", "options_of", "recipe", "with_update_rule"]
@@ -66,9 +66,7 @@ def _function(name: str) -> Callable[..., Experiment]:
     if name in (others := installed()):
         return with_name(others[name].load(), name)
     known = [*RECIPES, *others]
-    matches = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {matches[0]}" if matches else f"choose one of {', '.join(known)}"
-    raise ConfigError(f"There is no recipe {name!r}: {hint}.")
+    raise ConfigError(f"There is no recipe {name!r}: {nearest(name, known)}")
 
 
 def _imported(name: str) -> Callable[..., Experiment]:
