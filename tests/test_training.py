@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 
 import jax
 import numpy as np
@@ -105,11 +106,27 @@ def test_a_target_ends_the_run(tmp_path):
     assert records(run)[-1]["updates"] == 10
 
 
-def test_more_devices_on_resume_is_said_and_works(tmp_path, capsys):
+def test_another_setting_of_devices_is_refused_on_resume(tmp_path):
     half = dataclasses.replace(EXPERIMENT, frames=20 * STEPS, devices=2)
     podracer.train(half, run_dir=tmp_path / "run")
     with pytest.raises(ConfigError, match="devices was 2 and is 4"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True, devices=4)
+
+
+def test_a_run_that_finds_other_devices_says_so_and_goes_on(tmp_path, monkeypatch, caplog):
+    experiment = dataclasses.replace(EXPERIMENT, devices=0)  # all that there are
+
+    def machine(devices):
+        found = jax.devices()[:devices]
+        monkeypatch.setattr("podracer.experiments.run_setup.find_devices", lambda count: found)
+
+    machine(2)
+    podracer.train(experiment, run_dir=tmp_path / "run", frames=20 * STEPS)
+    machine(4)
+    with caplog.at_level(logging.WARNING, "podracer"):
+        result = podracer.train(experiment, run_dir=tmp_path / "run", resume=True)
+    assert "saved on 2 devices and goes on with 4: correct, but not bit-exact" in caplog.text
+    assert result.metrics["updates"] == 40
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
@@ -158,7 +175,7 @@ BAD = [
     ({"agent": A2C(learning_rate=float("nan"))}, "agent.learning_rate"),
     ({"agent": A2C(discount=1.5)}, "agent.discount must lie in"),
     ({"agent": PPO(num_epochs=0)}, "agent.num_epochs must be at least 1"),
-    ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must hold positive"),
+    ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must be at least 1"),
     ({"driver": AnakinConfig(0, 8, 5)}, "driver.num_envs must be at least 1"),
 ]
 

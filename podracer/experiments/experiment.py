@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -113,40 +113,4 @@ class Experiment:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, but it is {value}.")
         check_ranges(self.driver, "driver")
-        _check_finite("agent", self.agent)
-
-
-# Hyperparameters that are shares or rates: what they must lie in.
-_RANGES = {
-    **dict.fromkeys(
-        (
-            "discount",
-            "lambda_",
-            "gae_lambda",
-            "trace_lambda",
-            "epsilon",
-            "target_rate",
-            "priority_mix",
-        ),
-        (0, 1),
-    ),
-    **dict.fromkeys(("target_entropy", "low", "high"), (-math.inf, math.inf)),
-}
-_COUNTS_FROM_ZERO = ("anneal_updates", "epsilon_frames", "random_frames", "burn_in", "warmup")
-
-
-def _check_finite(path: str, config: Any) -> None:
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{path}.{field.name}"
-        if dataclasses.is_dataclass(value):
-            _check_finite(name, value)
-        elif isinstance(value, float):
-            low, high = _RANGES.get(field.name, (0, math.inf))
-            if not (math.isfinite(value) and low <= value <= high):
-                raise ConfigError(f"{name} must lie in [{low}, {high}], but it is {value}.")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            least = 0 if field.name in _COUNTS_FROM_ZERO else 1
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
-        elif isinstance(value, tuple) and any(not isinstance(n, int) or n < 1 for n in value):
-            raise ConfigError(f"{name} must hold positive whole numbers, but it is {value}.")
+        check_ranges(self.agent, "agent")

@@ -1,0 +1,233 @@
+"""What a user brings from a folder of their own: an agent, a network, an environment, a recipe, a
+sink, a callback. Nothing of it is known to the library, and no file of a run may name it."""
+
+import dataclasses
+import json
+import logging
+import sys
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+
+import podracer
+from podracer.cli.main import main
+from podracer.experiments import recipes
+from podracer.io.checkpoint import fingerprint
+
+PACKAGE = '''
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import podracer
+
+
+@podracer.struct
+class Shifted(podracer.A2C):
+    """A2C with rewards that are shifted; its fields have names and values of all kinds."""
+
+    reward_shift: float = -1.0
+    warmup_steps: int = 0
+    names: tuple[str, ...] = podracer.static(default=("a", "b"))
+    squash: Callable[[jax.Array], jax.Array] = podracer.static(default=jnp.tanh)
+
+    def learn(self, state, trajectory, key, axis):
+        final = trajectory.final
+        shifted = dataclasses.replace(final, reward=self.squash(final.reward + self.reward_shift))
+        return super().learn(state, dataclasses.replace(trajectory, final=shifted), key, axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Five steps to the right are worth 1."""
+
+    length: int = 5
+
+    @property
+    def spec(self):
+        return podracer.EnvironmentSpec("line", podracer.ArraySpec((1,)), podracer.Discrete(2))
+
+    def reset(self, key):
+        return jnp.int32(0), podracer.restart(jnp.zeros(1))
+
+    def step(self, key, state, action):
+        state = state + 1
+        return state, podracer.transition(
+            jnp.full(1, state / self.length),
+            reward=jnp.where(action == 1, 1.0 / self.length, 0.0),
+            terminal=state >= self.length,
+        )
+
+    def render(self, state):
+        return np.full((8, 8, 3), 40 * int(state), np.uint8)
+
+
+def mine(length: str = "5"):
+    """My agent on my line."""
+    return podracer.Experiment(
+        environment=podracer.auto_reset(Line(int(length))),
+        agent=Shifted(network=podracer.TorsoNetwork(podracer.MLP((8,)))),
+        driver=podracer.AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=5),
+        frames=16 * 4 * 10,
+        evaluations=2,
+        evaluation_episodes=8,
+    )
+'''
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a package in it, in which commands are given."""
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "recipes.py").write_text(PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lab"]:
+        del sys.modules[name]
+
+
+def podracer_command(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return stop.value.code
+
+
+def test_an_agent_and_an_environment_of_ones_own_on_the_command_line(folder, capsys):
+    run, own = folder / "run", ("--recipe", "lab.recipes:mine")
+    train = ("train", "lab.recipes:mine", "--length", 4, "--reward-shift", -2.0, "--run-dir", run)
+    assert podracer_command(*train) == 0
+    config = json.loads((run / "config.json").read_text())
+    assert config["recipe"] == "mine"
+    assert "lab" not in json.dumps(config["experiment"])
+    agent = config["experiment"]["agent"]
+    assert (agent["kind"], agent["reward_shift"], agent["squash"]) == ("Shifted", -2.0, "tanh")
+    assert config["experiment"]["environment"]["inner"] == {"kind": "Line", "length": 4}
+    assert podracer_command("fingerprint", run) == 0
+    before = capsys.readouterr().out.splitlines()[-1]
+    assert podracer_command("eval", run, *own, "--episodes", 4, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["length_mean"] == 4
+    assert podracer_command("play", run, *own, "--episodes", 1) == 0
+    assert (run / "play.gif").exists()
+    assert podracer_command("report", run) == 0
+    assert podracer_command("resume", run, *own) == 0
+    capsys.readouterr()
+    assert podracer_command("fingerprint", run) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == before
+    for command in ("eval", "play", "resume"):
+        assert podracer_command(command, run) == 78
+        assert "--recipe" in capsys.readouterr().err
+
+
+def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
+    for name, message in (
+        ("nowhere.recipes:mine", "There is no module 'nowhere'"),
+        ("lab.recipes:his", "There is no function 'his' in the module lab.recipes"),
+        ("lab.recipes:Line", "must return an Experiment, not Line"),
+    ):
+        assert podracer_command("train", name) == 78
+        assert message in capsys.readouterr().err
+
+
+def test_recipes_of_installed_packages_have_names(folder, monkeypatch):
+    sys.path.append(str(folder))
+    entry = EntryPoint("my_line", "lab.recipes:mine", "podracer.recipes")
+    monkeypatch.setattr(recipes, "entry_points", lambda group: [entry])
+    podracer.train("my_line", run_dir=folder / "run", frames=320)
+    agent, _ = podracer.load(folder / "run")  # the run has the name of an installed recipe
+    assert type(agent).__name__ == "Shifted"
+
+
+def test_a_run_is_loaded_with_its_recipe(folder):
+    sys.path.append(str(folder))
+    experiment = recipes.find("lab.recipes:mine")
+    result = podracer.train(experiment, run_dir=folder / "run", frames=320, seed=3)
+    for recipe in ("lab.recipes:mine", experiment):
+        agent, state = podracer.load(folder / "run", recipe=recipe)
+        assert agent == result.agent
+        assert fingerprint(state) == fingerprint(result.state)
+    with pytest.raises(podracer.ConfigError, match="name the recipe that makes it"):
+        podracer.load(folder / "run")
+
+
+CATCH = dataclasses.replace(
+    recipes.find("catch_a2c"),
+    driver=podracer.AnakinConfig(num_envs=16, rollout_length=8, updates_per_chunk=5),
+    frames=16 * 8 * 40,
+    evaluations=4,
+    evaluation_episodes=8,
+    devices=1,
+)
+
+
+class Recorder:
+    """A sink that keeps its records, and may fail."""
+
+    def __init__(self, faulty=False):
+        self.records, self.closed, self.faulty = [], False, faulty
+
+    def write(self, record):
+        if self.faulty:
+            raise OSError("no space")
+        self.records.append(record)
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_sink_gets_every_record_and_its_fault_costs_nothing(tmp_path, caplog):
+    runs, sink = [], Recorder()
+
+    def broken(run):
+        raise ValueError("broken")
+
+    def informed(run):
+        runs.append(run)
+        return Recorder()
+
+    sinks = [sink, Recorder(faulty=True), broken, informed]
+    with caplog.at_level(logging.WARNING, "podracer"):
+        result = podracer.train(CATCH, run_dir=tmp_path / "run", sinks=sinks)
+    assert [record["updates"] for record in sink.records] == list(range(5, 41, 5))
+    assert sink.closed
+    assert result.exit_code == 0
+    assert (runs[0].run_dir, runs[0].experiment) == (tmp_path / "run", CATCH)
+    assert runs[0].state_bytes > 0
+    assert "no space" in caplog.text
+    assert "broken" in caplog.text
+
+
+def test_a_callback_sees_each_boundary_and_may_end_the_run(tmp_path):
+    seen = []
+
+    def stop_early(boundary):
+        seen.append((boundary.metrics["updates"], boundary.evaluation.returns.mean()))
+        assert isinstance(boundary.state, podracer.LearnerState)
+        return len(seen) == 2
+
+    result = podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[stop_early])
+    assert [updates for updates, _ in seen] == [10, 20]
+    assert np.isfinite([value for _, value in seen]).all()
+    assert (result.exit_code, result.metrics["updates"]) == (0, 20)
+    _, state = podracer.load(tmp_path / "run")
+    assert fingerprint(state) == fingerprint(result.state)  # it was saved where it ended
+
+
+def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
+    def fails(boundary):
+        raise RuntimeError("my own fault")
+
+    with pytest.raises(RuntimeError, match="my own fault"):
+        podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[fails])
+    crash = json.loads((tmp_path / "run" / "crash.json").read_text())
+    assert crash["component"] == "callback"
+
+
+def test_every_public_name_exists():
+    for name in podracer.__all__:
+        assert getattr(podracer, name).__name__ == name
+    assert not set(dir(podracer)) - set(podracer.__all__)
