@@ -24,10 +24,10 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import AutoReset, auto_reset
 from podracer.envs import make
 from podracer.envs.pendulum import Pendulum
-from podracer.envs.trading.environment import Trading, backtest_environment, trade
-from podracer.envs.trading.indicators import features, turbulence
-from podracer.envs.trading.market import Market, Period, split
-from podracer.envs.trading.synthetic import best_wealth, synthetic, wave
+from podracer.envs.trading.environment import Trading, backtest_environment, execute_orders
+from podracer.envs.trading.indicators import compute_indicators, turbulence_index
+from podracer.envs.trading.market import Market, Period, split_market
+from podracer.envs.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.experiments.experiment import Experiment
 from podracer.trading.baselines import (
     buy_and_hold,
@@ -35,7 +35,7 @@ from podracer.trading.baselines import (
     minimum_variance,
     minimum_variance_weights,
 )
-from podracer.trading.metrics import performance
+from podracer.trading.metrics import compute_performance
 from podracer.types import ConfigError
 
 STEPS = 120
@@ -44,7 +44,7 @@ STEPS = 120
 def quarters(bars: int = 900) -> Market:
     """A market whose closes are multiples of a quarter: with a fee of 1/64 all sums are exact in
     float32, however a compiler orders or fuses them."""
-    market = synthetic(tickers=5, bars=bars)
+    market = synthetic_market(tickers=5, bars=bars)
     close = np.round(np.clip(market.close, 20, 200) * 4) / 4
     return dataclasses.replace(market, open=close, high=close, low=close, close=close)
 
@@ -81,16 +81,19 @@ class Slow:
     """One environment, one number at a time."""
 
     def __init__(self, env: Trading, state: Any) -> None:
-        self.env, self.table = env, env.table
+        self.env, self.data = env, env.data
         self.cash, self.time = float(state.cash), int(state.time)
-        self.shares, self.idle = state.shares.tolist(), state.idle.tolist()
+        self.shares, self.steps_since_trade = (
+            state.shares.tolist(),
+            state.steps_since_trade.tolist(),
+        )
         self.ignored = self.short = self.liquidated = 0  # how often each rule mattered
 
     def step(self, action: np.ndarray) -> float:
-        env, now = self.env, self.table.price[self.time].tolist()
-        turbulent = self.table.turbulence[self.time] > env.turbulence_threshold
+        env, now = self.env, self.data.price[self.time].tolist()
+        turbulent = self.data.turbulence[self.time] > env.turbulence_threshold
         self.time += 1
-        price, before = self.table.price[self.time].tolist(), list(self.shares)
+        price, before = self.data.price[self.time].tolist(), list(self.shares)
         fees, tickers = 0.0, range(len(price))
         orders = [int(np.float32(env.max_shares) * min(max(a, np.float32(-1)), np.float32(1)))
                   for a in action]  # fmt: skip
@@ -114,28 +117,30 @@ class Slow:
                 self.cash -= bought * price[i] * (1 + env.cost)
                 fees += bought * price[i] * env.cost
         self.liquidated += turbulent and any(before)
-        self.idle = [0 if self.shares[i] != before[i] else self.idle[i] + 1 for i in tickers]
+        self.steps_since_trade = [
+            0 if self.shares[i] != before[i] else self.steps_since_trade[i] + 1 for i in tickers
+        ]
         gain = sum(before[i] * (price[i] - now[i]) for i in tickers) - fees
         return gain * env.reward_scale
 
     def observation(self) -> list[float]:
-        env, index = self.env, float(self.table.turbulence[self.time])
+        env, index = self.env, float(self.data.turbulence[self.time])
         threshold = env.turbulence_threshold
         squashed = (1 / (1 + math.exp(-index / threshold * math.e)) - 0.5) * threshold
         return [
             max(self.cash, 1e4) / 4096,
             squashed / 32,
             float(index > threshold),
-            *(p / 64 for p in self.table.price[self.time].tolist()),
+            *(p / 64 for p in self.data.price[self.time].tolist()),
             *(n / 64 for n in self.shares),
-            *map(float, self.idle),
-            *(x / 128 for x in self.table.features[self.time].tolist()),
+            *map(float, self.steps_since_trade),
+            *(x / 128 for x in self.data.indicators[self.time].tolist()),
         ]
 
 
 def test_every_step_equals_a_slow_reference() -> None:
     """Cash, shares, clocks and rewards to the bit, over whole episodes."""
-    env = Trading(split(quarters(), 0.9, 0.95), episode_length=STEPS, **EXACT)
+    env = Trading(split_market(quarters(), 0.9, 0.95), episode_length=STEPS, **EXACT)
     actions = some_actions(STEPS, 16, 5)
     states, shown = run(env, actions)
     assert states.cash.max() < 2**16  # or sums would not be exact
@@ -147,7 +152,7 @@ def test_every_step_equals_a_slow_reference() -> None:
             reward = slow.step(actions[t - 1, lane]) if t else 0.0
             assert slow.cash == states.cash[t, lane]
             assert slow.shares == states.shares[t, lane].tolist()
-            assert slow.idle == states.idle[t, lane].tolist()
+            assert slow.steps_since_trade == states.steps_since_trade[t, lane].tolist()
             assert slow.time == states.time[t, lane]
             assert reward == shown.reward[t, lane]
             np.testing.assert_allclose(shown.observation[t, lane], slow.observation(), rtol=1e-6)
@@ -159,19 +164,19 @@ def test_every_step_equals_a_slow_reference() -> None:
 
 def test_the_table_is_what_the_market_shows() -> None:
     market = quarters(400)
-    cut = split(market)
+    cut = split_market(market)
     for period, rows in (("train", slice(0, 240)), ("validation", slice(240, 320))):
-        table = Trading(cut, period=period).table  # type: ignore[arg-type]
+        table = Trading(cut, period=period).data  # type: ignore[arg-type]
         assert (table.price == market.close[rows]).all()
-        assert (table.turbulence == turbulence(market)[rows].astype(np.float32)).all()
-        expected = features(market)[rows].astype(np.float32)
-        assert (table.features == expected.reshape(len(expected), 5 * 7)).all()
+        assert (table.turbulence == turbulence_index(market)[rows].astype(np.float32)).all()
+        expected = compute_indicators(market)[rows].astype(np.float32)
+        assert (table.indicators == expected.reshape(len(expected), 5 * 7)).all()
 
 
 def test_turbulence_sells_all_and_buys_nothing() -> None:
-    env = Trading(split(quarters(), 0.9, 0.95), episode_length=STEPS, **EXACT)
+    env = Trading(split_market(quarters(), 0.9, 0.95), episode_length=STEPS, **EXACT)
     states, _ = run(env, np.ones((STEPS, 16, 5)))
-    turbulent = env.table.turbulence[states.time[:-1]] > 6.0
+    turbulent = env.data.turbulence[states.time[:-1]] > 6.0
     assert turbulent.any()
     assert not states.shares[1:][turbulent].any()
     assert states.shares[1:][~turbulent].any(axis=-1).all()
@@ -182,7 +187,7 @@ def test_turbulence_sells_all_and_buys_nothing() -> None:
 money = st.floats(0.015625, 1000, width=32)
 fee_rate = st.sampled_from([0.0, 0.001, 0.002, 0.03125, 0.3])
 four = functools.partial(st.lists, min_size=4, max_size=4)
-traded = jax.jit(trade)
+traded = jax.jit(execute_orders)
 
 
 @settings(max_examples=150, deadline=None)
@@ -225,9 +230,9 @@ def test_fees_rise_with_their_rate(
 
 def test_rewards_are_what_wealth_gains() -> None:
     """With the default fee, whose sums are rounded."""
-    env = Trading(split(synthetic(tickers=5, bars=600)), episode_length=STEPS)
+    env = Trading(split_market(synthetic_market(tickers=5, bars=600)), episode_length=STEPS)
     states, shown = run(env, some_actions(STEPS, 8, 5))
-    wealth = states.cash + (states.shares * env.table.price[states.time]).sum(axis=-1)
+    wealth = states.cash + (states.shares * env.data.price[states.time]).sum(axis=-1)
     assert float(env.wealth(jax.tree.map(lambda x: x[7, 3], states))) == pytest.approx(wealth[7, 3])
     gains = np.diff(wealth.astype(np.float64), axis=0)
     assert np.abs(gains).max() > 100
@@ -238,7 +243,7 @@ def test_rewards_are_what_wealth_gains() -> None:
 
 
 def test_a_period_is_an_episode_and_ends_by_the_clock() -> None:
-    env = auto_reset(Trading(split(wave(bars=50))))
+    env = auto_reset(Trading(split_market(wave_market(bars=50))))
     _, shown = run(env, some_actions(65, 4, 2))
     assert np.flatnonzero(shown.last.all(axis=1)).tolist() == [29, 59]  # 30 bars, then a restart
     assert (shown.discount == 1).all()
@@ -246,7 +251,7 @@ def test_a_period_is_an_episode_and_ends_by_the_clock() -> None:
 
 
 def test_random_starts() -> None:
-    env = Trading(split(synthetic(tickers=5, bars=100)), episode_length=20)
+    env = Trading(split_market(synthetic_market(tickers=5, bars=100)), episode_length=20)
     state, opening = jax.device_get(jax.jit(jax.vmap(env.reset))(
         jax.random.split(jax.random.key(0), 4000)))  # fmt: skip
     assert set(np.unique(state.time)) == set(range(40))  # of 60 bars
@@ -256,12 +261,12 @@ def test_random_starts() -> None:
     assert 0.95e6 <= state.cash.min() < 0.951e6
     assert 1.049e6 < state.cash.max() <= 1.05e6
     assert opening.first.all()
-    assert not state.idle.any()
+    assert not state.steps_since_trade.any()
 
 
 def test_the_last_reward_may_be_the_discounted_sum() -> None:
     options: dict[str, Any] = {"episode_length": 10, **EXACT}
-    cut, actions = split(quarters(), 0.9, 0.95), some_actions(10, 4, 5)
+    cut, actions = split_market(quarters(), 0.9, 0.95), some_actions(10, 4, 5)
     _, plain = run(Trading(cut, **options), actions)
     _, summed = run(Trading(cut, final_discount=0.5, **options), actions)
     assert (plain.reward[:-1] == summed.reward[:-1]).all()
@@ -275,13 +280,13 @@ def test_the_last_reward_may_be_the_discounted_sum() -> None:
 def test_the_best_policy_of_a_wave_earns_the_optimum() -> None:
     def best(bars: int, gain: float, cost: float) -> tuple[float, Any]:
         env = Trading(
-            split(wave(bars=bars, gain=gain), 0.6, 0.8), random_start=False, cost=cost, cash=1e7,
-            max_shares=10**6,
+            split_market(wave_market(bars=bars, gain=gain), 0.6, 0.8), random_start=False,
+            cost=cost, cash=1e7, max_shares=10**6,
         )  # fmt: skip
-        price = env.table.price
+        price = env.data.price
         rises = price[2:] > price[1:-1]  # what is bought at the next close rises after it
         actions = np.where(rises, 1.0, -1.0)[:, None]
-        return best_wealth(len(price), gain, 1e7, cost), run(env, actions)[0]
+        return optimal_wealth(len(price), gain, 1e7, cost), run(env, actions)[0]
 
     for bars, gain, cost in ((50, 0.05, 0.0), (100, 0.01, 0.002)):
         optimum, states = best(bars, gain, cost)
@@ -301,10 +306,10 @@ def altered(market: Market, row: int) -> Market:
 
 
 def test_no_environment_depends_on_a_later_period() -> None:
-    market, actions = synthetic(tickers=3, bars=500), some_actions(20, 2, 3)
+    market, actions = synthetic_market(tickers=3, bars=500), some_actions(20, 2, 3)
 
     def played(market: Market) -> list[list[np.ndarray]]:
-        env = auto_reset(Trading(split(market)))
+        env = auto_reset(Trading(split_market(market)))
         return [jax.tree.leaves(run(each, actions)) for each in (env, env.for_evaluation())]
 
     def equal(ours: Any, theirs: Any) -> bool:
@@ -318,11 +323,11 @@ def test_no_environment_depends_on_a_later_period() -> None:
 def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
     env = make("trading:synthetic,episode_length=20,final_discount=0.9,bars=100,cost=0.002")
     for examined, period in (
-        (env.for_evaluation(), env.inner.split.validation),
-        (backtest_environment(env), env.inner.split.backtest),
+        (env.for_evaluation(), env.inner.periods.validation),
+        (backtest_environment(env), env.inner.periods.backtest),
     ):
         assert isinstance(examined, AutoReset)
-        assert (examined.inner.table.price == period.close.astype(np.float32)).all()
+        assert (examined.inner.data.price == period.close.astype(np.float32)).all()
         states, shown = run(examined, np.zeros((19, 3, 8)))
         assert shown.last[-1].all()
         assert (states.inner.cash == 1e6).all()
@@ -350,8 +355,8 @@ def test_names_and_options(tmp_path: Path) -> None:
     assert spec.observation.shape == (3 + 10 * 3,)
     assert spec.action == podracer.Continuous((-1.0,) * 3, (1.0,) * 3)
     env = make("trading:wave,train_until=2010-03-01,validate_until=0.5,cost=0.002,bars=200")
-    assert str(env.inner.split.train.times[-1])[:10] == "2010-03-01"
-    assert len(env.inner.split.backtest) == 100
+    assert str(env.inner.periods.train.times[-1])[:10] == "2010-03-01"
+    assert len(env.inner.periods.backtest) == 100
     assert env.inner.cost == 0.002
     for name, words in (
         ("trading:synthetic,period=backtest", "unexpected keyword argument 'period'"),
@@ -368,7 +373,7 @@ def test_names_and_options(tmp_path: Path) -> None:
 
 def test_a_file_by_its_name(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    market = synthetic(tickers=2, bars=40)
+    market = synthetic_market(tickers=2, bars=40)
     lines = ["date,ticker,open,high,low,close,volume"]
     for row, column in np.ndindex(40, 2):
         names = ("open", "high", "low", "close", "volume")
@@ -376,7 +381,7 @@ def test_a_file_by_its_name(tmp_path: Path) -> None:
         lines.append(",".join([str(market.times[row]), market.tickers[column], *cells]))
     (tmp_path / "bars.csv").write_text("\n".join(lines))
     env = make(f"trading:{tmp_path}/bars.csv,max_shares=50")
-    assert env.inner.split == split(market)  # every number as it was
+    assert env.inner.periods == split_market(market)  # every number as it was
     assert env.inner.max_shares == 50
 
 
@@ -419,7 +424,7 @@ def test_ppo_trains_on_it(tmp_path: Path) -> None:
     assert result.evaluation.returns[0] == result.evaluation.returns[1]
     assert sum("chunk" in name for name in compiles) <= 1
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    market = config["environment"]["inner"]["split"]["train"]["market"]
+    market = config["environment"]["inner"]["periods"]["train"]["market"]
     assert len(market["digest"]) == 64
     assert (tmp_path / "run" / "config.json").stat().st_size < 20_000
 
@@ -428,7 +433,7 @@ def test_ppo_trains_on_it(tmp_path: Path) -> None:
 
 
 def test_figures_in_closed_form() -> None:
-    steady = performance(1.01 ** np.arange(253), 252)
+    steady = compute_performance(1.01 ** np.arange(253), 252)
     assert steady.cumulative_return == pytest.approx(1.01**252 - 1)
     assert steady.annual_return == pytest.approx(1.01**252 - 1)
     assert steady.annual_volatility == pytest.approx(0, abs=1e-12)
@@ -436,7 +441,7 @@ def test_figures_in_closed_form() -> None:
     assert all(math.isnan(x) for x in (steady.sharpe, steady.sortino, steady.calmar))
 
     curve = np.cumprod([1.0, *(1.1, 0.9) * 50])  # returns of 10 % and -10 %, 100 a year
-    swings = performance(curve, 100)
+    swings = compute_performance(curve, 100)
     assert swings.annual_return == pytest.approx(0.99**50 - 1)
     deviation = 0.1 * np.sqrt(100 / 99)
     assert swings.annual_volatility == pytest.approx(deviation * 10)
@@ -445,7 +450,7 @@ def test_figures_in_closed_form() -> None:
     assert swings.calmar == pytest.approx((0.99**50 - 1) / (1 - 0.99**50 / 1.1))
 
     rate = 1.05**100 - 1  # 5 % a step, without risk
-    below = performance(curve, 100, risk_free=rate)
+    below = compute_performance(curve, 100, risk_free=rate)
     assert below.sharpe == pytest.approx(-0.05 * 10 / deviation)
     assert below.sortino == pytest.approx(-0.05 * 10 / np.sqrt(0.15**2 / 2))
 
@@ -453,11 +458,11 @@ def test_figures_in_closed_form() -> None:
 @pytest.mark.parametrize("curve", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, np.nan, 1.0], [[1.0] * 3]])
 def test_curves_without_figures_are_refused(curve: Any) -> None:
     with pytest.raises(ConfigError, match="equity curve"):
-        performance(np.array(curve), 252)
+        compute_performance(np.array(curve), 252)
 
 
 def test_buy_and_hold_in_closed_form() -> None:
-    market = synthetic(tickers=3, bars=30)
+    market = synthetic_market(tickers=3, bars=30)
     period = Period(market, 10)
     curve = buy_and_hold(period, cash=3e5, cost=0.01)
     growth = (market.close[10:] / market.close[10]).mean(axis=1)
@@ -466,7 +471,7 @@ def test_buy_and_hold_in_closed_form() -> None:
 
 
 def test_equal_weight_in_closed_form() -> None:
-    period = Period(wave(bars=20, gain=0.1))
+    period = Period(wave_market(bars=20, gain=0.1))
     free = equal_weight(period, cash=1.0, cost=0)
     each = (1.1 + 1 / 1.1) / 2  # one half rises, the other falls
     np.testing.assert_allclose(free, each ** np.arange(20), rtol=1e-12)
@@ -480,7 +485,7 @@ def test_equal_weight_in_closed_form() -> None:
 
 
 def test_rebalancing_is_daily() -> None:
-    market = synthetic(tickers=2, bars=40, bars_per_day=4)
+    market = synthetic_market(tickers=2, bars=40, bars_per_day=4)
     curve = equal_weight(Period(market), cash=1.0, cost=0)
     close = market.close
     for day in range(0, 40, 4):
@@ -490,8 +495,8 @@ def test_rebalancing_is_daily() -> None:
 
 
 def test_minimum_variance_weights() -> None:
-    market = synthetic(tickers=6, bars=400)
-    train = Period(market.before(300))
+    market = synthetic_market(tickers=6, bars=400)
+    train = Period(market.head(300))
     weights = minimum_variance_weights(train)
     returns = np.diff(train.close, axis=0) / train.close[:-1]
     covariance = np.cov(returns.T)
@@ -506,5 +511,5 @@ def test_minimum_variance_weights() -> None:
     curve = minimum_variance(Period(market, 300), train, cost=0)
     drift = (market.close[301] / market.close[300]) @ weights
     assert curve[1] == pytest.approx(1e6 * drift)
-    with pytest.raises(ConfigError, match="2 days say nothing"):
-        minimum_variance_weights(Period(market.before(2)))
+    with pytest.raises(ConfigError, match="has 2 days, but a variance"):
+        minimum_variance_weights(Period(market.head(2)))

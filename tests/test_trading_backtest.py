@@ -20,15 +20,15 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import auto_reset
 from podracer.envs import make
 from podracer.envs.trading.environment import Trading, backtest_environment
-from podracer.envs.trading.market import Market, Period, split
-from podracer.envs.trading.synthetic import synthetic
+from podracer.envs.trading.market import Market, Period, split_market
+from podracer.envs.trading.synthetic import synthetic_market
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
-from podracer.trading.backtest import POLICY, backtest, examine, roll
+from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
-from podracer.trading.metrics import performance
+from podracer.trading.metrics import compute_performance
 from podracer.types import ConfigError
 
 EXPERIMENT = Experiment(
@@ -54,7 +54,7 @@ class Scripted:
 
 
 def rolled(env: Trading, actions: np.ndarray) -> Any:
-    return roll(Scripted(), env, jnp.asarray(actions, jnp.float32), jax.random.key(0))  # type: ignore[arg-type]
+    return simulate(Scripted(), env, jnp.asarray(actions, jnp.float32), jax.random.key(0))  # type: ignore[arg-type]
 
 
 def write_csv(market: Market, path: Path) -> Path:
@@ -72,10 +72,12 @@ def write_csv(market: Market, path: Path) -> Path:
 
 def test_the_books_are_the_environments() -> None:
     """Cash, shares, equity and costs, bar by bar and to the bit: all sums are exact in float32."""
-    market = synthetic(tickers=5, bars=900)
+    market = synthetic_market(tickers=5, bars=900)
     close = np.round(np.clip(market.close, 20, 200) * 4) / 4
     market = dataclasses.replace(market, open=close, high=close, low=close, close=close)
-    env = Trading(split(market), cash=2e4, cost=1 / 64, turbulence_threshold=6.0).for_backtest()
+    env = Trading(
+        split_market(market), cash=2e4, cost=1 / 64, turbulence_threshold=6.0
+    ).for_backtest()
     actions = np.random.default_rng(0).uniform(-1.1, 1.3, (179, 5))
     book = rolled(env, actions)
 
@@ -100,7 +102,7 @@ def test_the_books_are_the_environments() -> None:
 def test_to_buy_once_is_to_buy_and_hold() -> None:
     """Whole shares against parts of them; a decision on one bar is a purchase on the next."""
     env = Trading(
-        split(synthetic(tickers=5, bars=300)),
+        split_market(synthetic_market(tickers=5, bars=300)),
         cash=1e8, cost=0.01, max_shares=10**6, min_trade=0.0, turbulence_threshold=1e9,
     ).for_backtest()  # fmt: skip
     actions = np.zeros((59, 5))
@@ -114,13 +116,15 @@ def test_to_buy_once_is_to_buy_and_hold() -> None:
 
 
 def test_a_policy_stands_beside_the_baselines() -> None:
-    env = Trading(split(synthetic(tickers=3, bars=300)), cash=5e5, cost=0.002).for_evaluation()
-    outcome = examine(Scripted(), env, jnp.zeros((59, 3)), jax.random.key(0))  # type: ignore[arg-type]
+    env = Trading(
+        split_market(synthetic_market(tickers=3, bars=300)), cash=5e5, cost=0.002
+    ).for_evaluation()
+    outcome = evaluate_policy(Scripted(), env, jnp.zeros((59, 3)), jax.random.key(0))  # type: ignore[arg-type]
     assert list(outcome.curves) == [POLICY, "buy and hold", "equal weight", "minimum variance"]
     assert (outcome.curves[POLICY] == 5e5).all()
-    assert math.isnan(outcome.figures[POLICY].sharpe)
-    hold = buy_and_hold(env.split.validation, cash=5e5, cost=0.002)
-    assert outcome.figures["buy and hold"] == performance(hold, 252)
+    assert math.isnan(outcome.metrics[POLICY].sharpe)
+    hold = buy_and_hold(env.periods.validation, cash=5e5, cost=0.002)
+    assert outcome.metrics["buy and hold"] == compute_performance(hold, 252)
     assert all(curve[0] == 5e5 and len(curve) == 60 for curve in outcome.curves.values())
 
 
@@ -134,7 +138,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_validation_is_the_runs_own(run: Path) -> None:
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    book = backtest(run).validation.book
+    book = backtest(run).validation.portfolio
     gained = (book.equity[-1] - book.equity[0]) * 2**-13
     assert gained == pytest.approx(last["evaluation_return"], rel=1e-3, abs=1e-4)
 
@@ -159,7 +163,7 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
     assert (run / "other.html").exists()
     assert figures["periods"]["backtest"] == ["2010-08-13", "2010-10-07"]
     assert figures["updates"] == 12
-    expected = backtest(run).backtest.figures["equal weight"]
+    expected = backtest(run).backtest.metrics["equal weight"]
     assert figures["backtest"]["equal weight"]["sharpe"] == expected.sharpe
     assert figures["backtest"]["policy"]["costs"] >= 0
 
@@ -177,7 +181,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
     """Two files that differ after the validation period: the same training, the same scores, the
     same choice, to the bit; other figures in the back-test. And such a change is noticed."""
     pytest.importorskip("pyarrow")
-    market = synthetic(tickers=3, bars=200)
+    market = synthetic_market(tickers=3, bars=200)
     last = np.flatnonzero(market.times == np.datetime64("2010-08-12"))[0] + 1
     order = np.concatenate([np.arange(last), np.arange(last, 200)[::-1]])
     names = ("open", "high", "low", "close", "volume")
@@ -198,7 +202,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
         scores = [json.loads(line).get("evaluation_return") for each in lines for line in each]
         state = [stored_fingerprint(run / "checkpoints") for run in runs]
         decisions = [promote(tmp_path / name / "models", run) for run in runs]
-        chosen = [(each.action, each.score, each.before) for each in decisions]
+        chosen = [(each.action, each.score, each.previous_score) for each in decisions]
         results = [backtest(run) for run in runs]
         validation = [result.to_json()["validation"] for result in results]
         tested = [result.to_json()["backtest"] for result in results]
@@ -216,7 +220,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
 
 
 def test_an_environment_is_compared_with_the_runs(run: Path) -> None:
-    cut = split(synthetic(tickers=3, bars=200))
+    cut = split_market(synthetic_market(tickers=3, bars=200))
     check_same_environment(run, auto_reset(Trading(cut)))
     with pytest.raises(ConfigError, match=r"inner\.cash, inner\.cost changed since"):
         check_same_environment(run, auto_reset(Trading(cut, cash=1e5, cost=0.5)))

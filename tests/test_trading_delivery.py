@@ -24,7 +24,7 @@ from podracer.io.checkpoint import fingerprint
 from podracer.io.run_directory import verify_seal
 from podracer.trading import delivery
 from podracer.trading.backtest import backtest
-from podracer.trading.delivery import current, promote, rollback
+from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import CheckpointError, ConfigError
 
 MARKET = "trading:synthetic,tickers=3,bars=200"
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 
 @functools.cache
 def score(run: Path) -> float:
-    return backtest(run).validation.figures["policy"].cumulative_return
+    return backtest(run).validation.metrics["policy"].cumulative_return
 
 
 def decisions(models: Path) -> list[dict[str, Any]]:
@@ -77,29 +77,29 @@ def test_better_ones_are_promoted(
     assert all(f"{100 * score(run):+.2f} %" in shown for run in (worst, middle))
     assert called("promote", models, middle) == 1  # equal is not better
     assert called("promote", models, best) == 0
-    assert current(models) == models / "000002"
+    assert current_model(models) == models / "000002"
     assert (models / "current").read_text() == "000002\n"
     record = decisions(models)
     assert [each["action"] for each in record] == ["promote", "refuse", "refuse", "promote"]
-    assert [each["before"] for each in record] == [None, *[score(middle)] * 3]
+    assert [each["previous_score"] for each in record] == [None, *[score(middle)] * 3]
     assert record[3]["score"] == score(best)
     assert record[3]["window"] == ["2010-06-18", "2010-08-12"]
 
     assert called("rollback", models) == 0
-    assert current(models) == models / "000001"
+    assert current_model(models) == models / "000001"
     assert (models / "current").read_text() == "000001\n"
     capsys.readouterr()
     assert called("rollback", models) == 78
     assert "has no model before 000001" in capsys.readouterr().err
     assert called("promote", models, best) == 0  # numbers are not used twice
-    assert current(models) == models / "000003"
+    assert current_model(models) == models / "000003"
 
 
 def test_rolling_back_goes_further_each_time(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
     for run in runs:
         promote(tmp_path, run)
     assert [rollback(tmp_path).model for _ in range(2)] == ["000002", "000001"]
-    assert current(tmp_path).name == "000001"
+    assert current_model(tmp_path).name == "000001"
 
 
 def test_a_model_outlives_its_run(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_model_outlives_its_run(runs: tuple[Path, Path, Path], tmp_path: Path)
     expected, figures = podracer.load(run)[1], backtest(run).to_json()
     promote(tmp_path / "models", run)
     shutil.rmtree(run)
-    model = current(tmp_path / "models")
+    model = current_model(tmp_path / "models")
     assert fingerprint(podracer.load(model)[1]) == fingerprint(expected)
     assert backtest(model).to_json() == {**figures, "run": "000001"}
     assert called("backtest", model) == 0
@@ -128,10 +128,10 @@ def test_both_are_judged_in_the_newer_window(runs: tuple[Path, Path, Path], tmp_
     config = json.loads((run / "config.json").read_text())
     config["experiment"]["environment"] = moved.environment
     (there / "config.json").write_text(json.dumps(config))
-    assert decision.before == score(there) != score(runs[2])
+    assert decision.previous_score == score(there) != score(runs[2])
     assert decision.score == score(run)
     assert decision.window == ("2010-07-16", "2010-09-09")
-    assert (decision.action == "promote") == (decision.score > decision.before)
+    assert (decision.action == "promote") == (decision.score > decision.previous_score)
 
 
 class Killed(BaseException):
@@ -182,7 +182,7 @@ def test_a_kill_leaves_the_old_or_the_new_model(
         return agent, env, SimpleNamespace(update=8, score=scores.get(Path(directory).name, 2.0))
 
     monkeypatch.setattr(delivery, "load_run", load)
-    monkeypatch.setattr(delivery, "_gain", lambda agent, env, state: state.score)
+    monkeypatch.setattr(delivery, "_validation_return", lambda agent, env, state: state.score)
     assert int(state.update) == 8
     promote(tmp_path / "start", runs[0])
     for make_current, after in ((promote, "000002"), (rollback, "000001")):
@@ -191,10 +191,10 @@ def test_a_kill_leaves_the_old_or_the_new_model(
             models = tmp_path / f"{after}-{step}"
             shutil.copytree(tmp_path / "start", models)
             arguments = (models, runs[2]) if make_current is promote else (models,)
-            before = current(models).name
+            before = current_model(models).name
             if not killed_at(step, monkeypatch, lambda: make_current(*arguments)):  # noqa: B023
                 break
-            now = current(models)
+            now = current_model(models)
             seen.add(now.name)
             assert now.name in (before, after)
             verify_seal(now / "checkpoints")
@@ -229,7 +229,7 @@ def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
         return 0.0
 
     with monkeypatch.context() as patch:
-        patch.setattr(delivery, "_gain", gain)
+        patch.setattr(delivery, "_validation_return", gain)
         assert called("promote", models, run) == 65
     words = "run goes on training and has retired the checkpoint at update 8"
     assert words in capsys.readouterr().err
@@ -249,13 +249,13 @@ def test_what_is_no_longer_what_it_was(runs: tuple[Path, Path, Path], tmp_path: 
     shutil.copytree(tmp_path / "000002", tmp_path / "000001")
     with pytest.raises(CheckpointError):
         rollback(tmp_path)
-    assert current(tmp_path).name == "000002"
+    assert current_model(tmp_path).name == "000002"
     shutil.rmtree(tmp_path / "000002")
     with pytest.raises(CheckpointError, match="000002"):
         promote(tmp_path, runs[2])
     (tmp_path / "record.jsonl").write_text("{}\n")
     with pytest.raises(CheckpointError, match="not a record of models"):
-        current(tmp_path)
+        current_model(tmp_path)
 
 
 def test_models_of_one_directory_trade_under_the_same_terms(

@@ -12,22 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podracer.envs.trading.bars import load
+from podracer.envs.trading.bars import load_market
 from podracer.envs.trading.indicators import (
-    FEATURES,
-    deviation,
+    INDICATORS,
+    compute_indicators,
     directional_index,
     ema,
-    features,
-    mean,
-    relative_strength,
-    turbulence,
+    moving_average,
+    moving_std,
+    relative_strength_index,
+    turbulence_index,
 )
-from podracer.envs.trading.market import JUMP, Market, adjusted, check_jumps, split
-from podracer.envs.trading.synthetic import best_wealth, synthetic, wave
+from podracer.envs.trading.market import (
+    SPLIT_THRESHOLD,
+    Market,
+    adjust_for_splits,
+    check_jumps,
+    split_market,
+)
+from podracer.envs.trading.synthetic import optimal_wealth, synthetic_market, wave_market
 from podracer.types import ConfigError
 
-SMALL = synthetic(tickers=3, bars=12)
+SMALL = synthetic_market(tickers=3, bars=12)
 HEADER = "date,ticker,open,high,low,close,volume"
 ROWS = (
     "2019-05-23,A,10,11,9,10.5,100",
@@ -51,9 +57,9 @@ def later(market: Market, row: int) -> Market:
 
 
 def test_a_market_is_a_value() -> None:
-    assert synthetic(tickers=3, bars=12) == SMALL
-    assert hash(synthetic(tickers=3, bars=12)) == hash(SMALL)
-    assert synthetic(tickers=3, bars=12, seed=1) != SMALL
+    assert synthetic_market(tickers=3, bars=12) == SMALL
+    assert hash(synthetic_market(tickers=3, bars=12)) == hash(SMALL)
+    assert synthetic_market(tickers=3, bars=12, seed=1) != SMALL
     with pytest.raises(ValueError, match="read-only"):
         SMALL.close[0, 0] = 1.0
     mine = SMALL.close.copy()
@@ -95,18 +101,18 @@ def test_axes_that_do_not_fit_are_refused() -> None:
 
 
 def test_periods_are_disjoint_and_complete() -> None:
-    market = synthetic(tickers=2, bars=100)
-    cut = split(market)
+    market = synthetic_market(tickers=2, bars=100)
+    cut = split_market(market)
     assert [len(period) for period in (cut.train, cut.validation, cut.backtest)] == [60, 20, 20]
     times = np.concatenate([cut.train.times, cut.validation.times, cut.backtest.times])
     assert (times == market.times).all()
     assert (cut.validation.close == market.close[60:80]).all()
-    assert cut.validation.market == market.before(80)  # with the past to warm up on, no future
+    assert cut.validation.market == market.head(80)  # with the past to warm up on, no future
 
 
 def test_a_date_ends_with_its_day() -> None:
-    market = synthetic(tickers=2, bars=60, bars_per_day=10)
-    cut = split(market, "2010-01-04", "2010-01-06")
+    market = synthetic_market(tickers=2, bars=60, bars_per_day=10)
+    cut = split_market(market, "2010-01-04", "2010-01-06")
     assert [len(period) for period in (cut.train, cut.validation, cut.backtest)] == [20, 20, 20]
     assert str(cut.train.times[-1])[:16] == "2010-01-04T09:39"
 
@@ -123,21 +129,21 @@ def test_a_date_ends_with_its_day() -> None:
 )
 def test_cuts_that_leave_nothing_are_refused(cuts: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        split(synthetic(tickers=1, bars=60), *cuts)
+        split_market(synthetic_market(tickers=1, bars=60), *cuts)
 
 
 @pytest.mark.parametrize("bars_per_day", [1, 3])
 def test_no_period_depends_on_a_later_one(bars_per_day: int) -> None:
     """To the bit: train on validation, validation on back-test."""
-    market = synthetic(tickers=3, bars=500 * bars_per_day, bars_per_day=bars_per_day)
-    original = split(market)
+    market = synthetic_market(tickers=3, bars=500 * bars_per_day, bars_per_day=bars_per_day)
+    original = split_market(market)
     ends = (len(original.train), len(original.train) + len(original.validation))
     for end, same in zip(ends, (("train",), ("train", "validation")), strict=True):
-        changed = split(later(market, end))
+        changed = split_market(later(market, end))
         for name in ("train", "validation", "backtest"):
             old, new = getattr(original, name).market, getattr(changed, name).market
             assert (old == new) == (name in same)
-            for of in (features, turbulence):
+            for of in (compute_indicators, turbulence_index):
                 assert np.array_equal(of(old), of(new)) == (name in same)
 
 
@@ -145,7 +151,7 @@ def test_no_period_depends_on_a_later_one(bars_per_day: int) -> None:
 
 
 def test_jumps_are_refused_or_chained_away() -> None:
-    market = synthetic(tickers=3, bars=40)
+    market = synthetic_market(tickers=3, bars=40)
     factor = np.ones_like(market.close)
     factor[20:, 1] = 0.5  # two shares for one
     names = ("open", "high", "low", "close")
@@ -154,7 +160,7 @@ def test_jumps_are_refused_or_chained_away() -> None:
     with pytest.raises(ConfigError, match=r"S001 goes from .* at 2010-01-29, more than 25 %"):
         check_jumps(broken)
     check_jumps(market)
-    mended = adjusted(broken)
+    mended = adjust_for_splits(broken)
     check_jumps(mended)
     returns = mended.close[1:] / mended.close[:-1]
     expected = market.close[1:] / market.close[:-1]
@@ -162,8 +168,8 @@ def test_jumps_are_refused_or_chained_away() -> None:
     np.testing.assert_allclose(returns, expected, rtol=1e-12)
     traded, was = (x.close * x.volume for x in (mended, broken))
     np.testing.assert_allclose(traded, was, rtol=1e-12)
-    assert adjusted(market) == market
-    assert adjusted(broken.before(30)) == mended.before(30)  # what comes later changes nothing
+    assert adjust_for_splits(market) == market
+    assert adjust_for_splits(broken.head(30)) == mended.head(30)  # what comes later changes nothing
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -176,37 +182,37 @@ def written(path: Path, rows: tuple[str, ...] = ROWS, header: str = HEADER) -> P
 
 def test_a_csv_file(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    market = load(written(tmp_path / "bars.csv", (ROWS[1], ROWS[0], ROWS[3], ROWS[2])))
+    market = load_market(written(tmp_path / "bars.csv", (ROWS[1], ROWS[0], ROWS[3], ROWS[2])))
     assert market.tickers == ("A", "B")
     assert [str(time)[:10] for time in market.times] == ["2019-05-23", "2019-05-24"]
     assert market.close.tolist() == [[10.5, 20.5], [11, 21]]
     assert market.volume.tolist() == [[100, 200], [150, 0]]
-    by_ticker = load(written(tmp_path / "by_ticker.csv", (*ROWS[1::2], *ROWS[::2])))
+    by_ticker = load_market(written(tmp_path / "by_ticker.csv", (*ROWS[1::2], *ROWS[::2])))
     assert by_ticker == market
     minutes = tuple(row.replace("-23", "-23 09:30").replace("-24", "-23T09:31") for row in ROWS)
-    market = load(written(tmp_path / "minutes.csv", minutes))
+    market = load_market(written(tmp_path / "minutes.csv", minutes))
     assert [str(time)[11:16] for time in market.times] == ["09:30", "09:31"]
     odd = tuple(row.replace(",A,", ",NA,").replace(",B,", ",0700,") for row in ROWS)
-    assert load(written(tmp_path / "odd.csv", odd)).tickers == ("0700", "NA")
+    assert load_market(written(tmp_path / "odd.csv", odd)).tickers == ("0700", "NA")
 
 
 def test_a_parquet_file(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     reader = pytest.importorskip("pyarrow.csv")
-    expected = load(written(tmp_path / "bars.csv"))
+    expected = load_market(written(tmp_path / "bars.csv"))
     table = reader.read_csv(tmp_path / "bars.csv")  # dates as date32, numbers as int64
     for kind in (arrow.date32(), arrow.timestamp("ns"), arrow.string()):
         column = table["date"].cast(kind)
         changed = table.set_column(0, "date", column).append_column("note", table["ticker"])
         parquet.write_table(changed, tmp_path / "bars.parquet")
-        assert load(tmp_path / "bars.parquet") == expected
+        assert load_market(tmp_path / "bars.parquet") == expected
     for kind, words in (("timestamp[us, tz=UTC]", "without a zone"), ("int64", "type int64")):
         zoned = arrow.timestamp("us", "UTC") if "tz" in kind else arrow.int64()
         column = table["date"].cast(arrow.timestamp("us")).cast(zoned)
         parquet.write_table(table.set_column(0, "date", column), tmp_path / "bars.parquet")
         with pytest.raises(ConfigError, match=words):
-            load(tmp_path / "bars.parquet")
+            load_market(tmp_path / "bars.parquet")
 
 
 @pytest.mark.parametrize(
@@ -229,28 +235,28 @@ def test_a_parquet_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_a_market(tmp_path: Path, rows: Any, words: str) -> None:
     pytest.importorskip("pyarrow")
     with pytest.raises(ConfigError, match=words):
-        load(written(tmp_path / "bars.csv", rows))
+        load_market(written(tmp_path / "bars.csv", rows))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     with pytest.raises(ConfigError, match=r"columns date, .* once, but has 0 of volume"):
-        load(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "size")))
+        load_market(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "size")))
     with pytest.raises(ConfigError, match="once, but has 2 of close"):
-        load(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "close")))
+        load_market(written(tmp_path / "bars.csv", header=HEADER.replace("volume", "close")))
     with pytest.raises(ConfigError, match=r"absent\.csv cannot be read"):
-        load(tmp_path / "absent.csv")
+        load_market(tmp_path / "absent.csv")
     with pytest.raises(ConfigError, match=r"neither a \.csv nor a \.parquet"):
-        load(tmp_path / "bars.pickle")
+        load_market(tmp_path / "bars.pickle")
     written(tmp_path / "bars.parquet")
     with pytest.raises(ConfigError, match=r"bars\.parquet cannot be read"):
-        load(tmp_path / "bars.parquet")
+        load_market(tmp_path / "bars.parquet")
 
 
 def test_adjust_takes_the_jump_away(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = written(tmp_path / "bars.csv", (*ROWS[:3], "2019-05-24,B,40,41,39,40,10"))
-    market = load(path, adjust=True)
+    market = load_market(path, adjust=True)
     assert market.close[1].tolist() == pytest.approx([11, 20.5])
     assert market.volume[1, 1] == pytest.approx(10 * 40 / 20.5)
 
@@ -260,26 +266,26 @@ def test_adjust_takes_the_jump_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bars_per_day", [1, 3])
 def test_indicators_do_not_look_ahead(bars_per_day: int) -> None:
-    market = synthetic(tickers=4, bars=300 * bars_per_day, bars_per_day=bars_per_day)
-    whole = features(market), turbulence(market)
+    market = synthetic_market(tickers=4, bars=300 * bars_per_day, bars_per_day=bars_per_day)
+    whole = compute_indicators(market), turbulence_index(market)
     assert whole[1].any()
     for row in (1, 2, 61, 253 * bars_per_day + 1, len(market) - 1):
-        past = market.before(row)
-        assert np.array_equal(features(past), whole[0][:row])
-        assert np.array_equal(turbulence(past), whole[1][:row])
+        past = market.head(row)
+        assert np.array_equal(compute_indicators(past), whole[0][:row])
+        assert np.array_equal(turbulence_index(past), whole[1][:row])
 
 
 def test_indicators_against_stockstats() -> None:
     """Whose definitions FinRL uses."""
     stockstats = pytest.importorskip("stockstats")
     pandas = pytest.importorskip("pandas")
-    market = synthetic(tickers=2, bars=200)
-    ours = features(market)
+    market = synthetic_market(tickers=2, bars=200)
+    ours = compute_indicators(market)
     names = ("open", "high", "low", "close", "volume")
     for column in range(2):
         frame = pandas.DataFrame({name: getattr(market, name)[:, column] for name in names})
         theirs = stockstats.wrap(frame)
-        for i, name in enumerate(FEATURES):
+        for i, name in enumerate(INDICATORS):
             start = 1 if name.startswith("boll") else 0  # one bar has no deviation: theirs is NaN
             expected = np.asarray(theirs[name])[start:]
             np.testing.assert_allclose(ours[start:, column, i], expected, rtol=1e-9, atol=1e-9)
@@ -287,27 +293,29 @@ def test_indicators_against_stockstats() -> None:
 
 def test_indicators_in_closed_form() -> None:
     line = np.arange(1.0, 101.0)[:, None]  # rises by 1 a bar
-    assert mean(line, 30)[[0, 9, 99], 0].tolist() == [1.0, 5.5, 85.5]
-    assert deviation(line, 20)[0, 0] == 0
-    assert deviation(line, 20)[99, 0] == pytest.approx(np.sqrt(20 * 21 / 12))
+    assert moving_average(line, 30)[[0, 9, 99], 0].tolist() == [1.0, 5.5, 85.5]
+    assert moving_std(line, 20)[0, 0] == 0
+    assert moving_std(line, 20)[99, 0] == pytest.approx(np.sqrt(20 * 21 / 12))
     weights = 0.8 ** np.arange(100)[::-1]
     assert ema(line, 0.2)[-1, 0] == pytest.approx((weights @ line[:, 0]) / weights.sum())
-    assert (relative_strength(line, 30)[1:] == 100).all()
-    assert (relative_strength(line[::-1], 30)[1:] == 0).all()
+    assert (relative_strength_index(line, 30)[1:] == 100).all()
+    assert (relative_strength_index(line[::-1], 30)[1:] == 0).all()
     flat = np.ones((5, 1))
-    assert (relative_strength(flat, 30) == 50).all()
+    assert (relative_strength_index(flat, 30) == 50).all()
     assert (directional_index(flat, flat, 30) == 0).all()
     assert (directional_index(line + 1, line, 30)[1:] == 100).all()
     up_and_down = 10 + np.array([0, 3, 2, 5, 4])[:, None]  # up 3, down 1, up 3, down 1
     a = 1 / 30
     up, down = (sum(m * a * (1 - a) ** (3 - i) for i, m in moves) for moves in
                 (((0, 3), (2, 3)), ((1, 1), (3, 1))))  # fmt: skip
-    assert relative_strength(up_and_down * 1.0, 30)[-1, 0] == pytest.approx(100 * up / (up + down))
+    assert relative_strength_index(up_and_down * 1.0, 30)[-1, 0] == pytest.approx(
+        100 * up / (up + down)
+    )
 
 
 def test_turbulence_against_a_loop() -> None:
-    market = synthetic(tickers=3, bars=300)
-    index = turbulence(market)
+    market = synthetic_market(tickers=3, bars=300)
+    index = turbulence_index(market)
     assert not index[:252].any()
     returns = np.diff(market.close, axis=0) / market.close[:-1]
     for day in (252, 253, 280, 299):
@@ -319,17 +327,17 @@ def test_turbulence_against_a_loop() -> None:
 
 
 def test_turbulence_of_minutes_is_that_of_the_day_before() -> None:
-    market = synthetic(tickers=2, bars=300 * 4, bars_per_day=4)
+    market = synthetic_market(tickers=2, bars=300 * 4, bars_per_day=4)
     closing = [getattr(market, name)[3::4] for name in ("open", "high", "low", "close", "volume")]
     closing[0] = closing[3]  # a bar of a whole day
-    daily = turbulence(Market(market.tickers, market.times[::4], *closing))
+    daily = turbulence_index(Market(market.tickers, market.times[::4], *closing))
     assert daily[252:].all()
-    shown = turbulence(market).reshape(300, 4)
+    shown = turbulence_index(market).reshape(300, 4)
     assert (shown == np.append(0, daily[:-1])[:, None]).all()
 
 
 def test_turbulence_of_dependent_returns_is_finite() -> None:
-    index = turbulence(wave(tickers=4, bars=300))  # rank 1
+    index = turbulence_index(wave_market(tickers=4, bars=300))  # rank 1
     assert (index[252:] > 0).all()
     assert (index < 2).all()
 
@@ -338,7 +346,7 @@ def test_turbulence_of_dependent_returns_is_finite() -> None:
 
 
 def test_synthetic_returns_have_what_real_ones_have() -> None:
-    market = synthetic(tickers=6, bars=5000)
+    market = synthetic_market(tickers=6, bars=5000)
     returns = np.diff(market.close, axis=0) / market.close[:-1]
     away = returns - returns.mean(axis=0)
     correlation = np.corrcoef(returns.T)[np.triu_indices(6, 1)]
@@ -349,12 +357,12 @@ def test_synthetic_returns_have_what_real_ones_have() -> None:
     ).all()  # fat tails: Gauss has 3
     volatile = (away**2).mean(axis=1)
     assert np.corrcoef(volatile[1:], volatile[:-1])[0, 1] > 0.05  # regimes last
-    assert np.abs(returns).max() < JUMP  # no bar looks like a split
+    assert np.abs(returns).max() < SPLIT_THRESHOLD  # no bar looks like a split
     assert market.bars_per_year == 252
 
 
 def test_synthetic_minutes_are_in_days() -> None:
-    market = synthetic(tickers=2, bars=1000, bars_per_day=390)
+    market = synthetic_market(tickers=2, bars=1000, bars_per_day=390)
     assert [str(time)[:16] for time in market.times[[0, 389, 390]]] == [
         "2010-01-01T09:30",
         "2010-01-01T15:59",
@@ -362,7 +370,8 @@ def test_synthetic_minutes_are_in_days() -> None:
     ]
     assert market.bars_per_year == 252 * 1000 / 3
     daily = np.diff(
-        np.log(synthetic(tickers=20, bars=390 * 50, bars_per_day=390).close[::390, :]), axis=0
+        np.log(synthetic_market(tickers=20, bars=390 * 50, bars_per_day=390).close[::390, :]),
+        axis=0,
     )
     assert 0.008 < daily.std() < 0.04
 
@@ -372,7 +381,7 @@ def test_synthetic_minutes_are_in_days() -> None:
 )
 def test_synthetic_refuses_what_makes_no_market(options: Any) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))} must be"):
-        synthetic(**options)
+        synthetic_market(**options)
 
 
 @settings(max_examples=20, deadline=None)
@@ -382,9 +391,11 @@ def test_the_optimum_of_a_wave_by_dynamic_programming(bars: int, gain: float, co
     held, so no mixture is better."""
     if (1 - cost) / (1 + cost) * (1 + gain) <= 1:
         with pytest.raises(ConfigError, match="not worth"):
-            best_wealth(bars, gain, 100.0, cost)
+            optimal_wealth(bars, gain, 100.0, cost)
         return
-    close = np.pad(wave(bars=bars + 2, gain=gain).close[:bars], ((0, 0), (1, 0)), constant_values=1)
+    close = np.pad(
+        wave_market(bars=bars + 2, gain=gain).close[:bars], ((0, 0), (1, 0)), constant_values=1
+    )
     wealth = [100.0, 0.0, 0.0]  # the most, if held in cash, in the one, in the other
     for bar in range(1, bars):
         wealth = [w * close[bar, i] / close[bar - 1, i] for i, w in enumerate(wealth)]
@@ -393,4 +404,4 @@ def test_the_optimum_of_a_wave_by_dynamic_programming(bars: int, gain: float, co
             fee = 1.0 if i == j else (1 - cost * (i > 0)) / (1 + cost * (j > 0))
             moved[i][j] = wealth[i] * fee
         wealth = [max(moved[i][j] for i in range(3)) for j in range(3)]
-    assert max(wealth) == pytest.approx(best_wealth(bars, gain, 100.0, cost))
+    assert max(wealth) == pytest.approx(optimal_wealth(bars, gain, 100.0, cost))

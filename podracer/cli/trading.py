@@ -54,10 +54,10 @@ def backtest(arguments: Sequence[str]) -> int:
 
 def _print_table(result: Backtest) -> None:
     from podracer.reports.trading import rows
-    from podracer.trading.backtest import dates
+    from podracer.trading.backtest import date_range
 
     for title, outcome in (("Validation", result.validation), ("Back-test", result.backtest)):
-        print(f"{title}, {' to '.join(dates(outcome.period))}")
+        print(f"{title}, {' to '.join(date_range(outcome.period))}")
         table = rows(outcome)
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for name, *numbers in table:
@@ -92,7 +92,10 @@ def promote(arguments: Sequence[str]) -> int:
     current = options.models / decision.model
     print(f"{'Promoted' if promoted else 'Refused'}: the current model is {current}")
     print(f"Validation, {' to '.join(decision.window)}")
-    for name, gain in ((decision.run, decision.score), ("current until now", decision.before)):
+    for name, gain in (
+        (decision.run, decision.score),
+        ("current until now", decision.previous_score),
+    ):
         if gain is not None:
             print(f"  {name:40} {100 * gain:+.2f} %")
     return 0 if promoted else 1

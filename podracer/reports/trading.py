@@ -16,9 +16,9 @@ from matplotlib.ticker import PercentFormatter
 
 from podracer.reports.curves import COLORS, legend, render, style_axes
 from podracer.reports.run import page, section, table, tiles
-from podracer.trading.backtest import POLICY, Backtest, Outcome, dates
+from podracer.trading.backtest import POLICY, Backtest, PeriodResult, date_range
 
-COLUMNS = {
+_COLUMNS = {
     "return": "cumulative_return",
     "a year": "annual_return",
     "volatility": "annual_volatility",
@@ -30,39 +30,41 @@ COLUMNS = {
 RATIOS = ("sharpe", "sortino", "calmar")
 CASH = "#8a919a40"  # faint on a light and on a dark page
 POINTS = 1000  # drawn of a curve at most
-LARGEST = 7  # tickers with an area of their own; the others share one
+MAX_TICKERS = 7  # with an area of their own; the others share one
 
-NOT_MODELLED = (
+NOT_MODELED = (
     "Fills are at the close of the bar after the decision, in whole shares, with the fee of the "
     "environment. Not modeled: slippage and market impact, spreads, dividends, interest on cash, "
-    "taxes, short selling. Baselines trade parts of shares and have no limit of shares at once. "
+    "taxes, short selling. Baselines trade fractional shares and have no limit of "
+    "shares per order. "
     "A period is one path of prices: a difference between two curves may be luck."
 )
 
 
-def rows(outcome: Outcome) -> list[list[str]]:
-    """The names of the columns, and a row of text for the policy and for each baseline."""
-    shown = [["", *COLUMNS, "fees"]]
-    for name, figures in outcome.figures.items():
-        values = dataclasses.asdict(figures)
-        cells = [_cell(key, values[key]) for key in COLUMNS.values()]
-        shown.append([name, *cells, f"{outcome.book.costs.sum():,.0f}" if name == POLICY else ""])
-    return shown
+def rows(result: PeriodResult) -> list[list[str]]:
+    """Return the head of a table and a row of cells for the policy and for each baseline."""
+    table = [["", *_COLUMNS, "fees"]]
+    for name, metrics in result.metrics.items():
+        values = dataclasses.asdict(metrics)
+        cells = [_cell(key, values[key]) for key in _COLUMNS.values()]
+        fees = f"{result.portfolio.costs.sum():,.0f}" if name == POLICY else ""
+        table.append([name, *cells, fees])
+    return table
 
 
 def write_page(result: Backtest, out: Path) -> Path:
-    """Write the page to the file `out`, and return that."""
+    """Write the page of a back-test to the file `out`, and return the file."""
     body = [
         tiles(_facts(result)),
         section("Periods", _periods(result)),
         *(
-            section(f"{name}, {' to '.join(dates(outcome.period))}", _outcome(name, outcome))
-            for name, outcome in (
+            section(f"{name}, {' to '.join(date_range(period.period))}", _period(name, period))
+            for name, period in (
                 ("Back-test", result.backtest),
                 ("Validation", result.validation),
             )
         ),
-        section("What these figures leave out", f"<p>{NOT_MODELLED}</p>"),
+        section("What these figures leave out", f"<p>{NOT_MODELED}</p>"),
     ]
     out.write_text(page(f"Back-test of {result.run}", body), encoding="utf-8")
     return out
@@ -75,93 +77,93 @@ def _cell(key: str, value: float) -> str:
 
 
 def _facts(result: Backtest) -> dict[str, str]:
-    """Of the policy in the back-test period."""
-    values = dataclasses.asdict(result.backtest.figures[POLICY])
-    shown = {
+    """Return the headline metrics of the policy in the back-test period."""
+    values = dataclasses.asdict(result.backtest.metrics[POLICY])
+    titles = {
         "Return in the back-test": "cumulative_return",
         "Maximum drawdown": "max_drawdown",
         "Sharpe ratio": "sharpe",
     }
-    facts = {title: _cell(key, values[key]) for title, key in shown.items()}
+    facts = {title: _cell(key, values[key]) for title, key in titles.items()}
     return {**facts, "Updates": f"{result.updates:,}"}
 
 
 def _periods(result: Backtest) -> str:
-    cut = result.split
+    periods = result.periods
     uses = (
-        ("Train", cut.train, "learned from; gives the minimum variance its weights"),
-        ("Validation", cut.validation, "chosen by: runs, settings, models to promote"),
-        ("Back-test", cut.backtest, "reported here, never chosen by"),
+        ("Train", periods.train, "learned from; gives the minimum variance its weights"),
+        ("Validation", periods.validation, "chosen by: runs, settings, models to promote"),
+        ("Back-test", periods.backtest, "reported here, never chosen by"),
     )
     head = ("", "first bar", "last bar", "bars", "used for")
-    listed = ([name, *dates(period), f"{len(period):,}", use] for name, period, use in uses)
-    tickers = ", ".join(cut.train.market.tickers)
-    return f"{table(head, listed)}<p><small>Tickers: {html.escape(tickers)}</small></p>"
+    rows = ([name, *date_range(period), f"{len(period):,}", use] for name, period, use in uses)
+    tickers = ", ".join(periods.train.market.tickers)
+    return f"{table(head, rows)}<p><small>Tickers: {html.escape(tickers)}</small></p>"
 
 
-def _outcome(name: str, outcome: Outcome) -> str:
-    colors: dict[str, str] = dict(zip(outcome.curves, COLORS, strict=False))
-    head, *listed = rows(outcome)
-    parts = _parts(outcome)
-    tints = dict(zip(parts, (CASH, *COLORS), strict=False))
+def _period(name: str, result: PeriodResult) -> str:
+    colors: dict[str, str] = dict(zip(result.curves, COLORS, strict=False))
+    head, *body = rows(result)
+    components = _equity_components(result)
+    area_colors = dict(zip(components, (CASH, *COLORS), strict=False))
 
     def curves(figure: Figure) -> None:
-        wealth, fall = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        _lines(wealth, outcome, colors)
-        _title(wealth, "Equity")
-        for label, curve in outcome.curves.items():
+        equity_axes, drawdown_axes = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        _lines(equity_axes, result, colors)
+        _title(equity_axes, "Equity")
+        for label, curve in result.curves.items():
             drawdown = curve / np.maximum.accumulate(curve) - 1
-            fall.plot(*_some(outcome, drawdown), color=colors[label], lw=_width(label))
-        _title(fall, "Drawdown: below the highest so far")
-        fall.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
+            drawdown_axes.plot(*_thinned(result, drawdown), color=colors[label], lw=_width(label))
+        _title(drawdown_axes, "Drawdown: below the highest so far")
+        drawdown_axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
 
     def areas(figure: Figure) -> None:
         axes = figure.add_subplot()
-        shares = np.stack(list(parts.values())) / outcome.book.equity
-        times = _some(outcome, shares[0])[0]
-        heights = np.stack([_some(outcome, each)[1] for each in shares])
-        axes.stackplot(times, heights, colors=list(tints.values()), lw=0)
+        shares = np.stack(list(components.values())) / result.portfolio.equity
+        times = _thinned(result, shares[0])[0]
+        heights = np.stack([_thinned(result, share)[1] for share in shares])
+        axes.stackplot(times, heights, colors=list(area_colors.values()), lw=0)
         axes.set(ylim=(0, 1))
-        _title(axes, "Holdings of the policy: parts of its equity")
+        _title(axes, "Holdings of the policy: fractions of its equity")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
 
     return "".join(
         (
-            table(head, listed),
+            table(head, body),
             legend(colors.items()),
             render(f"{name}: equity and drawdown", 4.6, curves),
-            legend(tints.items()),
+            legend(area_colors.items()),
             render(f"{name}: holdings", 2.6, areas),
         )
     )
 
 
-def _parts(outcome: Outcome) -> dict[str, np.ndarray]:
-    """What equity was made of, f64 `[n]` each: cash, the largest tickers, the rest together."""
-    holdings, tickers = outcome.book.holdings, outcome.period.market.tickers
+def _equity_components(result: PeriodResult) -> dict[str, np.ndarray]:
+    """Return the components of equity, f64 `[n]` each: cash, the largest tickers, the others."""
+    holdings, tickers = result.portfolio.holdings, result.period.market.tickers
     order = np.argsort(-holdings.mean(axis=0), kind="stable")
-    shown = len(tickers) if len(tickers) <= LARGEST + 1 else LARGEST
-    parts = {"cash": outcome.book.cash}
-    parts |= {tickers[i]: holdings[:, i] for i in order[:shown]}
-    if shown < len(tickers):
-        parts[f"{len(tickers) - shown} others"] = holdings[:, order[shown:]].sum(axis=1)
+    num_shown = len(tickers) if len(tickers) <= MAX_TICKERS + 1 else MAX_TICKERS
+    parts = {"cash": result.portfolio.cash}
+    parts |= {tickers[i]: holdings[:, i] for i in order[:num_shown]}
+    if num_shown < len(tickers):
+        parts[f"{len(tickers) - num_shown} others"] = holdings[:, order[num_shown:]].sum(axis=1)
     return parts
 
 
-def _lines(axes: Axes, outcome: Outcome, colors: dict[str, str]) -> None:
-    for label, curve in outcome.curves.items():
+def _lines(axes: Axes, result: PeriodResult, colors: dict[str, str]) -> None:
+    for label, curve in result.curves.items():
         order = 3 if label == POLICY else 2
-        axes.plot(*_some(outcome, curve), color=colors[label], lw=_width(label), zorder=order)
+        axes.plot(*_thinned(result, curve), color=colors[label], lw=_width(label), zorder=order)
 
 
 def _width(label: str) -> float:
     return 1.8 if label == POLICY else 1.0
 
 
-def _some(outcome: Outcome, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times and values, few enough to draw."""
+def _thinned(result: PeriodResult, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return times and values, few enough to draw."""
     every = slice(None, None, -(-len(curve) // POINTS))
-    return outcome.period.times[every], curve[every]
+    return result.period.times[every], curve[every]
 
 
 def _title(axes: Axes, title: str) -> None:

@@ -1,1 +1,1 @@
-"""What a trained trader goes through: back-test, baselines, delivery."""
+"""Back-tests of trained trading policies, baselines, and delivery of models."""

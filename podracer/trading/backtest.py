@@ -1,4 +1,4 @@
-"""The greedy policy of a run, taken through periods it never trained in, beside the baselines."""
+"""Back-tests: the greedy policy of a run in periods it was not trained in, beside baselines."""
 
 from __future__ import annotations
 
@@ -14,108 +14,114 @@ import numpy as np
 
 from podracer.agent import Agent
 from podracer.envs.trading.environment import Trading, TradingState, backtest_environment
-from podracer.envs.trading.market import Period, Split, show
+from podracer.envs.trading.market import Period, Periods, format_time
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
-from podracer.trading.metrics import Performance, performance
+from podracer.trading.metrics import Performance, compute_performance
 from podracer.types import Params
 
 POLICY = "policy"
 
 
 @dataclasses.dataclass(frozen=True)
-class Book:
-    """What was held at each bar of a period, after the trades there; the first bar has none."""
+class PortfolioHistory:
+    """A portfolio at each of n bars, after the trades at that bar."""
 
     cash: np.ndarray  # f64 [n]
     shares: np.ndarray  # i32 [n, D]
-    price: np.ndarray  # f64 [n, D], as the environment has it
+    price: np.ndarray  # f64 [n, D], as the environment rounds it
     costs: np.ndarray  # f64 [n], fees paid at the bar
 
     @property
     def holdings(self) -> np.ndarray:
-        """What the shares are worth, f64 `[n, D]`."""
+        """Value of the shares, f64 `[n, D]`."""
         return self.shares * self.price
 
     @property
     def equity(self) -> np.ndarray:
-        """With the cash, f64 `[n]`."""
+        """Value of cash and shares, f64 `[n]`."""
         return self.cash + self.holdings.sum(axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of a policy and of the baselines in one period."""
+class PeriodResult:
+    """Results of a policy and of the baselines in one period."""
 
     period: Period
-    book: Book
-    curves: dict[str, np.ndarray]  # equity f64 [n]; that of `POLICY` first
+    portfolio: PortfolioHistory  # of the policy
+    curves: dict[str, np.ndarray]  # equity f64 [n] by name; that of `POLICY` first
 
     @property
-    def figures(self) -> dict[str, Performance]:
-        """Of each curve."""
-        a_year = self.period.market.bars_per_year
-        return {name: performance(curve, a_year) for name, curve in self.curves.items()}
+    def metrics(self) -> dict[str, Performance]:
+        """Performance of each curve."""
+        bars_per_year = self.period.market.bars_per_year
+        return {
+            name: compute_performance(curve, bars_per_year) for name, curve in self.curves.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Backtest:
-    """A run's policy at its newest checkpoint."""
+    """Back-test of a run's policy at its newest checkpoint."""
 
     run: str
     updates: int
-    split: Split
-    validation: Outcome
-    backtest: Outcome
+    periods: Periods
+    validation: PeriodResult
+    backtest: PeriodResult
 
     def to_json(self) -> dict[str, Any]:
-        """All figures; a ratio to nothing is null."""
-        periods = {"validation": self.validation, "backtest": self.backtest}
-        train = {"train": dates(self.split.train)}
+        """Return all metrics as JSON values; NaN becomes null."""
+        results = {"validation": self.validation, "backtest": self.backtest}
+        dates = {"train": date_range(self.periods.train)}
+        dates |= {name: date_range(result.period) for name, result in results.items()}
         return {
             "run": self.run,
             "updates": self.updates,
-            "periods": {**train, **{name: dates(x.period) for name, x in periods.items()}},
-            **{name: _figures(outcome) for name, outcome in periods.items()},
+            "periods": dates,
+            **{name: _metrics_to_json(result) for name, result in results.items()},
         }
 
 
 def backtest(directory: str | Path) -> Backtest:
-    """Roll the policy of the run in `directory` through its validation and its back-test period.
+    """Simulate the policy of the run in `directory` in its validation and back-test periods.
 
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
-    for periods too short for figures; `CheckpointError` if there is no checkpoint to trust.
+    for periods too short for metrics; `CheckpointError` if no checkpoint can be trusted.
     """
     directory = Path(directory)
     agent, env, state = load_run(directory)
-    examined = backtest_environment(env)  # first, for its sentence about any other environment
+    backtest_env = backtest_environment(env)  # first, for its error about other environments
     check_same_environment(directory, env)
     params = agent.actor_params(state.learner)
-    validation, tested = (
-        examine(agent, each, params, state.key)
-        for each in (examined.inner.for_evaluation(), examined.inner)
+    validation_result, backtest_result = (
+        evaluate_policy(agent, trading, params, state.key)
+        for trading in (backtest_env.inner.for_evaluation(), backtest_env.inner)
     )
     name, updates = directory.resolve().name, int(state.update)
-    return Backtest(name, updates, examined.inner.split, validation, tested)
+    return Backtest(name, updates, backtest_env.inner.periods, validation_result, backtest_result)
 
 
-def examine(agent: Agent, env: Trading, params: Params, key: jax.Array) -> Outcome:
-    """A policy through the period of `env` beside the baselines, at the same cash and cost."""
-    book, terms = roll(agent, env, params, key), {"cash": env.cash, "cost": env.cost}
+def evaluate_policy(agent: Agent, env: Trading, params: Params, key: jax.Array) -> PeriodResult:
+    """Compare a policy in the period of `env` with the baselines, at the same cash and cost."""
+    portfolio = simulate(agent, env, params, key)
+    terms = {"cash": env.cash, "cost": env.cost}
     curves = {
-        POLICY: book.equity,
+        POLICY: portfolio.equity,
         "buy and hold": buy_and_hold(env.bars, **terms),
         "equal weight": equal_weight(env.bars, **terms),
-        "minimum variance": minimum_variance(env.bars, env.split.train, **terms),
+        "minimum variance": minimum_variance(env.bars, env.periods.train, **terms),
     }
-    return Outcome(env.bars, book, curves)
+    return PeriodResult(env.bars, portfolio, curves)
 
 
-def roll(agent: Agent, env: Trading, params: Params, key: jax.Array) -> Book:
-    """Greedy actions through the whole period of `env`, which is one of `for_evaluation` or
-    `for_backtest`. One compiled scan, however long."""
+def simulate(agent: Agent, env: Trading, params: Params, key: jax.Array) -> PortfolioHistory:
+    """Take greedy actions through the whole period of `env`, as one compiled scan.
+
+    `env` is the result of `for_evaluation` or `for_backtest`.
+    """
     key = purpose_key(key, Purpose.EVALUATE)
 
     def step(params: Params, actor: ActorState, t: jax.Array) -> tuple[ActorState, TradingState]:
@@ -124,30 +130,30 @@ def roll(agent: Agent, env: Trading, params: Params, key: jax.Array) -> Book:
         return actor, actor.env_state
 
     @jax.jit
-    def whole(params: Params) -> TradingState:
-        start = init_actor(agent, env, key[None])
-        advance = partial(step, params)
-        _, after = jax.lax.scan(advance, start, jnp.arange(len(env.bars) - 1))
+    def run_period(params: Params) -> TradingState:
+        actor = init_actor(agent, env, key[None])
+        steps = jnp.arange(len(env.bars) - 1)
+        _, next_states = jax.lax.scan(partial(step, params), actor, steps)
         return jax.tree.map(
-            lambda x, rest: jnp.concatenate([x, rest[:, 0]]), start.env_state, after
+            lambda x, xs: jnp.concatenate([x, xs[:, 0]]), actor.env_state, next_states
         )
 
-    states = jax.device_get(whole(params))
-    shares, price = states.shares, env.table.price.astype(np.float64)
+    states = jax.device_get(run_period(params))
+    shares, price = states.shares, env.data.price.astype(np.float64)
     traded = np.abs(np.diff(shares, axis=0, prepend=shares[:1]))
     costs = env.cost * (traded * price).sum(axis=1)
-    return Book(states.cash.astype(np.float64), shares, price, costs)
+    return PortfolioHistory(states.cash.astype(np.float64), shares, price, costs)
 
 
-def dates(period: Period) -> list[str]:
-    """The first and the last bar of a period."""
-    return [show(period.times[row]) for row in (0, -1)]
+def date_range(period: Period) -> list[str]:
+    """Return the first and the last bar of a period."""
+    return [format_time(period.times[row]) for row in (0, -1)]
 
 
-def _figures(outcome: Outcome) -> dict[str, Any]:
+def _metrics_to_json(result: PeriodResult) -> dict[str, Any]:
     rows = {
-        name: {k: v if math.isfinite(v) else None for k, v in dataclasses.asdict(figures).items()}
-        for name, figures in outcome.figures.items()
+        name: {k: v if math.isfinite(v) else None for k, v in dataclasses.asdict(metrics).items()}
+        for name, metrics in result.metrics.items()
     }
-    rows[POLICY]["costs"] = float(outcome.book.costs.sum())
+    rows[POLICY]["costs"] = float(result.portfolio.costs.sum())
     return rows

@@ -1,8 +1,8 @@
-"""What needs no learning: portfolios with fixed weights, as equity curves to compare with.
+"""Baselines without learning: equity curves of portfolios with fixed weights.
 
-Each starts with `cash`, buys at the first close of the period and pays `cost` for each side of
-every trade, as the environment does, but trades parts of shares. The first value of a curve is the
-cash before that purchase.
+Each portfolio starts with `cash`, buys at the first close of the period and pays the fee `cost` for
+each purchase and sale, as the environment does, but trades fractional shares. The first value of a
+curve is the cash before the first purchase.
 """
 
 from __future__ import annotations
@@ -15,42 +15,44 @@ from podracer.types import ConfigError
 
 
 def buy_and_hold(period: Period, *, cash: float = 1e6, cost: float = 0.001) -> np.ndarray:
-    """Equal parts of all tickers, bought once: wealth `[n]`."""
-    return _follow(period, _equal(period), cash, cost, rebalance=False)
+    """Return the equity `[n]` of equal weights, bought once."""
+    return _equity_curve(period, _equal_weights(period), cash, cost, rebalance=False)
 
 
 def equal_weight(period: Period, *, cash: float = 1e6, cost: float = 0.001) -> np.ndarray:
-    """Equal parts of all tickers, made equal again at the first bar of each day: wealth `[n]`."""
-    return _follow(period, _equal(period), cash, cost, rebalance=True)
+    """Return the equity `[n]` of equal weights, rebalanced at the first bar of each day."""
+    return _equity_curve(period, _equal_weights(period), cash, cost, rebalance=True)
 
 
 def minimum_variance(
     period: Period, train: Period, *, cash: float = 1e6, cost: float = 0.001
 ) -> np.ndarray:
-    """The parts that varied least over `train`, kept through `period` as in `equal_weight`."""
-    return _follow(period, minimum_variance_weights(train), cash, cost, rebalance=True)
+    """Return the equity `[n]` of the minimum-variance weights of `train`, rebalanced daily."""
+    return _equity_curve(period, minimum_variance_weights(train), cash, cost, rebalance=True)
 
 
 def minimum_variance_weights(train: Period) -> np.ndarray:
-    """Weights `[D]`, none negative, of sum 1, with the least variance of daily returns.
+    """Return the long-only weights `[D]`, of sum 1, with the least variance of daily returns.
 
-    The problem is one of non-negative least squares: of all w >= 0 the one with the smallest
-    |R w|² + (1ᵀw - 1)², R the returns less their mean, is a multiple of it, because both have the
-    same conditions of Karush, Kuhn and Tucker up to scale. Source: Markowitz 1952.
+    They are found by non-negative least squares: the w >= 0 that minimizes |R w|² + (1ᵀw - 1)²,
+    with R the centered returns, is a multiple of them, because both problems have the same
+    Karush-Kuhn-Tucker conditions up to scale. Source: Markowitz 1952.
     """
     close = train.close[_first_bars(train)]
     if len(close) < 3:
-        raise ConfigError(f"{len(close)} days say nothing of a variance: train needs at least 3.")
+        raise ConfigError(
+            f"the train period has {len(close)} days, but a variance needs at least 3."
+        )
     returns = close[1:] / close[:-1] - 1
     rows = np.vstack([returns - returns.mean(axis=0), np.ones(returns.shape[1])])
     weights, _ = nnls(rows, np.append(np.zeros(len(returns)), 1.0))
     return weights / weights.sum()
 
 
-def _follow(
+def _equity_curve(
     period: Period, weights: np.ndarray, cash: float, cost: float, *, rebalance: bool
 ) -> np.ndarray:
-    """The equity curve `[n]` of weights `[D]`, set at the first bar and, if so, on each day."""
+    """Return the equity `[n]` of weights `[D]`, set at the first bar, and daily to rebalance."""
     close = period.close
     trades = _first_bars(period) if rebalance else _first_bars(period)[:1]
     trades = np.isin(np.arange(len(close)), trades)
@@ -65,18 +67,18 @@ def _follow(
 
 
 def _after_fees(wealth: float, held: np.ndarray, weights: np.ndarray, cost: float) -> float:
-    """What is left of `wealth` once the trades to `weights` of what is left are paid for."""
-    left = wealth
+    """Return the wealth that is left after the fees of trading to `weights` of what is left."""
+    net_wealth = wealth
     for _ in range(20):  # a contraction by `cost` at least, so this is exact
-        left = wealth - cost * np.abs(weights * left - held).sum()
-    return left
+        net_wealth = wealth - cost * np.abs(weights * net_wealth - held).sum()
+    return net_wealth
 
 
 def _first_bars(period: Period) -> np.ndarray:
-    """The row of the first bar of each day."""
+    """Return the row of the first bar of each day."""
     return np.unique(period.times.astype("datetime64[D]"), return_index=True)[1]
 
 
-def _equal(period: Period) -> np.ndarray:
+def _equal_weights(period: Period) -> np.ndarray:
     tickers = len(period.market.tickers)
     return np.full(tickers, 1 / tickers)

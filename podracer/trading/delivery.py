@@ -1,13 +1,13 @@
-"""Delivery: a directory of models, one of which is current; a better one takes its place.
+"""Delivery: a directory of models, one of which is current until a better one replaces it.
 
-    MODELS/record.jsonl   the truth: one line for each decision, never changed, only added to
-    MODELS/000002/        a promoted run: config.json and one checkpoint, vouched for by the record
-    MODELS/current        the name of the current model, for everybody else to read
-    MODELS/lock           held by whoever promotes or rolls back
+    MODELS/record.jsonl   the source of truth: one line for each decision, append-only
+    MODELS/000002/        a promoted run: config.json and one checkpoint, with digests in the record
+    MODELS/current        name of the current model, for other programs to read
+    MODELS/lock           held during a promotion or a rollback
 
-A model is copied, then it is recorded, then `current` names it. Each of the last two is
-one file replaced whole, so a kill between any two steps leaves the old or the new model current,
-and the next command brings `current` in line with the record.
+A model is first copied, then recorded, and then `current` is updated. Each of the last two steps
+replaces one file atomically, so a kill between any two steps leaves the old or the new model
+current, and the next command makes `current` agree with the record.
 """
 
 from __future__ import annotations
@@ -32,13 +32,21 @@ from podracer.io.run_directory import (
     verify_seal,
     write_bytes,
 )
-from podracer.trading.backtest import dates, roll
+from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 
 RECORD, CURRENT, CHECKPOINTS = "record.jsonl", "current", "checkpoints"
-_OF_A_RUN = ("config.json", "pods.jsonl")  # what `load_run` reads besides checkpoints
-# What a trading environment's settings may differ in between two models of one directory.
-_FREE = {"kind", "split", "name", "period", "episode_length", "random_start", "final_discount"}
+_RUN_FILES = ("config.json", "pods.jsonl")  # what `load_run` reads besides checkpoints
+# Settings of the trading environment that may differ between the models of one directory.
+_IGNORED_SETTINGS = {
+    "kind",
+    "periods",
+    "name",
+    "period",
+    "episode_length",
+    "random_start",
+    "final_discount",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +54,23 @@ class Decision:
     """A line of the record."""
 
     action: str  # promote, refuse or rollback
-    model: str  # current from here on; of a refusal the one that stayed
-    files: dict[str, str]  # SHA-256 of what that model is, see `_digests`
-    run: str = ""  # whose checkpoint was judged
-    updates: int = 0
-    window: tuple[str, ...] = ()  # first and last bar of the validation
-    score: float | None = None  # return of the policy there
-    before: float | None = None  # that of the model current until then, on the same bars
-    time: str = ""
+    model: str  # the current model after the decision
+    files: dict[str, str]  # SHA-256 of the files of that model, see `_digests`
+    run: str = ""  # name of the run that was compared
+    updates: int = 0  # of its checkpoint
+    window: tuple[str, ...] = ()  # first and last bar of the validation period
+    score: float | None = None  # return of the run's policy in it
+    previous_score: float | None = None  # return of the model that was current, on the same bars
+    time: str = ""  # ISO 8601, UTC
 
 
 def promote(models: str | Path, run: str | Path) -> Decision:
     """Make the newest checkpoint of `run` the current model if it is better, else refuse.
 
-    Better is a larger return in the validation period of `run`, where both are played anew from
-    their checkpoints; the first model is always accepted. Raises `ConfigError` for a run that does
-    not trade, whose bars have changed, or that trades in another environment than the current
-    model; `CheckpointError` where a checkpoint or the record cannot be trusted.
+    A run is better if its return in its validation period is larger; both models are simulated from
+    their checkpoints. The first model is always accepted. Raises `ConfigError` for a run that does
+    not trade, whose bars have changed, or that trades under other terms than the current model;
+    `CheckpointError` where a checkpoint or the record cannot be trusted.
     """
     models, run = Path(models), Path(run)
     agent, env, state = load_run(run)
@@ -70,71 +78,71 @@ def promote(models: str | Path, run: str | Path) -> Decision:
     check_same_environment(run, env)
     validation: Trading = env.for_evaluation().inner  # type: ignore[union-attr]
     updates = int(state.update)
-    facts: dict[str, Any] = {
+    details: dict[str, Any] = {
         "run": run.resolve().name,
         "updates": updates,
-        "window": tuple(dates(validation.bars)),
-        "score": _gain(agent, validation, state),
+        "window": tuple(date_range(validation.bars)),
+        "score": _validation_return(agent, validation, state),
     }
     with RunLock(models):
-        decisions = _settled(models)
-        standing = _standing(decisions)
-        if standing:
-            old = standing[-1]
-            _verify(models, old)
-            _check_comparable(models / old.model, run)
-            agent, _, state = load_run(models / old.model, environment=env)
-            facts["before"] = _gain(agent, validation, state)
-            if not facts["score"] > facts["before"]:
-                refusal = Decision("refuse", old.model, old.files, **facts)
+        decisions = _read_and_repair(models)
+        promotions = _active_promotions(decisions)
+        if promotions:
+            current = promotions[-1]
+            _verify(models, current)
+            _check_comparable(models / current.model, run)
+            agent, _, state = load_run(models / current.model, environment=env)
+            details["previous_score"] = _validation_return(agent, validation, state)
+            if not details["score"] > details["previous_score"]:
+                refusal = Decision("refuse", current.model, current.files, **details)
                 return _record(models, refusal)
-        name = f"{sum(each.action == 'promote' for each in decisions) + 1:06d}"
+        name = f"{sum(decision.action == 'promote' for decision in decisions) + 1:06d}"
         files = _copy(run, updates, models / name)
-        return _record(models, Decision("promote", name, files, **facts))
+        return _record(models, Decision("promote", name, files, **details))
 
 
 def rollback(models: str | Path) -> Decision:
-    """Go back to the model that was current before the current one; again goes further back.
+    """Make the previous model the current one again; a second rollback goes further back.
 
-    Raises `ConfigError` if there is none, `CheckpointError` if it is no longer what it was.
+    Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
     models = Path(models)
-    current(models)  # refuses what is no directory of models, before a lock is left there
+    current_model(models)  # fails for a directory without models before a lock file is made
     with RunLock(models):
-        decisions = _settled(models)
-        standing = _standing(decisions)
-        if len(standing) < 2:
-            raise ConfigError(f"{models} has no model before {standing[-1].model} to go back to.")
-        before = standing[-2]
-        _verify(models, before)
-        return _record(models, Decision("rollback", before.model, before.files))
+        decisions = _read_and_repair(models)
+        promotions = _active_promotions(decisions)
+        if len(promotions) < 2:
+            raise ConfigError(f"{models} has no model before {promotions[-1].model} to go back to.")
+        previous = promotions[-2]
+        _verify(models, previous)
+        return _record(models, Decision("rollback", previous.model, previous.files))
 
 
-def current(models: str | Path) -> Path:
-    """The directory of the current model, which `podracer.load` and every command for runs take.
+def current_model(models: str | Path) -> Path:
+    """Return the directory of the current model: a run directory for every command.
 
     Raises `ConfigError` if there is none.
     """
     models = Path(models)
-    standing = _standing(_read(models))
-    if not standing:
+    promotions = _active_promotions(_read(models))
+    if not promotions:
         raise ConfigError(f"{models} has no model yet: promote a run to it.")
-    return models / standing[-1].model
+    return models / promotions[-1].model
 
 
-def _gain(agent: Any, validation: Trading, state: Any) -> float:
-    """The return of a policy in the validation period: 0.1 is a gain of a tenth."""
-    equity = roll(agent, validation, agent.actor_params(state.learner), state.key).equity
+def _validation_return(agent: Any, validation: Trading, state: Any) -> float:
+    """Return the return of a policy in the validation period: 0.1 is a gain of 10 %."""
+    equity = simulate(agent, validation, agent.actor_params(state.learner), state.key).equity
     return float(equity[-1] / equity[0] - 1)
 
 
 def _check_comparable(model: Path, run: Path) -> None:
-    """Both must trade the same tickers under the same terms, or their figures mean nothing."""
+    """Raise `ConfigError` unless both trade the same tickers under the same terms."""
 
     def terms(directory: Path) -> dict[str, Any]:
         inner = json.loads(read_limited(directory / "config.json"))["environment"]["inner"]
-        rest = {name: value for name, value in inner.items() if name not in _FREE}
-        return {"tickers": inner["split"]["train"]["market"]["tickers"], **rest}
+        settings = {key: value for key, value in inner.items() if key not in _IGNORED_SETTINGS}
+        return {"tickers": inner["periods"]["train"]["market"]["tickers"], **settings}
 
     for name, (old, new) in differences(terms(model), terms(run)).items():
         raise ConfigError(
@@ -144,8 +152,8 @@ def _check_comparable(model: Path, run: Path) -> None:
 
 
 def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
-    """Make a run's checkpoint a model of its own, which `_digests` then tell from any other."""
-    shutil.rmtree(model, ignore_errors=True)  # what a killed promotion left
+    """Copy a run's checkpoint and configuration to a model; return the digests of its files."""
+    shutil.rmtree(model, ignore_errors=True)  # left by a killed promotion
     step = Path(CHECKPOINTS) / f"{updates:012d}"
     try:
         shutil.copytree(run / step, model / step)
@@ -154,28 +162,27 @@ def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
         if (run / step / MANIFEST).exists():
             raise
         raise CheckpointError(
-            f"{run} goes on training and has retired the checkpoint at update {updates}, which was "
-            "judged: promote it again."
+            f"{run} is still training and has deleted the checkpoint at update {updates}, which "
+            "was compared: promote it again."
         ) from None
     seal(model / CHECKPOINTS)
-    for name in _OF_A_RUN:
+    for name in _RUN_FILES:
         if (run / name).is_file():
             write_bytes(model / name, read_limited(run / name))
     return _digests(model)
 
 
 def _verify(models: Path, decision: Decision) -> None:
-    """Raise `CheckpointError` if a model is not what was promoted. Reports may lie beside it."""
+    """Raise `CheckpointError` if a model is not what was promoted; other files are ignored."""
     model = models / decision.model
     verify_seal(model / CHECKPOINTS)
     if _digests(model) != decision.files:
-        raise CheckpointError(f"{model} is not the model that {models / RECORD} tells of")
+        raise CheckpointError(f"{model} is not the model that {models / RECORD} describes")
 
 
 def _digests(model: Path) -> dict[str, str]:
-    """SHA-256 of the configuration, and of the manifest that vouches for every checkpointed byte
-    and for there being no other checkpoint."""
-    names = (*_OF_A_RUN, f"{CHECKPOINTS}/{MANIFEST}")
+    """Return SHA-256 digests of the configuration and of the manifest of all checkpoint files."""
+    names = (*_RUN_FILES, f"{CHECKPOINTS}/{MANIFEST}")
     return {
         name: hashlib.sha256(read_limited(model / name)).hexdigest()
         for name in names
@@ -187,20 +194,20 @@ def _digests(model: Path) -> dict[str, str]:
 
 
 def _record(models: Path, decision: Decision) -> Decision:
-    """Add a decision and act on it."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    decision = dataclasses.replace(decision, time=now)
+    """Append a decision to the record, then update `current`."""
+    time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    decision = dataclasses.replace(decision, time=time)
     path, line = models / RECORD, json.dumps(dataclasses.asdict(decision)) + "\n"
     write_bytes(path, (path.read_bytes() if path.exists() else b"") + line.encode())
     write_bytes(models / CURRENT, f"{decision.model}\n".encode())
     return decision
 
 
-def _settled(models: Path) -> list[Decision]:
-    """The record, after which `current` says the same: a kill may have come between the two."""
+def _read_and_repair(models: Path) -> list[Decision]:
+    """Return the record, and make `current` agree with it after a kill between the two."""
     decisions = _read(models)
-    if standing := _standing(decisions):
-        write_bytes(models / CURRENT, f"{standing[-1].model}\n".encode())
+    if promotions := _active_promotions(decisions):
+        write_bytes(models / CURRENT, f"{promotions[-1].model}\n".encode())
     return decisions
 
 
@@ -215,12 +222,12 @@ def _read(models: Path) -> list[Decision]:
         raise CheckpointError(f"{path} is not a record of models: {error}") from error
 
 
-def _standing(decisions: list[Decision]) -> list[Decision]:
-    """The promotions that were not rolled back; the last one is current."""
-    standing: list[Decision] = []
+def _active_promotions(decisions: list[Decision]) -> list[Decision]:
+    """Return the promotions that were not rolled back; the last one is current."""
+    promotions: list[Decision] = []
     for decision in decisions:
         if decision.action == "promote":
-            standing.append(decision)
+            promotions.append(decision)
         elif decision.action == "rollback":
-            standing.pop()
-    return standing
+            promotions.pop()
+    return promotions

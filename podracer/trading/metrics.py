@@ -1,4 +1,4 @@
-"""Figures of a back-test, from its equity curve."""
+"""Performance metrics of an equity curve."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from podracer.types import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Performance:
-    """What an equity curve comes to. A ratio to nothing, such as the Sharpe ratio of a curve that
-    does not vary, is NaN."""
+    """Performance metrics of an equity curve.
+
+    A ratio whose denominator is 0, such as the Sharpe ratio of a constant curve, is NaN.
+    """
 
     cumulative_return: float
-    """Of the whole curve: 0.1 is a gain of a tenth."""
+    """Return over the whole curve: 0.1 is a gain of 10 %."""
     annual_return: float
-    """Compounded."""
+    """Compounded return of a year."""
     annual_volatility: float
-    """Standard deviation (of a sample) of the returns, for a year."""
+    """Sample standard deviation of the returns, annualized."""
     sharpe: float
-    """Mean excess return over its standard deviation, for a year (Sharpe 1994)."""
+    """Mean excess return over its standard deviation, annualized (Sharpe 1994)."""
     sortino: float
-    """The same over the root mean square of the losses alone (Sortino and Price 1994)."""
+    """Mean excess return over the root mean square of losses, annualized (Sortino and Price
+    1994)."""
     calmar: float
     """Annual return over maximum drawdown (Young 1991)."""
     max_drawdown: float
-    """The largest fall from a peak, as a share of the peak: 0 or negative."""
+    """Largest fall from a peak, as a fraction of the peak: 0 or negative."""
 
 
-def performance(
+def compute_performance(
     equity: np.ndarray, periods_per_year: float, *, risk_free: float = 0.0
 ) -> Performance:
-    """The figures of a curve `[N]` of wealth, `periods_per_year` of whose steps make a year.
+    """Return the metrics of an equity curve `[N]` with `periods_per_year` steps in a year.
 
-    `risk_free` is the return of a year without risk, compounded. Raises `ConfigError` for a curve
-    of fewer than three values, and for one that is not positive throughout.
+    `risk_free` is the compounded risk-free return of a year. Raises `ConfigError` for a curve of
+    fewer than three values, and for one that is not positive throughout.
     """
     equity = np.asarray(equity, np.float64)
     if equity.ndim != 1 or len(equity) < 3:
@@ -60,6 +63,6 @@ def performance(
     )
 
 
-def _ratio(value: float, to: float) -> float:
-    """NaN where `to` is nothing but rounding."""
-    return float(value / to) if to > 1e-12 else float("nan")
+def _ratio(numerator: float, denominator: float) -> float:
+    """Return a ratio, NaN where the denominator is only rounding error."""
+    return float(numerator / denominator) if denominator > 1e-12 else float("nan")

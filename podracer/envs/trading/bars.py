@@ -1,4 +1,4 @@
-"""Bars from the user's own files."""
+"""Bars from files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from podracer.envs.common import import_optional
-from podracer.envs.trading.market import PRICES, Market, adjusted, check_jumps, show
+from podracer.envs.trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
 from podracer.types import ConfigError
 
 NUMBERS = (*PRICES, "volume")
@@ -16,13 +16,13 @@ COLUMNS = ("date", "ticker", *NUMBERS)
 READERS = {".csv": "pyarrow.csv", ".parquet": "pyarrow.parquet"}
 
 
-def load(path: str | Path, *, adjust: bool = False) -> Market:
-    """The market in a `.csv` or `.parquet` file, a row for each bar of each ticker.
+def load_market(path: str | Path, *, adjust: bool = False) -> Market:
+    """Read a market from a `.csv` or `.parquet` file with a row for each bar of each ticker.
 
-    Its columns: date (ISO 8601, local time of the exchange, such as `2019-05-24` or `2019-05-24
-    09:30`), ticker, open, high, low, close, volume; others are left out. The rows of each ticker
-    are in the order of time, and each has the same times. `adjust` chains away jumps that look like
-    splits, see `adjusted`. Raises `ConfigError` naming the first row or cell that is not so, and
+    The columns are date (ISO 8601, local time of the exchange, such as `2019-05-24` or `2019-05-24
+    09:30`), ticker, open, high, low, close and volume; others are ignored. The rows of each ticker
+    are in order of time, and all tickers have the same times. `adjust` removes jumps that look like
+    splits, see `adjust_for_splits`. Raises `ConfigError` with the first invalid row or value, and
     where pyarrow is not installed.
     """
     path = Path(path)
@@ -33,11 +33,11 @@ def load(path: str | Path, *, adjust: bool = False) -> Market:
         for module in ("pyarrow", READERS[path.suffix])
     )
     table = _read(path, arrow, reader)
-    wrong = [name for name in COLUMNS if table.column_names.count(name) != 1]
-    if wrong:
+    invalid = [name for name in COLUMNS if table.column_names.count(name) != 1]
+    if invalid:
         raise ConfigError(
             f"{path} must have each of the columns {', '.join(COLUMNS)} once, but has "
-            f"{table.column_names.count(wrong[0])} of {wrong[0]}."
+            f"{table.column_names.count(invalid[0])} of {invalid[0]}."
         )
     if not table.num_rows:
         raise ConfigError(f"{path} has no rows.")
@@ -53,13 +53,13 @@ def load(path: str | Path, *, adjust: bool = False) -> Market:
 
     market = Market(tuple(tickers), times, **{name: grid(name) for name in NUMBERS})
     if adjust:
-        return adjusted(market)
+        return adjust_for_splits(market)
     check_jumps(market)
     return market
 
 
 def _read(path: Path, arrow: Any, reader: Any) -> Any:
-    """A table of pyarrow."""
+    """Return the file as a table of pyarrow."""
     try:
         if path.suffix == ".parquet":
             return reader.read_table(path)
@@ -71,7 +71,7 @@ def _read(path: Path, arrow: Any, reader: Any) -> Any:
 
 
 def _times(path: Path, arrow: Any, column: Any) -> np.ndarray:
-    """datetime64[us] `[rows]`."""
+    """Return a column as datetime64[us] `[rows]`."""
     kind, types = column.type, arrow.types
     text = types.is_string(kind) or types.is_large_string(kind)
     if getattr(kind, "tz", None) or not (types.is_temporal(kind) or text):
@@ -84,11 +84,11 @@ def _times(path: Path, arrow: Any, column: Any) -> np.ndarray:
 
 
 def _tickers(path: Path, arrow: Any, column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Names `[D]` in their order, and which of them each row has `[rows]`."""
+    """Return sorted names `[D]`, and the index of each row's ticker in them `[rows]`."""
     text = _complete(path, "ticker", _cast(path, arrow, column, "string", "tickers"))
     codes = text.combine_chunks().dictionary_encode()
-    names, place = np.unique(codes.dictionary.to_pylist(), return_inverse=True)
-    return names, place[codes.indices.to_numpy()]
+    names, index = np.unique(codes.dictionary.to_pylist(), return_inverse=True)
+    return names, index[codes.indices.to_numpy()]
 
 
 def _cast(path: Path, arrow: Any, column: Any, kind: str, rule: str) -> Any:
@@ -113,24 +113,24 @@ def _check_rows(
     column_of: np.ndarray,
     cells: np.ndarray,
 ) -> None:
-    """Every ticker has every time once, in the order of time."""
+    """Raise `ConfigError` unless every ticker has every time once, in order of time."""
 
     def bar(cell: Any) -> str:
-        return f"{tickers[cell % len(tickers)]} at {show(times[cell // len(tickers)])}"
+        return f"{tickers[cell % len(tickers)]} at {format_time(times[cell // len(tickers)])}"
 
-    seen, first = np.unique(cells, return_index=True)
-    if len(seen) < len(cells):
-        again = np.setdiff1d(np.arange(len(cells)), first)[0]
-        raise ConfigError(f"{path}: row {again + 1} repeats the bar of {bar(cells[again])}.")
+    unique_cells, first_rows = np.unique(cells, return_index=True)
+    if len(unique_cells) < len(cells):
+        repeated = np.setdiff1d(np.arange(len(cells)), first_rows)[0]
+        raise ConfigError(f"{path}: row {repeated + 1} repeats the bar of {bar(cells[repeated])}.")
     by_ticker = np.argsort(column_of, kind="stable")
-    back = (np.diff(row_of[by_ticker]) < 0) & (np.diff(column_of[by_ticker]) == 0)
-    for row in np.sort(by_ticker[1:][back])[:1]:
+    unsorted = (np.diff(row_of[by_ticker]) < 0) & (np.diff(column_of[by_ticker]) == 0)
+    for row in np.sort(by_ticker[1:][unsorted])[:1]:
         raise ConfigError(
             f"{path}: row {row + 1}, the bar of {bar(cells[row])}, comes after a later one of the "
             "same ticker: sort the rows by date."
         )
-    if len(seen) < len(times) * len(tickers):
-        missing = np.setdiff1d(np.arange(len(times) * len(tickers)), seen)[0]
+    if len(unique_cells) < len(times) * len(tickers):
+        missing = np.setdiff1d(np.arange(len(times) * len(tickers)), unique_cells)[0]
         raise ConfigError(
             f"{path}: there is no bar of {bar(missing)}, which other tickers have: leave "
             "the ticker or the time out, or fill the gap."

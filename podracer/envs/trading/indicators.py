@@ -1,8 +1,8 @@
-"""What an agent is shown of the past: seven indicators of each ticker, and turbulence of them all.
+"""Technical indicators: seven of each ticker, and the turbulence of the whole market.
 
-Each value at a bar is made of that bar and earlier ones alone, by sums in a fixed order, so it is
-the same to the bit whatever comes later. Windows that are not yet full use what there is, so there
-are values from the first bar on. Definitions are those of stockstats, which FinRL uses.
+The value at a bar depends on that bar and earlier ones only, by sums in a fixed order, so later
+bars do not change a bit of it. Windows that are not yet full use the bars that exist, so there are
+values from the first bar on. Definitions are those of stockstats, which FinRL uses.
 """
 
 from __future__ import annotations
@@ -12,74 +12,81 @@ from scipy.signal import lfilter
 
 from podracer.envs.trading.market import Market
 
-FEATURES = ("macd", "boll_ub", "boll_lb", "rsi_30", "dx_30", "close_30_sma", "close_60_sma")
+INDICATORS = ("macd", "boll_ub", "boll_lb", "rsi_30", "dx_30", "close_30_sma", "close_60_sma")
 TURBULENCE_DAYS = 252
 
 
-def features(market: Market) -> np.ndarray:
-    """The indicators `FEATURES`, f64 `[N, D, F]`; RSI and DX in percent, the others in money."""
+def compute_indicators(market: Market) -> np.ndarray:
+    """Return `INDICATORS`, f64 `[N, D, F]`; RSI and DX in percent, the others in units of price."""
     close = market.close
-    middle, width = mean(close, 20), 2 * deviation(close, 20)
+    middle, width = moving_average(close, 20), 2 * moving_std(close, 20)
     columns = (
         ema(close, 2 / 13) - ema(close, 2 / 27),
         middle + width,
         middle - width,
-        relative_strength(close, 30),
+        relative_strength_index(close, 30),
         directional_index(market.high, market.low, 30),
-        mean(close, 30),
-        mean(close, 60),
+        moving_average(close, 30),
+        moving_average(close, 60),
     )
     return np.stack(columns, axis=-1)
 
 
-def mean(x: np.ndarray, length: int) -> np.ndarray:
-    """The mean of the newest `length` rows of `x`, f64 `[N, ...]`."""
+def moving_average(x: np.ndarray, length: int) -> np.ndarray:
+    """Return the mean of the newest `length` rows of `x`, f64 `[N, ...]`."""
     total = np.zeros_like(x)
     for lag in range(min(length, len(x))):
         total[lag:] += x[: len(x) - lag]
-    return total / _counts(x, length)
+    return total / _window_sizes(x, length)
 
 
-def deviation(x: np.ndarray, length: int) -> np.ndarray:
-    """The standard deviation (of a sample) of the newest `length` rows of `x`, f64 `[N, ...]`; 0 at
-    the first."""
-    middle, total = mean(x, length), np.zeros_like(x)
+def moving_std(x: np.ndarray, length: int) -> np.ndarray:
+    """Return the sample standard deviation of the newest `length` rows of `x`, f64 `[N, ...]`.
+
+    It is 0 at the first row.
+    """
+    average, total = moving_average(x, length), np.zeros_like(x)
     for lag in range(min(length, len(x))):  # not by sums of squares, whose difference cancels
-        total[lag:] += (x[: len(x) - lag] - middle[lag:]) ** 2
-    return np.sqrt(total / np.maximum(_counts(x, length) - 1, 1))
+        total[lag:] += (x[: len(x) - lag] - average[lag:]) ** 2
+    return np.sqrt(total / np.maximum(_window_sizes(x, length) - 1, 1))
 
 
 def ema(x: np.ndarray, alpha: float) -> np.ndarray:
-    """The mean of all rows so far, each weighted by 1 - `alpha` to the power of its age."""
-    return _decayed(x, alpha) / _decayed(np.ones_like(x), alpha)
+    """Return the mean of all rows so far, weighted by 1 - `alpha` to the power of their age."""
+    return _exponential_filter(x, alpha) / _exponential_filter(np.ones_like(x), alpha)
 
 
-def relative_strength(close: np.ndarray, length: int) -> np.ndarray:
-    """RSI in percent: of the averaged moves, the share of those upwards; 50 without any. Source:
-    Wilder 1978."""
-    move = np.diff(close, axis=0, prepend=close[:1])
-    up, down = (_decayed(np.maximum(x, 0), 1 / length) for x in (move, -move))
-    return 100 * _share(up, up + down, 0.5)
+def relative_strength_index(close: np.ndarray, length: int) -> np.ndarray:
+    """Return the RSI in percent: the upward part of the averaged changes; 50 without any change.
+
+    Source: Wilder 1978.
+    """
+    change = np.diff(close, axis=0, prepend=close[:1])
+    up, down = (_exponential_filter(np.maximum(x, 0), 1 / length) for x in (change, -change))
+    return 100 * _safe_ratio(up, up + down, 0.5)
 
 
 def directional_index(high: np.ndarray, low: np.ndarray, length: int) -> np.ndarray:
-    """DX in percent: how one-sided the averaged moves of highs and lows are; 0 without any. The
-    true range by which Wilder (1978) divides both sides cancels."""
+    """Return the DX in percent: how one-sided the averaged moves of highs and lows are.
+
+    It is 0 without any move. The true range by which Wilder (1978) divides both sides cancels.
+    """
     up = np.diff(high, axis=0, prepend=high[:1])
     down = -np.diff(low, axis=0, prepend=low[:1])
-    rise = _decayed(np.where((up > down) & (up > 0), up, 0.0), 1 / length)
-    fall = _decayed(np.where((down > up) & (down > 0), down, 0.0), 1 / length)
-    return 100 * _share(np.abs(rise - fall), rise + fall, 0.0)
+    rise = _exponential_filter(np.where((up > down) & (up > 0), up, 0.0), 1 / length)
+    fall = _exponential_filter(np.where((down > up) & (down > 0), down, 0.0), 1 / length)
+    return 100 * _safe_ratio(np.abs(rise - fall), rise + fall, 0.0)
 
 
-def turbulence(market: Market) -> np.ndarray:
-    """How unusual the day's returns are, f64 `[N]`, 0 for the first 252 days.
+def turbulence_index(market: Market) -> np.ndarray:
+    """Return the turbulence index, which measures how unusual a day's returns are, f64 `[N]`.
 
         dₜ = (yₜ - μ) Σ⁺ (yₜ - μ)ᵀ
 
-    with mean and covariance of the 252 days before. For D tickers it has a mean of about D, and
-    is that of the bar's own day where a day is one bar, of the day before where it has several,
-    because its last price is not known yet. Source: Kritzman and Li 2010.
+    with mean and covariance of the previous 252 days; 0 for the first 252 days. For D tickers it
+    has a mean of about D. A bar has the index of its own day where a day is one bar, and of the
+    previous day where a day has several bars, because its last price is not known yet. Source:
+    Kritzman and Li 2010.
     """
     day_of = market.times.astype("datetime64[D]")
     _, opening, day = np.unique(day_of, return_index=True, return_inverse=True)
@@ -91,27 +98,27 @@ def turbulence(market: Market) -> np.ndarray:
 
 
 def _daily_turbulence(close: np.ndarray) -> np.ndarray:
-    """The index of each of the days `[N]` with closes `[N, D]`."""
-    returns = close[1:] / close[:-1] - 1  # that of day t stands at t - 1
+    """Return the index of each day, f64 `[N]`, from closes `[N, D]`."""
+    returns = close[1:] / close[:-1] - 1  # row t - 1 is the return of day t
     index = np.zeros(len(close))
     for day in range(TURBULENCE_DAYS, len(close)):
         past = returns[max(day - 1 - TURBULENCE_DAYS, 0) : day - 1]
-        away = returns[day - 1] - past.mean(axis=0)
+        deviation = returns[day - 1] - past.mean(axis=0)
         covariance = np.atleast_2d(np.cov(past, rowvar=False))
-        index[day] = away @ np.linalg.pinv(covariance, rcond=1e-12, hermitian=True) @ away
+        index[day] = deviation @ np.linalg.pinv(covariance, rcond=1e-12, hermitian=True) @ deviation
     return index
 
 
-def _decayed(x: np.ndarray, alpha: float) -> np.ndarray:
-    """The recursion yₜ = α xₜ + (1 - α) yₜ₋₁ along the first axis, from y = 0."""
+def _exponential_filter(x: np.ndarray, alpha: float) -> np.ndarray:
+    """Return yₜ = α xₜ + (1 - α) yₜ₋₁ along the first axis, from y = 0."""
     return np.asarray(lfilter([alpha], [1, alpha - 1], x, axis=0))
 
 
-def _counts(x: np.ndarray, length: int) -> np.ndarray:
-    """How many rows a window has at each row, `[N, 1, ...]`."""
+def _window_sizes(x: np.ndarray, length: int) -> np.ndarray:
+    """Return the number of rows in the window at each row, `[N, 1, ...]`."""
     counts = np.minimum(np.arange(1, len(x) + 1), length)
     return counts.reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _share(part: np.ndarray, whole: np.ndarray, empty: float) -> np.ndarray:
-    return np.divide(part, whole, out=np.full_like(whole, empty), where=whole > 0)
+def _safe_ratio(part: np.ndarray, total: np.ndarray, default: float) -> np.ndarray:
+    return np.divide(part, total, out=np.full_like(total, default), where=total > 0)

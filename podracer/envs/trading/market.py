@@ -1,6 +1,6 @@
-"""A market: bars of several tickers at the same times, and its cut into three periods.
+"""A market: bars of several tickers at the same times, and its split into three periods.
 
-Axis letters of this package: N bars, D tickers, F features. Prices are float64, exact to the cent
+Axis letters of this package: N bars, D tickers, F indicators. Prices are float64, exact to the cent
 through all sums here; the environment rounds them to float32 once.
 """
 
@@ -15,15 +15,15 @@ import numpy as np
 from podracer.types import ConfigError
 
 PRICES = ("open", "high", "low", "close")
-JUMP = 0.25  # a relative change of the close from one bar to the next that looks like a split
+SPLIT_THRESHOLD = 0.25  # relative change of the close between bars that looks like a split
 TRADING_DAYS = 252  # in a year
 
 
 @dataclasses.dataclass(frozen=True)
 class Market:
-    """Bars, complete and checked: a value, equal where tickers and numbers are equal.
+    """Bars of several tickers: a hashable value, equal where tickers and numbers are equal.
 
-    Raises `ConfigError` naming the first cell that cannot be a bar.
+    Raises `ConfigError` with the first number that is invalid.
     """
 
     tickers: tuple[str, ...]  # [D]
@@ -54,12 +54,12 @@ class Market:
 
     @property
     def bars_per_year(self) -> float:
-        """How many bars a year has, with 252 trading days; for annual figures."""
+        """Number of bars in a year of 252 trading days."""
         return TRADING_DAYS * len(self) / len(np.unique(self.times.astype("datetime64[D]")))
 
-    def before(self, row: int) -> Market:
-        """The bars before `row`, without a copy."""
-        arrays = {name: getattr(self, name)[:row] for name in ("times", *PRICES, "volume")}
+    def head(self, num_bars: int) -> Market:
+        """Return the first `num_bars` bars, without a copy."""
+        arrays = {name: getattr(self, name)[:num_bars] for name in ("times", *PRICES, "volume")}
         return Market(self.tickers, **arrays)
 
 
@@ -67,8 +67,8 @@ class Market:
 class Period:
     """The bars from `start` on, of a market that ends with the period.
 
-    What lies before `start` is there for indicators to warm up on; what lies after the period is
-    not here, so nothing computed of it can depend on it.
+    Indicators are warmed up on the bars before `start`. Bars after the period are left out, so that
+    nothing that is computed from the period can depend on them.
     """
 
     market: Market
@@ -79,74 +79,83 @@ class Period:
 
     @property
     def times(self) -> np.ndarray:
-        """The period's own, datetime64 `[n]`."""
+        """Times of the period's own bars, datetime64 `[n]`."""
         return self.market.times[self.start :]
 
     @property
     def close(self) -> np.ndarray:
-        """The period's own closing prices, f64 `[n, D]`."""
+        """Closing prices of the period's own bars, f64 `[n, D]`."""
         return self.market.close[self.start :]
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """Three disjoint periods: to train in, to choose by, to report from."""
+class Periods:
+    """Three disjoint periods: to train in, to choose by, and to report."""
 
     train: Period
     validation: Period
     backtest: Period
 
 
-def split(
+def split_market(
     market: Market, train_until: float | str = 0.6, validate_until: float | str = 0.8
-) -> Split:
-    """Cut a market in three, each a fraction of its bars or the last date of a period, such as
-    `2019-05-25`. Raises `ConfigError` where a period would have fewer than two bars."""
-    first = _rows_until(market, "train_until", train_until)
-    second = _rows_until(market, "validate_until", validate_until)
-    lengths = (first, second - first, len(market) - second)
+) -> Periods:
+    """Split a market into train, validation and back-test periods.
+
+    `train_until` and `validate_until` are fractions of the bars, or the last dates of the first two
+    periods, such as `2019-05-25`. Raises `ConfigError` where a period would have fewer than two
+    bars.
+    """
+    train_end = _num_bars_until(market, "train_until", train_until)
+    validation_end = _num_bars_until(market, "validate_until", validate_until)
+    lengths = (train_end, validation_end - train_end, len(market) - validation_end)
     if min(lengths) < 2:
         raise ConfigError(
             f"train_until={train_until} and validate_until={validate_until} leave "
             f"{', '.join(map(str, lengths))} bars to train, validate and back-test with, but each "
-            f"needs at least 2; the market has {len(market)}, from {show(market.times[0])} to "
-            f"{show(market.times[-1])}."
+            f"needs at least 2; the market has {len(market)}, from "
+            f"{format_time(market.times[0])} to {format_time(market.times[-1])}."
         )
-    return Split(
-        Period(market.before(first)), Period(market.before(second), first), Period(market, second)
+    return Periods(
+        Period(market.head(train_end)),
+        Period(market.head(validation_end), train_end),
+        Period(market, validation_end),
     )
 
 
-def adjusted(market: Market) -> Market:
-    """The same market with its jumps chained away: a close that differs from the one before it by
-    more than 25 % is taken to be equal, and all prices from there on are scaled alike (volumes
-    inversely). Prices before a jump stay, so an early period does not know of later splits."""
+def adjust_for_splits(market: Market) -> Market:
+    """Return a market without the jumps that look like splits.
+
+    A close that differs from the previous one by more than 25 % is taken to be equal to it, and all
+    later prices are scaled by the same factor (volumes inversely). Prices before a jump stay, so an
+    early period does not depend on later splits.
+    """
     ratio = market.close[1:] / market.close[:-1]
     factor = np.ones_like(market.close)
-    factor[1:] = np.cumprod(np.where(np.abs(ratio - 1) > JUMP, 1 / ratio, 1.0), axis=0)
+    factor[1:] = np.cumprod(np.where(np.abs(ratio - 1) > SPLIT_THRESHOLD, 1 / ratio, 1.0), axis=0)
     scaled = {name: getattr(market, name) * factor for name in PRICES}
     return dataclasses.replace(market, **scaled, volume=market.volume / factor)
 
 
 def check_jumps(market: Market) -> None:
-    """Raise `ConfigError` naming the first close that looks like a split."""
+    """Raise `ConfigError` with the first close that looks like a split."""
     ratio = market.close[1:] / market.close[:-1]
-    for row, column in np.argwhere(np.abs(ratio - 1) > JUMP)[:1]:
-        before, after = market.close[row : row + 2, column]
+    for row, column in np.argwhere(np.abs(ratio - 1) > SPLIT_THRESHOLD)[:1]:
+        old_close, new_close = market.close[row : row + 2, column]
         raise ConfigError(
-            f"{market.tickers[column]} goes from {before:g} to {after:g} at "
-            f"{show(market.times[row + 1])}, more than 25 % in one bar, which looks like a split: "
-            "give adjusted prices, or adjust=true to chain such jumps away."
+            f"{market.tickers[column]} goes from {old_close:g} to {new_close:g} at "
+            f"{format_time(market.times[row + 1])}, more than 25 % in one bar, which looks like a "
+            "split: give adjusted prices, or adjust=true to remove such jumps."
         )
 
 
-def show(time: Any) -> str:
-    """A time as short as it can be written: a date alone at midnight."""
+def format_time(time: Any) -> str:
+    """Return a time as a short string: the date alone at midnight."""
     return str(np.datetime_as_string(time, unit="auto"))
 
 
-def _rows_until(market: Market, name: str, until: float | str) -> int:
-    """How many bars lie before the end of a period."""
+def _num_bars_until(market: Market, name: str, until: float | str) -> int:
+    """Return the number of bars before the end of a period."""
     if isinstance(until, str):
         try:
             last = np.datetime64(until)
@@ -165,7 +174,7 @@ def _set(market: Market, name: str, value: Any) -> None:
 
 
 def _frozen(values: Any, dtype: Any) -> np.ndarray:
-    """An array that cannot be written; a copy, unless it could not be before."""
+    """Return a read-only array: a copy, unless the values are read-only already."""
     array = np.asarray(values, dtype)
     if array.flags.writeable:
         array = array.copy()
@@ -181,7 +190,8 @@ def _check_axes(market: Market) -> None:
         raise ConfigError(f"a market needs a list of times, not the shape {times.shape}.")
     for row in np.flatnonzero(~(times[1:] > times[:-1]))[:1]:
         raise ConfigError(
-            f"times must ascend, but {show(times[row + 1])} comes after {show(times[row])}."
+            f"times must ascend, but {format_time(times[row + 1])} comes after "
+            f"{format_time(times[row])}."
         )
     for name in (*PRICES, "volume"):
         shape = getattr(market, name).shape
@@ -197,7 +207,7 @@ def _check_cells(market: Market) -> None:
         for row, column in np.argwhere(bad)[:1]:
             value = getattr(market, name)[row, column]
             raise ConfigError(
-                f"the {name} of {market.tickers[column]} at {show(market.times[row])} is "
+                f"the {name} of {market.tickers[column]} at {format_time(market.times[row])} is "
                 f"{value:g}, but {rule}."
             )
 
