@@ -33,6 +33,7 @@ from matplotlib.figure import Figure
 import podracer
 from podracer import envs
 from podracer.agents.a2c import A2C
+from podracer.agents.lpg import LPGStudent
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.bench.anakin import machine
@@ -89,11 +90,11 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     env = envs.make(world)
     tabular = not isinstance(env.spec.observation, dict) and bool(env.spec.observation.num_values)
     network: Any = Table() if tabular else NETWORK
-    taught_rate = {} if tabular else {"learning_rate": options.rate}
+    student_rate = {} if tabular else {"learning_rate": options.rate}
     made: dict[str, Any] = {}
     for i, file in enumerate(options.rules, options.first_rule):
-        made[f"learned {i}"] = lpg_student(file, network, **taught_rate)
-        made[f"initial {i}"] = lpg_student(_initial(file, i), network, **taught_rate)
+        made[f"learned {i}"] = student(file, network, **student_rate)
+        made[f"initial {i}"] = student(_initial(file, i), network, **student_rate)
     if options.only_rules:
         return made
     made["no learning"] = A2C(learning_rate=0.0, network=network)
@@ -102,6 +103,12 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
             learning_rate=rate, entropy_cost=entropy, network=network
         )
     return made
+
+
+def student(file: Path, network: Any, **settings: Any) -> LPGStudent:
+    """An agent that the rule of a file trains."""
+    rule, params = read_rule(file)
+    return lpg_student(rule, network, rule_file=str(file), rule_params=params, **settings)
 
 
 def _initial(file: Path, seed: int) -> Path:
@@ -172,8 +179,8 @@ def whole_runs(options: argparse.Namespace) -> None:
         for seed, file in enumerate(options.rules[: 1 if slow else None], options.first_rule):
             for name, agent in {
                 "A2C": A2C(learning_rate=rate, network=network),
-                "learned": lpg_student(file, network, learning_rate=rate),
-                "initial": lpg_student(_initial(file, seed), network, learning_rate=rate),
+                "learned": student(file, network, learning_rate=rate),
+                "initial": student(_initial(file, seed), network, learning_rate=rate),
             }.items():
                 with tempfile.TemporaryDirectory() as folder:
                     run = Path(folder) / "run"

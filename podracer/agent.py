@@ -104,6 +104,28 @@ class MetaLearner(Agent, Protocol):
         ...
 
 
+@runtime_checkable
+class NeedsRolloutLength(Agent, Protocol):
+    """Agent whose state depends on the rollout length T of its driver, filled in as `spec` is."""
+
+    @property
+    def rollout_length(self) -> int | None: ...
+
+
+@runtime_checkable
+class NeedsFile(Agent, Protocol):
+    """Agent that begins with the content of a file, filled in as `spec` is."""
+
+    @property
+    def data_file(self) -> str:
+        """Path of the file."""
+        ...
+
+    def with_data(self, content: bytes) -> Agent:
+        """Return the agent with the content of its file, or raise `ConfigError`."""
+        ...
+
+
 def policy_params(agent: Agent, state: LearnerState) -> Params:
     """Return the parameters that act in any environment. Raises `ConfigError` as `check_policy`."""
     check_policy(agent)

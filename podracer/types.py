@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
 PyTree = Any
 Params = PyTree
@@ -26,6 +27,7 @@ Carry = PyTree
 EnvState = PyTree
 Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
+Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
 
 def static(*, default: Any = dataclasses.MISSING, low: float | None = None) -> Any:
@@ -38,6 +40,14 @@ def bounded(default: Any, low: float = 0.0, high: float = math.inf) -> Any:
     """A field of a dataclass whose value must be finite and lie in `[low, high]`; a tuple's items,
     likewise. `check_ranges` checks it."""
     return dataclasses.field(default=default, metadata={"range": (low, high)})
+
+
+def derived(*, leaf: bool = False) -> Any:
+    """Declare a field that, like `spec`, setting up an experiment fills in: None until then.
+
+    Configuration files leave it out. With `leaf` it holds arrays, else it is static.
+    """
+    return dataclasses.field(default=None, metadata={"static": not leaf, "derived": True})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))

@@ -13,7 +13,7 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
-from podracer.agents.lpg.rule import UpdateRule
+from podracer.agents.lpg import UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.agents.muzero import MuZero
@@ -32,12 +32,13 @@ RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
 REPLAY = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
 
 
-def untrained_rule():
-    """The file of a rule that has learned nothing yet, the same for all processes of the tests."""
-    shape = UpdateRule(units=8, embedding=4, predictions=4)
+def student_of_untrained_rule():
+    """A student whose rule has learned nothing yet; its file is the same for all test processes."""
+    rule = UpdateRule(units=8, embedding=4, predictions=4)
+    params = rule.init(jax.random.key(0))
     path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
-    path.write_bytes(encode_rule(shape, shape.init(jax.random.key(0)), {}))
-    return path
+    path.write_bytes(encode_rule(rule, params, {}))
+    return lpg_student(rule, SMALL, rule_file=str(path), rule_params=params)
 
 
 AGENTS = {
@@ -80,7 +81,7 @@ AGENTS = {
     "alphazero": AlphaZero(network=SMALL, simulations=4),
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
-    "lpg_student": lpg_student(untrained_rule(), SMALL),
+    "lpg_student": student_of_untrained_rule(),
 }
 CONTINUOUS = ("sac", "td3")
 

@@ -15,12 +15,18 @@ from programs import collectives_by_computation
 from runs import anakin_setup, train_anakin
 
 import podracer
+from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.lpg import LPG, UpdateRule
 from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import Experience, UpdateRule
+from podracer.agents.lpg.rule import Experience
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
+from podracer.agents.lpg.state import (
+    MetaBatch,
+    group_by_lifetime,
+    to_rollout,
+    to_rollouts,
+)
 from podracer.agents.lpg.student import lpg_student
-from podracer.agents.lpg.students import by_life, in_order
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
 from podracer.drivers.population import Pod
@@ -29,6 +35,7 @@ from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.run_setup import build
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.ops.lstm import backward_lstm
@@ -38,10 +45,10 @@ from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
 SMALL = LPG(
     learning_rate=1e-2,
-    learner_rate=10.0,
-    value_rate=0.1,
+    student_learning_rate=10.0,
+    critic_learning_rate=0.1,
     inner_updates=K,
-    update_steps=T,
+    rollout_length=T,
     rule=UpdateRule(units=4, embedding=3, predictions=3),
 )
 COUNT = ArraySpec((), np.int32)
@@ -75,52 +82,54 @@ def judged():
 
     window = some(jax.random.fold_in(key, 1), K)
     kept = jax.tree.map(lambda *x: jnp.stack(x, 1), *[
-        by_life(jax.tree.map(lambda x, k=k: x[k], window), ENVS) for k in range(K)
+        group_by_lifetime(jax.tree.map(lambda x, k=k: x[k], window), ENVS) for k in range(K)
     ])  # fmt: skip
-    now = by_life(some(jax.random.fold_in(key, 2)), ENVS)
+    now = group_by_lifetime(some(jax.random.fold_in(key, 2)), ENVS)
     gains = jax.random.normal(jax.random.fold_in(key, 3), (LIVES, T, ENVS))
     # Learners that already prefer something: at the very beginning much of the gradient is 0.
     start = jax.tree.map(
         lambda x: x + jax.random.normal(jax.random.fold_in(key, 4), x.shape),
-        state.local["learner"],
+        state.local.students,
     )
     whole, world = jnp.asarray([True, True, False, True]), jnp.asarray([0, 1, 0, 0])
-    return agent, state.shared["rule"], (start, kept, now, gains, whole, world), window
+    batch = MetaBatch(start, kept, now, gains, whole, world)
+    return agent, state.shared.rule, batch, window
 
 
 def test_a_window_comes_back_in_order():
-    _, _, (_, kept, *_), window = judged()
-    for a, b in zip(jax.tree.leaves(in_order(kept)), jax.tree.leaves(window), strict=True):
+    _, _, batch, window = judged()
+    for a, b in zip(
+        jax.tree.leaves(to_rollouts(batch.window)), jax.tree.leaves(window), strict=True
+    ):
         assert np.array_equal(a, b)
 
 
 @functools.cache
 def rule_grad():
     """Compiled once for all tests."""
-    return jax.jit(judged()[0]._rule_grad)
+    return jax.jit(judged()[0]._objective.grad)
 
 
-def objective(agent, parts, rule):
+def objective(agent, batch, rule):
     """What the rule descends on, written out: K updates one after another, then the judgment."""
-    start, window, now, gains, whole, _ = parts
-    learners = start
+    learners = batch.students
     aux = []
     for k in range(K):
-        learners, more = agent._learners.teach(
-            rule, learners, jax.tree.map(lambda x, k=k: x[k], in_order(window))
+        learners, more = agent._students.update(
+            rule, learners, jax.tree.map(lambda x, k=k: x[k], to_rollouts(batch.window))
         )
         aux.append(more)
     aux = jax.tree.map(lambda *x: jnp.stack(x), *aux)
-    data, advantages = jax.tree.map(
-        lambda x: x[0], in_order(jax.tree.map(lambda x: x[:, None], (now, gains)))
+    data, advantages = to_rollout((batch.rollout, batch.advantages))
+    return agent._objective.loss(
+        learners, aux, data, advantages, batch.is_whole.astype(jnp.float32)
     )
-    return agent._objective(learners, aux, data, advantages, whole.astype(jnp.float32))
 
 
 def test_the_gradient_is_that_of_two_updates_written_out():
-    agent, rule, parts, _ = judged()
-    grads, loss, _ = rule_grad()(rule, *parts)
-    value, want = jax.jit(jax.value_and_grad(partial(objective, agent, parts)))(rule)
+    agent, rule, batch, _ = judged()
+    grads, loss, _ = rule_grad()(rule, batch)
+    value, want = jax.jit(jax.value_and_grad(partial(objective, agent, batch)))(rule)
     np.testing.assert_allclose(loss, value, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
@@ -128,9 +137,9 @@ def test_the_gradient_is_that_of_two_updates_written_out():
 
 def test_the_gradient_equals_finite_differences(key):
     """In random directions, every leaf of the rule moved at once."""
-    agent, rule, parts, _ = judged()
-    grads = rule_grad()(rule, *parts)[0]
-    value = jax.jit(partial(objective, agent, parts))
+    agent, rule, batch, _ = judged()
+    grads = rule_grad()(rule, batch)[0]
+    value = jax.jit(partial(objective, agent, batch))
     leaves, structure = jax.tree.flatten(rule)
     for seed in range(4):
         keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -150,9 +159,9 @@ def test_the_gradient_equals_finite_differences(key):
 @functools.cache
 def rollout_of():
     """A rollout `[T, B, ...]`, and what learners that prefer something say of it."""
-    agent, rule, parts, window = judged()
+    agent, rule, batch, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
-    return agent, rule, parts, data, agent._learners.forward(parts[0]["params"], data)
+    return agent, rule, batch, data, agent._students.outputs(batch.students.params, data)
 
 
 def log_softmax(x):
@@ -167,7 +176,7 @@ def test_learners_descend_on_the_formula():
     chosen = np.take_along_axis(log_pi, np.asarray(data.action)[..., None], -1)[..., 0]
     divergence = (np.exp(log_y) * (log_y - np.log(targets.prediction))).sum(-1)
     want = data.valid * (0.5 * divergence - targets.policy * chosen)
-    got = update_rule.loss(outputs, targets, data, 0.5)
+    got = update_rule.student_loss(outputs, targets, data, 0.5)
     assert float(got) == pytest.approx(float(want.mean()), rel=1e-4)
 
 
@@ -177,7 +186,7 @@ def test_learners_do_as_they_are_told():
     data = dataclasses.replace(data, valid=jnp.ones_like(data.valid))
     towards = jnp.zeros_like(outputs.prediction[:-1]).at[..., 0].set(1.0)
     targets = update_rule.Targets(jnp.ones_like(data.reward), towards)
-    grads = jax.grad(update_rule.loss)(outputs, targets, data, 0.5)
+    grads = jax.grad(update_rule.student_loss)(outputs, targets, data, 0.5)
     after = jax.tree.map(lambda x, g: x - g, outputs, grads)
     for told, one, two in (
         (np.asarray(data.action), outputs.policy, after.policy),
@@ -191,10 +200,10 @@ def test_learners_do_as_they_are_told():
 
 def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
-    _, critics = agent._learners.fresh(jax.random.split(key, LIVES))
+    _, critics = agent._students.init(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
-    critics = {**critics, "params": {"value": values}}
-    after, got = agent._learners.judge(critics, data)
+    critics = ParamsState({"value": values}, critics.optimizer_state)
+    after, got = agent._students.update_critics(critics, data)
     state, B = np.asarray(data.observation), LIVES * ENVS
     v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
     want, ahead = np.zeros((T, B)), np.zeros(B)
@@ -208,7 +217,7 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
     scaled = ((lives - mean) / (deviation + 1e-3)).reshape(T, B) * np.asarray(data.valid)
     np.testing.assert_allclose(got, scaled, rtol=1e-3, atol=1e-4)
     # Values that were seen move towards their targets, whose distance is the advantage.
-    moved = np.asarray(after["params"]["value"] - values)[..., 0]
+    moved = np.asarray(after.params["value"] - values)[..., 0]
     total = np.zeros((LIVES, STATES))
     np.add.at(total, (np.arange(B) // ENVS, state[:-1]), want * np.asarray(data.valid))
     assert (np.sign(moved[np.abs(total) > 1e-4]) == np.sign(total[np.abs(total) > 1e-4])).all()
@@ -216,10 +225,10 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
 
 def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     """Each term of its objective with its sign and weight, of numbers made by hand."""
-    agent = dataclasses.replace(SMALL, spec=SPEC)
+    costs = dataclasses.replace(SMALL, spec=SPEC)._objective
 
-    class Made:
-        def gain(self, learner, data, advantages):
+    class FixedStudents:
+        def policy_objective(self, students, data, advantages):
             return jnp.asarray([2.0, 5.0]), {
                 "policy_entropy": jnp.asarray([3.0, 9.0]),
                 "prediction_entropy": jnp.asarray([4.0, 9.0]),
@@ -231,9 +240,8 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
         "policy_target": jnp.asarray([[1.0, 9.0], [3.0, 9.0]]),
         "prediction_target": jnp.asarray([[4.0, 9.0], [6.0, 9.0]]),
     }
-    patched = type("Patched", (LPG,), {"_learners": property(lambda self: Made())})
-    agent = patched(**{f.name: getattr(agent, f.name) for f in dataclasses.fields(LPG)})
-    got = agent._objective((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
+    meta_objective = dataclasses.replace(costs, students=FixedStudents())
+    got = meta_objective.loss((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
     want = -2.0 - 0.05 * 2.0 - 1e-3 * 3.0 + 5e-3 * 2.0 + 1e-3 * 5.0
     assert float(got) == pytest.approx(want / 2)
 
@@ -241,29 +249,29 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"lifetime_groups": 2}, {"recompute": True}])
 def test_memory_is_traded_without_changing_the_gradient(key, how):
-    agent, _, parts, _ = judged()
-    parts = (*parts[:4], jnp.ones(LIVES, bool), parts[5])
+    agent, _, batch, _ = judged()
+    batch = dataclasses.replace(batch, is_whole=jnp.ones(LIVES, bool))
     other = dataclasses.replace(agent, **how)
     shared = agent.init(key, LIVES * ENVS).shared
-    want = jax.jit(partial(agent._improve, axis=None))(shared, parts)
-    got = jax.jit(partial(other._improve, axis=None))(shared, parts)
-    for a, b in zip(jax.tree.leaves(want["shown"]), jax.tree.leaves(got["shown"]), strict=True):
+    want = jax.jit(partial(agent._update_rule, axis=None))(shared, batch)
+    got = jax.jit(partial(other._update_rule, axis=None))(shared, batch)
+    for a, b in zip(jax.tree.leaves(want.metrics), jax.tree.leaves(got.metrics), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    for a, b in zip(jax.tree.leaves(want["rule"]), jax.tree.leaves(got["rule"]), strict=True):
+    for a, b in zip(jax.tree.leaves(want.rule), jax.tree.leaves(got.rule), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-5)
 
 
 def test_a_life_that_ended_within_the_window_teaches_nothing():
-    _, rule, parts, _ = judged()
-    none = (*parts[:4], jnp.zeros(LIVES, bool), parts[5])
-    assert all(not np.any(g) for g in jax.tree.leaves(rule_grad()(rule, *none)[0]))
+    _, rule, batch, _ = judged()
+    none = dataclasses.replace(batch, is_whole=jnp.zeros(LIVES, bool))
+    assert all(not np.any(g) for g in jax.tree.leaves(rule_grad()(rule, none)[0]))
 
 
 def test_rewards_are_told_by_world():
-    _, rule, parts, _ = judged()
-    now, world = parts[2], parts[5]
-    totals, steps = rule_grad()(rule, *parts)[2]
-    counted, valid = np.asarray(parts[4]), np.asarray(now.valid, np.float32)
+    _, rule, batch, _ = judged()
+    now, world = batch.rollout, batch.task
+    totals, steps = rule_grad()(rule, batch)[2]
+    counted, valid = np.asarray(batch.is_whole), np.asarray(now.valid, np.float32)
     for kind in (0, 1):
         lives = (np.asarray(world) == kind) & counted  # not those that ended on the way
         want = (valid * np.asarray(now.reward))[lives].sum() / valid[lives].sum()
@@ -301,7 +309,7 @@ def test_the_backward_memory_is_that_of_a_plain_scan(key):
 def test_nothing_behind_an_end_is_seen_from_before_it(end):
     """A rule's targets until the end of an episode do not depend on the next one, nor on the
     action that a time-out ignores."""
-    agent, rule, parts, window = judged()
+    agent, rule, batch, window = judged()
     data = jax.tree.map(lambda x: x[0], window)
     cut, discount = data.valid.at[:].set(True), data.discount.at[:].set(1.0)
     if end == "terminal":
@@ -312,7 +320,7 @@ def test_nothing_behind_an_end_is_seen_from_before_it(end):
     two = dataclasses.replace(
         one, reward=one.reward.at[after:].add(5.0), action=(one.action.at[after:].add(1)) % 3
     )
-    outputs = agent._learners.forward(parts[0]["params"], data)
+    outputs = agent._students.outputs(batch.students.params, data)
     later = outputs.prediction.at[after + (end == "time-out") :].add(1.0)
     other = dataclasses.replace(outputs, prediction=later)
     first = agent.rule.apply(rule, one, outputs, 0.9)
@@ -345,13 +353,13 @@ def learners():
 def test_lives_end_alone_and_learners_begin_anew():
     """After every update a learner whose life has just begun is blank, and others are not."""
     begin, *updates = learners()
-    lives, blank, moved = begin.local["life"], 0, np.zeros(0)
+    lives, blank, moved = begin.local.lifetime, 0, np.zeros(0)
     for learner in updates:
-        born = learner.local["life"] != lives
-        lives = learner.local["life"]
-        moved = learner.local["learner"]["params"]["policy"].any(axis=(1, 2))
+        born = learner.local.lifetime != lives
+        lives = learner.local.lifetime
+        moved = learner.local.students.params["policy"].any(axis=(1, 2))
         assert not moved[born].any()
-        assert not learner.local["whole"][born].any()
+        assert not learner.local.is_whole[born].any()
         blank += born.sum()
     assert 0 < blank < 25 * len(lives)
     assert moved.any()
@@ -360,11 +368,11 @@ def test_lives_end_alone_and_learners_begin_anew():
 
 def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
     begin, *updates = learners()
-    moved, before = [], begin.shared["rule"]
+    moved, before = [], begin.shared.rule
     for learner in updates[:6]:
-        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(learner.shared["rule"]), strict=True)
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(learner.shared.rule), strict=True)
         moved.append(any(not np.array_equal(a, b) for a, b in pairs))
-        before = learner.shared["rule"]
+        before = learner.shared.rule
     assert moved == [False, False, True, False, True, False]
 
 
@@ -376,7 +384,7 @@ def test_the_number_of_devices_changes_nothing(devices):
     shared = zip(jax.tree.leaves(one.learner), jax.tree.leaves(many.learner), strict=True)
     for a, b in shared:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
-    assert np.array_equal(one.learner.local["life"], many.learner.local["life"])
+    assert np.array_equal(one.learner.local.lifetime, many.learner.local.lifetime)
 
 
 @pytest.mark.slow
@@ -424,10 +432,11 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     assert "no policy that could act elsewhere" in capsys.readouterr().err
     params = read_rule(whole / "rule.npz")[1]
     _, state = podracer.load(whole)
-    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared["rule"]), strict=True):
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.shared.rule), strict=True):
         assert np.array_equal(a, b)
 
-    agent = lpg_student(whole / "rule.npz", TorsoNetwork(MLP((8,))))
+    shape = SMALL.rule
+    agent = lpg_student(shape, TorsoNetwork(MLP((8,))), rule_file=str(whole / "rule.npz"))
     driver = SebulbaConfig(8, 4, 5, threads_per_actor=1)
     other = Experiment(
         environment="catch", agent=agent, driver=driver, frames=320, evaluations=1, devices=1
@@ -436,7 +445,7 @@ def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys)
     assert result.exit_code == 0
     assert result.metrics["gradient_norm"] > 0
     _, after = podracer.load(tmp_path / "taught")
-    kept = jax.tree.leaves(after.shared["rule"])
+    kept = jax.tree.leaves(after.shared.rule)
     assert all(map(np.array_equal, kept, jax.tree.leaves(params))), "the rule never changes"
 
 
@@ -465,7 +474,7 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
     short = make("lifetimes:catch,envs=2,steps=23").spec
     with pytest.raises(ConfigError, match="too short for 2 updates of 4: take steps=24"):
         check_agent(dataclasses.replace(SMALL, spec=short), length=T)
-    with pytest.raises(ConfigError, match="update_steps is 4, but a rollout has 7"):
+    with pytest.raises(ConfigError, match="rollout_length is 4, but a rollout has 7"):
         check_agent(dataclasses.replace(SMALL, spec=spec), length=7)
     memory = TorsoNetwork(MLP((4,)), memory="gru")
     spec = make("lifetimes:catch,envs=2").spec
@@ -480,33 +489,42 @@ def test_what_cannot_be_is_refused_before_any_compile(tmp_path):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "c", pods=(Pod(0), Pod(1)))
     with pytest.raises(ConfigError, match="LPG has no policy"):
         Tournament((EXPERIMENT,)).check()
+    with pytest.raises(ConfigError, match="has no `rollout_length`"):
+        check_agent(dataclasses.replace(SMALL, spec=spec, rollout_length=None), length=T)
     with pytest.raises(ConfigError, match="there is no rule at"):
-        lpg_student(tmp_path / "none.npz", Table())
+        recipes.with_update_rule(recipes.find("catch"), str(tmp_path / "none.npz"))
 
 
 def test_a_rule_of_another_shape_is_refused(tmp_path):
     path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
     path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
-    agent = dataclasses.replace(lpg_student(path, TorsoNetwork(MLP((4,)))), spec=make("catch").spec)
-    check_agent(agent)
+    agent = lpg_student(rule, TorsoNetwork(MLP((4,))), rule_file=str(path))
+    driver = AnakinConfig(4, 4, 1)
+    experiment = Experiment(agent=agent, environment="catch", driver=driver, frames=16)
+    check_agent(build(experiment)[0])
     path.write_bytes(
         encode_rule(UpdateRule(5, 3, 3), UpdateRule(5, 3, 3).init(jax.random.key(0)), {})
     )
-    with pytest.raises(ConfigError, match="the agent was made for"):
-        check_agent(agent)
+    with pytest.raises(ConfigError, match="but the agent expects"):
+        build(experiment)
+    path.unlink()
+    with pytest.raises(ConfigError, match="which cannot be read: No such file"):
+        build(experiment)
+    with pytest.raises(ConfigError, match="has no `rule_params`"):
+        check_agent(dataclasses.replace(agent, spec=make("catch").spec))
 
 
 def test_any_recipe_can_be_taught_by_a_rule(tmp_path):
     path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
     path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
     made = recipes.with_update_rule(recipes.find("catch"), str(path))
-    assert (made.recipe, made.environment) == ("catch_taught", "catch")
+    assert (made.recipe, made.environment) == ("catch_under_rule", "catch")
     assert made.agent.network == recipes.find("catch").agent.network
     assert made.agent.rule == rule
     assert made.agent.learning_rate == recipes.find("catch").agent.learning_rate
     tables = recipes.with_update_rule(recipes.find("worlds_a2c"), str(path)).agent
     assert (tables.learning_rate, tables.optimizer) == (40.0, "sgd")
-    assert lpg_student(path, Table(), learning_rate=3.0).learning_rate == 3.0
+    assert lpg_student(rule, Table(), learning_rate=3.0).learning_rate == 3.0
     planner = recipes.with_update_rule(recipes.find("catch_alphazero"), str(path))
     with pytest.raises(ConfigError, match="shows its state"):
-        check_agent(dataclasses.replace(planner.agent, spec=make("model:catch").spec))
+        check_agent(build(dataclasses.replace(planner, environment="model:catch"))[0])

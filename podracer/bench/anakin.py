@@ -218,8 +218,10 @@ def bench_lpg(
         name = f"lifetimes:worlds:tabular+chains,envs={envs_per_lifetime},steps=30000"
         env = envs.make(name)
         assert not isinstance(env, HostEnvironments)
-        agent = LPG(rule=UpdateRule(units=units), lifetime_groups=groups, spec=env.spec)
-        config = AnakinConfig(lives * envs_per_lifetime, agent.update_steps, 10)
+        agent = LPG(
+            rule=UpdateRule(units=units), lifetime_groups=groups, rollout_length=20, spec=env.spec
+        )
+        config = AnakinConfig(lives * envs_per_lifetime, 20, 10)
         check(agent, env, config, mesh.size)
         steps = config.steps_per_update * config.updates_per_chunk
         alone = dataclasses.replace(config, num_envs=config.num_envs // mesh.size)

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 
 from podracer import envs
-from podracer.agent import Agent, check_policy, policy_params
+from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
 from podracer.checks import check_environment
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
@@ -39,7 +39,22 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
         env = envs.make(env)
     agent = cast(Any, experiment.agent)  # a dataclass, of whatever class
     agent = dataclasses.replace(agent, spec=getattr(env, "spec", None))
+    if isinstance(agent, NeedsRolloutLength):
+        length = experiment.driver.rollout_length
+        agent = dataclasses.replace(cast(Any, agent), rollout_length=length)
+    if isinstance(agent, NeedsFile):
+        agent = agent.with_data(_content(agent))
     return agent, env
+
+
+def _content(agent: NeedsFile) -> bytes:
+    try:
+        return Path(agent.data_file).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{type(agent).__name__} needs the file {agent.data_file!r}, which cannot be read: "
+            f"{error.strerror}."
+        ) from error
 
 
 def checked_spec(environment: Any) -> EnvironmentSpec:

@@ -54,12 +54,12 @@ def kinds_of(value: Any) -> dict[str, type]:
 def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON; dataclasses carry the name of their class as `kind`.
 
-    `spec` is derived, so it is left out. An object that JSON cannot hold is described by its name
-    or by its class.
+    `spec` and fields declared by `types.derived` are left out. An object that JSON cannot hold is
+    described by its name or by its class.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        fields.pop("spec", None)
+        kept = (f.name for f in dataclasses.fields(value) if not f.metadata.get("derived"))
+        fields = {name: to_json(getattr(value, name)) for name in kept if name != "spec"}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]

@@ -1,1 +1,7 @@
-"""LPG: an update rule that is learned, and agents that learn by one."""
+"""LPG (learned policy gradient): discovers an update rule, and students that are trained by one."""
+
+from podracer.agents.lpg.agent import LPG
+from podracer.agents.lpg.rule import UpdateRule
+from podracer.agents.lpg.student import LPGStudent
+
+__all__ = ["LPG", "LPGStudent", "UpdateRule"]

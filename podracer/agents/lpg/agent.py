@@ -1,8 +1,9 @@
-"""LPG: an update rule, learned from many lifetimes of learners that it teaches.
+"""LPG: an update rule, learned from many lifetimes of students that it trains.
 
-Every group of environments has a learner of its own in a world of its own (`types.Lifetimes`). The
-rule updates the learner after each rollout. After K updates, the next rollout says how good they
-were: its policy gradient goes back through all K to the rule, which is what is trained.
+Each group of environments is the lifetime of one student in one task (`environment.TaskGroups`).
+The rule updates the student after each rollout. After K updates the next rollout gives the
+meta-objective, the student's policy gradient, which is differentiated through all K updates with
+respect to the rule's parameters.
 Source: Oh et al. 2020 (arXiv 2007.08794); hyperparameters of Jackson et al. 2023 (2310.02782).
 """
 
@@ -18,12 +19,19 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, value_based
-from podracer.agents.common.meta import meta_grad
-from podracer.agents.lpg import rule as update_rule
 from podracer.agents.lpg.figures import draw_targets
-from podracer.agents.lpg.rule import Experience, UpdateRule, experience
+from podracer.agents.lpg.lifetimes import lifetime_experience, num_lifetimes, task_groups
+from podracer.agents.lpg.objective import MetaObjective
+from podracer.agents.lpg.rule import UpdateRule, student_heads, student_optimizer
 from podracer.agents.lpg.rule_file import encode_rule
-from podracer.agents.lpg.students import Students, by_life, each, empty, in_order
+from podracer.agents.lpg.state import (
+    LifetimeStates,
+    MetaBatch,
+    RuleState,
+    empty_window,
+    group_by_lifetime,
+)
+from podracer.agents.lpg.students import Students, apply_by_lifetime
 from podracer.environment import TaskGroups
 from podracer.mesh import global_mean
 from podracer.networks import Head, Table, TorsoNetwork
@@ -31,6 +39,7 @@ from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
     ConfigError,
+    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -38,6 +47,8 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
+    derived,
     static,
     struct,
 )
@@ -48,257 +59,181 @@ if TYPE_CHECKING:
 
 @struct
 class LPG:
-    """A learner of update rules for discrete actions.
+    """Learned Policy Gradient: discovers an update rule for students with discrete actions."""
 
-    `shared` holds the rule, `local` its learners, whose leaves lead with the lifetimes L.
-    """
-
-    learning_rate: float = 1e-4
-    """Of the rule."""
-    discount: float = 0.99
-    lambda_: float = 0.95
-    learner_rate: float = 40.0
-    """Step size of the learners."""
-    prediction_cost: float = 0.5
-    """Weight of a learner's prediction against its policy."""
-    value_rate: float = 0.03
-    """Of the values that say how good a learner's rollout was."""
-    policy_entropy_cost: float = 0.05
-    prediction_entropy_cost: float = 1e-3
-    policy_target_cost: float = 5e-3
-    prediction_target_cost: float = 1e-3
-    max_gradient_norm: float = 0.5
-    inner_updates: int = static(default=5)
-    """K: updates of a learner that the gradient goes back through."""
-    update_steps: int = static(default=20)
-    """Of each environment before each of them: the driver's rollout length."""
+    learning_rate: float = bounded(1e-4)
+    """Learning rate of the update rule (Adam)."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    gae_lambda: float = bounded(0.95, high=1.0)
+    """Lambda of the generalized advantages in the meta-objective, in [0, 1]."""
+    student_learning_rate: float = bounded(40.0)
+    """Learning rate of the students."""
+    prediction_cost: float = bounded(0.5)
+    """Weight alpha_y of the prediction's loss in a student's loss."""
+    critic_learning_rate: float = bounded(0.03)
+    """Learning rate of the critics (Adam), whose values give the advantages."""
+    policy_entropy_cost: float = bounded(0.05)
+    """Weight beta_0 of the students' policy entropy in the meta-objective."""
+    prediction_entropy_cost: float = bounded(1e-3)
+    """Weight beta_1 of the entropy of the students' predictions in the meta-objective."""
+    policy_target_cost: float = bounded(5e-3)
+    """Weight beta_2 of the squared policy targets pi-hat, a penalty in the meta-objective."""
+    prediction_target_cost: float = bounded(1e-3)
+    """Weight beta_3 of the squared prediction targets y-hat, a penalty in the meta-objective."""
+    max_gradient_norm: float = bounded(0.5)
+    """Norm to which the gradient of the update rule is clipped."""
+    inner_updates: int = static(default=5, low=1)
+    """Number K of a student's updates that the meta-gradient goes back through."""
     optimizer: Literal["sgd", "adam"] = static(default="sgd")
-    """Of the learners."""
-    lifetime_groups: int = static(default=1)
-    """Differentiate so many groups of lifetimes one after another: their share of the memory."""
+    """Optimizer of the students."""
+    lifetime_groups: int = static(default=1, low=1)
+    """Number of groups of lifetimes that are differentiated in turn: more groups, less memory."""
     recompute: bool = static(default=False)
-    """Compute inner values again on the way back instead of keeping them."""
+    """Compute inner activations again in the backward pass: less memory, a third more time."""
     rule: UpdateRule = static(default=UpdateRule())
+    """Network of the update rule."""
     network: Table | TorsoNetwork = static(default=Table())
-    """Of the learners."""
+    """Network of the students and of the critics."""
+    rollout_length: Derived[int] = derived()
+    """Environment steps T before each update of a student, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        lives = self._count(num_envs)
-        rule = self.rule.init(jax.random.fold_in(key, 0))
-        keys = jax.random.split(jax.random.fold_in(key, 1), lives)
-        learner, critic = self._learners.fresh(keys)
-        shared = {
-            "rule": rule,
-            "optimizer": self._rule_optimizer.init(rule),
-            "stored": jnp.int32(0),
-            "shown": dict.fromkeys(("loss", "gradient_norm", *self._reward_names), jnp.float32(0)),
-        }
-        local = {
-            "learner": learner,
-            "critic": critic,
-            "start": jax.tree.map(jnp.copy, learner),
-            "window": empty(
-                self._seen, (lives, self.inner_updates), self.update_steps, self._lifetimes.num_envs
+        groups = self._task_groups
+        assert self.rollout_length is not None, "or the line above would have raised"
+        lifetimes = num_lifetimes(groups, num_envs, self.lifetime_groups)
+        rule: Params = self.rule.init(jax.random.fold_in(key, 0))
+        keys = jax.random.split(jax.random.fold_in(key, 1), lifetimes)
+        students, critics = self._students.init(keys)
+        names = ("loss", "gradient_norm", *self._reward_names)
+        metrics = {name: jnp.float32(0) for name in names}
+        shared = RuleState(rule, self._rule_optimizer.init(rule), jnp.int32(0), metrics)
+        local = LifetimeStates(
+            students,
+            critics,
+            initial_students=jax.tree.map(jnp.copy, students),
+            window=empty_window(
+                self._observation_spec, (lifetimes, self.inner_updates), self.rollout_length,
+                groups.num_envs,
             ),
-            "life": jnp.zeros(lives, jnp.int32),
-            "whole": jnp.ones(lives, bool),
-        }
+            lifetime=jnp.zeros(lifetimes, jnp.int32),
+            is_whole=jnp.ones(lifetimes, bool),
+        )  # fmt: skip
         return LearnerState(shared, local)
 
     def carry(self, num_envs: int) -> Carry:
         return ()
 
     def actor_params(self, state: LearnerState) -> Params:
-        return state.local["learner"]["params"]
+        return state.local.students.params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        seen = timestep.observation["observation"]
-        observation = jax.tree.map(lambda x: x[None], seen)
-        outputs = each(self._learners.network, params, observation, timestep.first[None])
-        policy = Categorical(actor_critic.mask_logits(seen, outputs["policy"][0]))
+        observation = timestep.observation["observation"]
+        time_major = jax.tree.map(lambda x: x[None], observation)
+        network = self._students.network
+        heads = apply_by_lifetime(network, params, time_major, timestep.first[None])
+        policy = Categorical(actor_critic.mask_logits(observation, heads["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        shared, local, learners = state.shared, state.local, self._learners
-        data, life, world = self._experience(trajectory)
-        born = life != local["life"]
-        # What happened in two lives says nothing of what the rule did in one.
-        whole = local["whole"] & ~born
-        critic, advantages = learners.judge(local["critic"], data)
-        now = by_life(data, self._lifetimes.num_envs)
-        gains = by_life(advantages, self._lifetimes.num_envs)
+        shared, local, students = state.shared, state.local, self._students
+        groups = self._task_groups
+        data, lifetime, task = lifetime_experience(trajectory, groups, self.rollout_length)
+        is_new = lifetime != local.lifetime
+        # A window over two lifetimes does not tell what the rule's updates led to.
+        is_whole = local.is_whole & ~is_new
+        critics, advantages = students.update_critics(local.critics, data)
+        rollout = group_by_lifetime(data, groups.num_envs)
+        advantages = group_by_lifetime(advantages, groups.num_envs)
 
-        due = shared["stored"] == self.inner_updates
+        is_full = shared.num_rollouts == self.inner_updates
         shared = jax.lax.cond(
-            due,
-            partial(self._improve, axis=axis),
-            lambda shared, *_: shared,
-            shared, (local["start"], local["window"], now, gains, whole, world),
-        )  # fmt: skip
-        slot = jnp.where(due, 0, shared["stored"])
-        learner, taught = learners.teach(shared["rule"], local["learner"], data)
-        learner, critic = learners.reborn(born, (learner, critic), key)
-        local = {
-            "learner": learner,
-            "critic": critic,
-            "start": jax.lax.cond(due, lambda: local["learner"], lambda: local["start"]),
-            "window": jax.tree.map(lambda w, x: w.at[:, slot].set(x), local["window"], now),
-            "life": life,
-            "whole": jnp.where(due, ~born, whole),
-        }
-        metrics = shared["shown"] | {name: jnp.mean(x) for name, x in taught.items()}
-        return LearnerState({**shared, "stored": slot + 1}, local), metrics
+            is_full,
+            partial(self._update_rule, axis=axis),
+            lambda shared, _: shared,
+            shared,
+            MetaBatch(local.initial_students, local.window, rollout, advantages, is_whole, task),
+        )
+        index = jnp.where(is_full, 0, shared.num_rollouts)
+        updated, regularizers = students.update(shared.rule, local.students, data)
+        updated, critics = students.reset_where(is_new, (updated, critics), key)
+        initial = jax.lax.cond(is_full, lambda: local.students, lambda: local.initial_students)
+        local = LifetimeStates(
+            updated,
+            critics,
+            initial_students=initial,
+            window=jax.tree.map(lambda w, x: w.at[:, index].set(x), local.window, rollout),
+            lifetime=lifetime,
+            is_whole=jnp.where(is_full, ~is_new, is_whole),
+        )
+        metrics = {**shared.metrics, **{name: jnp.mean(x) for name, x in regularizers.items()}}
+        return LearnerState(dataclasses.replace(shared, num_rollouts=index + 1), local), metrics
 
     def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
-        return encode_rule(self.rule, state.shared["rule"], about)
+        return encode_rule(self.rule, state.shared.rule, about)
 
     def draw(self, state: LearnerState, figure: Figure) -> None:
-        draw_targets(figure, self.rule, state.shared["rule"], self.discount)
+        draw_targets(figure, self.rule, state.shared.rule, self.discount)
 
-    # --- the rule --------------------------------------------------------------------------------
-
-    def _improve(self, shared: PyTree, judged: PyTree, axis: str | None) -> PyTree:
-        """One step of the rule on what the learners did after K updates."""
-        groups = self.lifetime_groups
-        parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), judged)
-        one = partial(self._rule_grad, shared["rule"])
-
-        def add(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
-            return jax.tree.map(lambda t, x: t + x / groups, total, one(*part)), None
-
-        shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], parts))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        grads, loss, rewards = global_mean(jax.lax.scan(add, zeros, parts)[0], axis)
-        updates, optimizer = self._rule_optimizer.update(grads, shared["optimizer"])
-        shown, before = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}, shared["shown"]
+    def _update_rule(self, shared: RuleState, batch: MetaBatch, axis: str | None) -> RuleState:
+        """One step of the rule on the meta-gradient of all lifetimes."""
+        gradients = self._objective.grad_in_groups(shared.rule, batch, self.lifetime_groups)
+        grads, loss, rewards = global_mean(gradients, axis)
+        updates, optimizer_state = self._rule_optimizer.update(grads, shared.optimizer_state)
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
         for name, total, count in zip(self._reward_names, *rewards, strict=True):
-            shown[name] = jnp.where(count > 0, total / jnp.maximum(count, 1e-8), before[name])
-        return {
-            **shared,
-            "rule": optax.apply_updates(shared["rule"], updates),
-            "optimizer": optimizer,
-            "shown": shown,
-        }
+            mean = total / jnp.maximum(count, 1e-8)
+            metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])
+        rule = optax.apply_updates(shared.rule, updates)
+        return RuleState(rule, optimizer_state, shared.num_rollouts, metrics)
 
-    def _rule_grad(
-        self,
-        rule: Params,
-        start: PyTree,
-        window: Experience,
-        now: Experience,
-        gains: jax.Array,
-        whole: jax.Array,
-        world: jax.Array,
-    ) -> tuple[Params, jax.Array, list[jax.Array]]:
-        """The rule's gradient on some lifetimes, its loss, and rewards and steps by world."""
-        data, advantages = jax.tree.map(
-            lambda x: x[0], in_order(jax.tree.map(lambda x: x[:, None], (now, gains)))
-        )
-
-        def objective(rule: Params, learner: PyTree, aux: Metrics) -> tuple[jax.Array, jax.Array]:
-            loss = self._objective(learner, aux, data, advantages, whole.astype(jnp.float32))
-            return loss, loss
-
-        grads, (_, loss) = meta_grad(
-            self._learners.teach, objective, rule, start, in_order(window),
-            recompute=self.recompute,
-        )  # fmt: skip
-        kinds = whole[:, None] * jax.nn.one_hot(world, len(self._lifetimes.tasks))
-        counted = (now.valid * now.reward, now.valid)
-        return grads, loss, [jnp.mean(x, axis=(1, 2)) @ kinds for x in counted]
-
-    def _objective(
-        self,
-        learner: PyTree,
-        aux: Metrics,
-        data: Experience,
-        advantages: jax.Array,
-        weights: jax.Array,
-    ) -> jax.Array:
-        """Policy gradient of the learners `[L]` after K updates, and the regularizers over these;
-        `aux` leaves are `[K, L]`."""
-        gains, last = self._learners.gain(learner, data, advantages)
-        # Entropies are of the learners that the rule made, targets of what it said.
-        made = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in last.items()}
-        means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **made}.items()}
-        return (
-            -jnp.mean(weights * gains)
-            - self.policy_entropy_cost * means["policy_entropy"]
-            - self.prediction_entropy_cost * means["prediction_entropy"]
-            + self.policy_target_cost * means["policy_target"]
-            + self.prediction_target_cost * means["prediction_target"]
-        )
-
-    # --- lifetimes -------------------------------------------------------------------------------
-
-    def _experience(self, trajectory: Trajectory) -> tuple[Experience, jax.Array, jax.Array]:
-        """What the learners see of a rollout, and at its end the life of each and its world."""
-        steps = trajectory.steps.action.shape[0]
-        if steps != self.update_steps:
-            raise ConfigError(
-                f"update_steps is {self.update_steps}, but a rollout has {steps} steps: "
-                "the two must be equal."
-            )
-        data, shown = experience(trajectory), trajectory.final.observation
-        envs = self._lifetimes.num_envs
-        seen = dataclasses.replace(data, observation=data.observation["observation"])
-        return seen, shown["task_count"][::envs], shown["task"][::envs]
-
-    def _count(self, num_envs: int) -> int:
-        """Lifetimes among so many environments."""
-        envs, groups = self._lifetimes.num_envs, self.lifetime_groups
-        if num_envs % (envs * groups):
-            raise ConfigError(
-                f"{num_envs} environments on a device are no multiple of {envs * groups}: "
-                f"{envs} share a life, and lifetime_groups is {groups}."
-            )
-        return num_envs // envs
+    # --- parts -----------------------------------------------------------------------------------
 
     @property
-    def _lifetimes(self) -> TaskGroups:
-        spec = actor_critic.require_spec(self.spec)
-        groups = spec.extension
-        if not isinstance(groups, TaskGroups):
-            raise ConfigError(f"LPG teaches learners in lifetimes: take lifetimes:{spec.name}.")
-        # Two windows: with less a birth falls into every one, and nothing is ever learned.
-        least = 2 * (self.inner_updates + 1) * self.update_steps
-        if groups.num_steps < least:
-            raise ConfigError(
-                f"lives of {groups.num_steps} steps are too short for {self.inner_updates} "
-                f"updates of {self.update_steps}: take steps={least} or more."
-            )
-        return groups
+    def _task_groups(self) -> TaskGroups:
+        return task_groups(self.spec, self.inner_updates, self.rollout_length)
 
     @property
     def _reward_names(self) -> list[str]:
-        """Metrics: the mean reward of a step in each world."""
-        return [f"reward_{world}" for world in self._lifetimes.tasks]
+        return [f"reward_{task}" for task in self._task_groups.tasks]
 
     @property
-    def _seen(self) -> PyTree:
+    def _observation_spec(self) -> PyTree:
         return actor_critic.require_spec(self.spec).observation["observation"]
 
     @property
-    def _learners(self) -> Students:
+    def _students(self) -> Students:
         num_actions = value_based.discrete(self.spec).num_actions
-        heads = update_rule.heads(num_actions, self.rule.predictions)
-        network = self.network.build(self._seen, heads)
+        heads = student_heads(num_actions, self.rule.predictions)
+        network = self.network.build(self._observation_spec, heads)
         if network.carry(1) != ():
-            raise ConfigError("LPG's learners have no memory: take a network without.")
+            raise ConfigError("students of LPG have no memory: take a network without.")
         return Students(
             self.rule,
             network,
-            self.network.build(self._seen, {"value": Head(1)}),
-            update_rule.optimizer(self.optimizer, self.learner_rate),
-            optax.adam(self.value_rate),
-            self.discount,
-            self.lambda_,
-            self.prediction_cost,
+            critic=self.network.build(self._observation_spec, {"value": Head(1)}),
+            optimizer=student_optimizer(self.optimizer, self.student_learning_rate),
+            critic_optimizer=optax.adam(self.critic_learning_rate),
+            discount=self.discount,
+            gae_lambda=self.gae_lambda,
+            prediction_cost=self.prediction_cost,
+        )
+
+    @property
+    def _objective(self) -> MetaObjective:
+        return MetaObjective(
+            self._students,
+            len(self._task_groups.tasks),
+            self.policy_entropy_cost,
+            self.prediction_entropy_cost,
+            self.policy_target_cost,
+            self.prediction_target_cost,
+            self.recompute,
         )
 
     @property

@@ -1,14 +1,14 @@
-"""Taught: a learner whose updates come from a rule that was learned before, see `lpg.py`.
+"""LPGStudent: an agent whose updates come from an update rule that was learned before.
 
-The rule's numbers are read from a file when a run begins and never change. There is no value
-function, no advantage and no bootstrap but what the rule has found for itself.
+The rule's parameters come from a file (`rule_file`), are part of the state, and never change. There
+is no value function, no advantage and no bootstrap but what the rule has found for itself.
 Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -16,15 +16,23 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, value_based
-from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule import UpdateRule, experience
-from podracer.agents.lpg.rule_file import read_rule
+from podracer.agents.lpg.rule import (
+    RuleParams,
+    UpdateRule,
+    student_grads,
+    student_heads,
+    student_optimizer,
+    student_outputs,
+    to_experience,
+)
+from podracer.agents.lpg.rule_file import decode_rule
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
     ConfigError,
+    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -32,90 +40,117 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
+    derived,
     static,
     struct,
 )
 
 
 @struct
-class LPGStudent:
-    """A learner under a learned rule, discrete actions."""
+class StudentState:
+    """Parameters of the student and the state of their optimizer; the rule's parameters."""
 
-    learning_rate: float = 1e-3
-    discount: float = 0.99
-    prediction_cost: float = 0.5
-    """Weight of the prediction against the policy."""
-    file: str = static(default="")
-    """The rule's numbers, as `podracer rule` writes them."""
+    params: Params
+    optimizer_state: optax.OptState
+    rule: RuleParams
+
+
+@struct
+class LPGStudent:
+    """Agent trained by an update rule that LPG learned, discrete actions."""
+
+    learning_rate: float = bounded(1e-3)
+    """Learning rate of the network."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, an input of the update rule, in [0, 1]."""
+    prediction_cost: float = bounded(0.5)
+    """Weight alpha_y of the prediction's loss against the policy's."""
+    rule_file: str = static(default="")
+    """File of the update rule, as `podracer rule` writes it."""
     rule: UpdateRule = static(default=UpdateRule())
-    """Its shape, which the file's must be: see `lpg_student`."""
+    """Network of the update rule, the same as in its file."""
+    rule_params: Derived[RuleParams] = derived(leaf=True)
+    """Parameters of the update rule, read from its file."""
     optimizer: Literal["sgd", "adam"] = static(default="adam")
+    """Optimizer of the network."""
     network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    """Network with the policy and the prediction."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        rule, numbers = read_rule(self.file)
+    @property
+    def data_file(self) -> str:
+        return self.rule_file
+
+    def with_data(self, content: bytes) -> LPGStudent:
+        rule, params = decode_rule(content, self.rule_file)
         if rule != self.rule:
-            raise ConfigError(f"{self.file} holds {rule}, but the agent was made for {self.rule}.")
-        learner = actor_critic.init_params(self._network, self._optimizer, key)
-        return LearnerState({"learner": learner, "rule": jax.tree.map(jnp.asarray, numbers)})
+            raise ConfigError(f"{self.rule_file} holds {rule}, but the agent expects {self.rule}.")
+        return dataclasses.replace(self, rule_params=params)
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        if self.rule_params is None:
+            raise ConfigError("LPGStudent has no `rule_params`: give it those of an update rule.")
+        params = self._network.init(key)
+        rule = jax.tree.map(jnp.asarray, self.rule_params)
+        return LearnerState(StudentState(params, self._optimizer.init(params), rule))
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
 
     def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["learner"].params
+        return state.shared.params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
-        outputs, carry = self._network.apply(params, carry, observation, timestep.first[None])
-        policy = Categorical(actor_critic.mask_logits(timestep.observation, outputs["policy"][0]))
+        heads, carry = self._network.apply(params, carry, observation, timestep.first[None])
+        policy = Categorical(actor_critic.mask_logits(timestep.observation, heads["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        shared, data = state.shared, experience(trajectory)
-        grads, (outputs, targets) = update_rule.learner_grads(
-            self.rule, shared["rule"], partial(update_rule.forward, self._network, data),
-            shared["learner"].params, data, self.discount, self.prediction_cost,
+        shared, data = state.shared, to_experience(trajectory)
+        grads, (outputs, targets) = student_grads(
+            self.rule, shared.rule, partial(student_outputs, self._network, data),
+            shared.params, data, self.discount, self.prediction_cost,
         )  # fmt: skip
         grads = global_mean(grads, axis)
-        learner, metrics = actor_critic.optimizer_step(self._optimizer, shared["learner"], grads)
-        state = LearnerState({**shared, "learner": learner})
-        policy, valid = Categorical(outputs.policy[:-1]), data.valid
-        return state, {
+        shared, metrics = actor_critic.optimizer_step(self._optimizer, shared, grads)
+        policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
+        return LearnerState(shared), {
             **metrics,
-            "entropy": jnp.mean(valid * policy.entropy()),
-            "prediction_entropy": jnp.mean(valid * Categorical(outputs.prediction[:-1]).entropy()),
-            "policy_target": jnp.mean(valid * targets.policy),
-            "policy_target_size": jnp.mean(valid * jnp.abs(targets.policy)),
+            "entropy": jnp.mean(data.valid * policy.entropy()),
+            "prediction_entropy": jnp.mean(data.valid * prediction.entropy()),
+            "policy_target": jnp.mean(data.valid * targets.policy),
+            "policy_target_size": jnp.mean(data.valid * jnp.abs(targets.policy)),
         }
 
     @property
     def _network(self) -> Network:
-        heads = update_rule.heads(
-            value_based.discrete(self.spec).num_actions, self.rule.predictions
-        )
+        num_actions = value_based.discrete(self.spec).num_actions
         spec = actor_critic.require_spec(self.spec)
         if spec.extension is not None:
             raise ConfigError(
                 f"an update rule needs plain observations, but {spec.name} shows its state or its "
                 "task beside them."
             )
+        heads = student_heads(num_actions, self.rule.predictions)
         return self.network.build(spec.observation, heads)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return update_rule.optimizer(self.optimizer, self.learning_rate)
+        return student_optimizer(self.optimizer, self.learning_rate)
 
 
-def lpg_student(file: str | Path, network: Table | TorsoNetwork, **settings: Any) -> LPGStudent:
-    """The agent that a rule's file teaches; unless `settings` say otherwise, tables learn by plain
-    descent as LPG's learners do, networks by Adam."""
-    rule, _ = read_rule(file)
+def lpg_student(rule: UpdateRule, network: Table | TorsoNetwork, **settings: Any) -> LPGStudent:
+    """Return a student of the rule with the optimizer that suits its network.
+
+    Unless `settings` say otherwise, tables learn by plain descent as LPG's students do, networks
+    by Adam.
+    """
     if isinstance(network, Table):
         settings = {"learning_rate": 40.0, "optimizer": "sgd"} | settings
-    return LPGStudent(file=str(Path(file).resolve()), rule=rule, network=network, **settings)
+    return LPGStudent(rule=rule, network=network, **settings)

@@ -1,7 +1,7 @@
-"""Learners that an update rule teaches, each in its own lifetime, and the critics that judge them.
+"""Students that an update rule trains, one for each lifetime, and the critics that assess them.
 
-Parameters lead with the lifetimes L. Experience is that of a rollout, `[T, B, ...]` with B = L x E:
-each E environments, one after another, are those of one life.
+Leaves of parameters are `[L, ...]` for L lifetimes. Experience is that of a rollout, `[T, B, ...]`
+with B = L x E: each E consecutive environments belong to one lifetime.
 Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 """
 
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.actor_critic import mask_logits
-from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule import Experience, Outputs, UpdateRule
+from podracer.agents.common.actor_critic import ParamsState, mask_logits
+from podracer.agents.lpg.rule import (
+    Experience,
+    Outputs,
+    RuleParams,
+    UpdateRule,
+    student_grads,
+)
 from podracer.networks import Network
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import generalized_advantages
@@ -26,7 +30,7 @@ from podracer.types import Metrics, Params, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Students:
-    """What all of them have in common; what they are is `{"params", "optimizer"}`, `[L, ...]`."""
+    """Networks, optimizers and hyperparameters that all students and critics share."""
 
     rule: UpdateRule
     network: Network
@@ -34,155 +38,136 @@ class Students:
     optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation
     discount: float | jax.Array
-    lambda_: float | jax.Array
+    gae_lambda: float | jax.Array
     prediction_cost: float | jax.Array
 
-    def fresh(self, keys: jax.Array) -> tuple[PyTree, PyTree]:
-        """Learners that know nothing, and their critics, for keys `[L]`."""
+    def init(self, keys: jax.Array) -> tuple[ParamsState, ParamsState]:
+        """Return untrained students and critics for keys `[L]`."""
 
-        def one(key: jax.Array) -> tuple[PyTree, PyTree]:
+        def init_one(key: jax.Array) -> tuple[ParamsState, ParamsState]:
             keys = jax.random.split(key)
-            params, values = self.network.init(keys[0]), self.critic.init(keys[1])
+            student, critic = self.network.init(keys[0]), self.critic.init(keys[1])
             return (
-                {"params": params, "optimizer": self.optimizer.init(params)},
-                {"params": values, "optimizer": self.critic_optimizer.init(values)},
+                ParamsState(student, self.optimizer.init(student)),
+                ParamsState(critic, self.critic_optimizer.init(critic)),
             )
 
         # On a CPU orthogonal weights of many at once can wait for ever, see population.
         return jax.lax.platform_dependent(
-            keys, cpu=partial(jax.lax.map, one), default=jax.vmap(one)
+            keys, cpu=partial(jax.lax.map, init_one), default=jax.vmap(init_one)
         )
 
-    def reborn(self, born: jax.Array, old: PyTree, key: jax.Array) -> PyTree:
-        """`old` with fresh ones where a new life began, bool `[L]`; what that costs is paid only
-        where one did."""
+    def reset_where(self, is_new: jax.Array, states: PyTree, key: jax.Array) -> PyTree:
+        """Return `(students, critics)`, untrained ones where a lifetime is new, bool `[L]`.
 
-        def replace() -> PyTree:
-            fresh = self.fresh(jax.random.split(key, born.shape[0]))
+        New ones are computed only if any lifetime is new.
+        """
+
+        def reset() -> PyTree:
+            untrained = self.init(jax.random.split(key, is_new.shape[0]))
             return jax.tree.map(
-                lambda new, x: jnp.where(born.reshape(-1, *(1,) * (x.ndim - 1)), new, x), fresh, old
+                lambda new, old: jnp.where(is_new.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
+                untrained,
+                states,
             )
 
-        return jax.lax.cond(jnp.any(born), replace, lambda: old)
+        return jax.lax.cond(jnp.any(is_new), reset, lambda: states)
 
-    def forward(self, params: Params, data: Experience) -> Outputs:
-        """What each learner's network says of its own timesteps, `[T+1, B, n]`."""
-        made = each(self.network, params, data.observation, data.first)
-        return Outputs(mask_logits(data.observation, made["policy"]), made["prediction"])
+    def outputs(self, params: Params, data: Experience) -> Outputs:
+        """Return each student's outputs on its own timesteps, `[T+1, B, n]`."""
+        heads = apply_by_lifetime(self.network, params, data.observation, data.first)
+        return Outputs(mask_logits(data.observation, heads["policy"]), heads["prediction"])
 
-    def teach(self, rule: Params, learners: PyTree, data: Experience) -> tuple[PyTree, Metrics]:
-        """The learners after an update by the rule, and what regularizes the rule, `[L]` each."""
-        params = learners["params"]
-        lives = jax.tree.leaves(params)[0].shape[0]
-        grads, (outputs, targets) = update_rule.learner_grads(
-            self.rule, rule, lambda p: self.forward(p, data), params, data,
+    def update(
+        self, rule_params: RuleParams, students: ParamsState, data: Experience
+    ) -> tuple[ParamsState, Metrics]:
+        """Return the students after one update by the rule, and the rule's regularizers `[L]`."""
+        params = students.params
+        lifetimes = jax.tree.leaves(params)[0].shape[0]
+        grads, (outputs, targets) = student_grads(
+            self.rule, rule_params, lambda p: self.outputs(p, data), params, data,
             self.discount, self.prediction_cost,
         )  # fmt: skip
-        # Of the mean over all lives, of which each learner has its own.
-        grads = jax.tree.map(lambda g: lives * g, grads)
-        return _stepped(self.optimizer, learners, grads), {
-            **entropies(outputs, data, lives),
-            "policy_target": _means(data.valid * targets.policy**2, lives),
-            "prediction_target": _means(
-                data.valid * jnp.sum(targets.prediction**2, axis=-1), lives
-            ),
+        # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
+        grads = jax.tree.map(lambda g: lifetimes * g, grads)
+        prediction_size = jnp.sum(targets.prediction**2, axis=-1)
+        return _descend(self.optimizer, students, grads), {
+            **entropies(outputs, data, lifetimes),
+            "policy_target": _lifetime_means(data.valid * targets.policy**2, lifetimes),
+            "prediction_target": _lifetime_means(data.valid * prediction_size, lifetimes),
         }
 
-    def judge(self, critics: PyTree, data: Experience) -> tuple[PyTree, jax.Array]:
-        """The critics after an update, and normalized advantages `[T, B]` by those before."""
-        lives = jax.tree.leaves(critics["params"])[0].shape[0]
+    def update_critics(
+        self, critics: ParamsState, data: Experience
+    ) -> tuple[ParamsState, jax.Array]:
+        """Return the critics after one update, and normalized advantages `[T, B]` before it."""
+        lifetimes = jax.tree.leaves(critics.params)[0].shape[0]
 
         def loss(params: Params) -> tuple[jax.Array, jax.Array]:
-            values = each(self.critic, params, data.observation, data.first)["value"][..., 0]
-            fixed = jax.lax.stop_gradient(values)
+            heads = apply_by_lifetime(self.critic, params, data.observation, data.first)
+            values = heads["value"][..., 0]
+            constants = jax.lax.stop_gradient(values)
             advantages = generalized_advantages(
-                fixed[:-1], fixed[1:], data.reward, self.discount * data.discount, data.valid,
-                self.lambda_,
+                constants[:-1], constants[1:], data.reward, self.discount * data.discount,
+                data.valid, self.gae_lambda,
             )  # fmt: skip
-            errors = data.valid * (fixed[:-1] + advantages - values[:-1])
-            return 0.5 * jnp.sum(_means(errors**2, lives)), advantages
+            errors = data.valid * (constants[:-1] + advantages - values[:-1])
+            return 0.5 * jnp.sum(_lifetime_means(errors**2, lifetimes)), advantages
 
-        grads, advantages = jax.grad(loss, has_aux=True)(critics["params"])
-        by_life = advantages.reshape(len(advantages), lives, -1)
-        mean = jnp.mean(by_life, axis=(0, 2), keepdims=True)
-        # The small number is of the size of rewards: what is noise beside them stays small.
-        scaled = (by_life - mean) / (jnp.std(by_life, axis=(0, 2), keepdims=True) + 1e-3)
-        critics = _stepped(self.critic_optimizer, critics, grads)
-        return critics, data.valid * scaled.reshape(advantages.shape)
+        grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
+        grouped = advantages.reshape(len(advantages), lifetimes, -1)
+        mean = jnp.mean(grouped, axis=(0, 2), keepdims=True)
+        # The constant is of the size of rewards, so that noise well below them is not magnified.
+        normalized = (grouped - mean) / (jnp.std(grouped, axis=(0, 2), keepdims=True) + 1e-3)
+        critics = _descend(self.critic_optimizer, critics, grads)
+        return critics, data.valid * normalized.reshape(advantages.shape)
 
-    def gain(
-        self, learners: PyTree, data: Experience, advantages: jax.Array
+    def policy_objective(
+        self, students: ParamsState, data: Experience, advantages: jax.Array
     ) -> tuple[jax.Array, Metrics]:
-        """What the policy gradient of their own rollout ascends on, and entropies, `[L]` each."""
-        lives = jax.tree.leaves(learners["params"])[0].shape[0]
-        outputs = self.forward(learners["params"], data)
+        """Return the policy-gradient objective and the entropies of each student, `[L]` each."""
+        lifetimes = jax.tree.leaves(students.params)[0].shape[0]
+        outputs = self.outputs(students.params, data)
         log_prob = Categorical(outputs.policy[:-1]).log_prob(data.action)
-        return _means(advantages * log_prob, lives), entropies(outputs, data, lives)
+        objective = _lifetime_means(advantages * log_prob, lifetimes)
+        return objective, entropies(outputs, data, lifetimes)
 
 
-def each(
+def apply_by_lifetime(
     network: Network, params: Params, observation: PyTree, first: jax.Array
 ) -> dict[str, jax.Array]:
-    """The heads of L networks, each over its own environments among B, `[T, B, n]`."""
-    lives = jax.tree.leaves(params)[0].shape[0]
-    seen = jax.tree.map(
-        lambda x: x.reshape(x.shape[0], lives, -1, *x.shape[2:]), (observation, first)
+    """Return the heads of L networks, each applied to its own of B environments, `[T, B, n]`."""
+    lifetimes = jax.tree.leaves(params)[0].shape[0]
+    grouped = jax.tree.map(
+        lambda x: x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), (observation, first)
     )
 
-    def one(params: Params, observation: PyTree, first: jax.Array) -> dict[str, jax.Array]:
+    def apply(params: Params, observation: PyTree, first: jax.Array) -> dict[str, jax.Array]:
         return network.apply(params, (), observation, first)[0]
 
-    made = jax.vmap(one, in_axes=(0, 1, 1), out_axes=1)(params, *seen)
-    return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, x.shape[-1]), made)
+    heads = jax.vmap(apply, in_axes=(0, 1, 1), out_axes=1)(params, *grouped)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, x.shape[-1]), heads)
 
 
-def _stepped(optimizer: optax.GradientTransformation, old: PyTree, grads: Params) -> PyTree:
-    def one(old: PyTree, grads: Params) -> PyTree:
-        updates, state = optimizer.update(grads, old["optimizer"])
-        return {"params": optax.apply_updates(old["params"], updates), "optimizer": state}
-
-    return jax.vmap(one)(old, grads)
-
-
-def entropies(outputs: Outputs, data: Experience, lives: int) -> dict[str, jax.Array]:
-    """Means over each learner's steps, `[L]`."""
+def entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
+    """Return mean entropies of policy and prediction over the steps of each lifetime, `[L]`."""
     policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
     return {
-        "policy_entropy": _means(data.valid * policy.entropy(), lives),
-        "prediction_entropy": _means(data.valid * prediction.entropy(), lives),
+        "policy_entropy": _lifetime_means(data.valid * policy.entropy(), lifetimes),
+        "prediction_entropy": _lifetime_means(data.valid * prediction.entropy(), lifetimes),
     }
 
 
-def _means(x: jax.Array, lives: int) -> jax.Array:
-    """Over the steps `[T, B]` of each life, `[L]`."""
-    return jnp.mean(x.reshape(x.shape[0], lives, -1), axis=(0, 2))
+def _descend(
+    optimizer: optax.GradientTransformation, states: ParamsState, grads: Params
+) -> ParamsState:
+    def descend_one(state: ParamsState, grads: Params) -> ParamsState:
+        updates, optimizer_state = optimizer.update(grads, state.optimizer_state)
+        return ParamsState(optax.apply_updates(state.params, updates), optimizer_state)
+
+    return jax.vmap(descend_one)(states, grads)
 
 
-# --- a window of experience ----------------------------------------------------------------------
-
-
-def by_life(data: PyTree, envs: int) -> Any:
-    """Leaves `[T, B, ...]` as `[L, T, E, ...]`, to be kept with the lives."""
-    return jax.tree.map(
-        lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, envs, *x.shape[2:]), 1, 0), data
-    )
-
-
-def in_order(window: PyTree) -> Any:
-    """What was kept, `[L, K, T, E, ...]`, as rollouts `[K, T, B, ...]`."""
-    moved = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), window)
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, *x.shape[4:]), moved)
-
-
-def empty(seen: Any, lead: tuple[int, ...], T: int, envs: int) -> Experience:
-    """Room for experience, leaves `[*lead, T, E, ...]`."""
-    steps, timesteps = (*lead, T, envs), (*lead, T + 1, envs)
-    return Experience(
-        observation=jax.tree.map(lambda x: jnp.zeros((*timesteps, *x.shape), x.dtype), seen),
-        first=jnp.zeros(timesteps, bool),
-        action=jnp.zeros(steps, jnp.int32),
-        reward=jnp.zeros(steps),
-        discount=jnp.zeros(steps),
-        valid=jnp.zeros(steps, bool),
-        carry=(),
-    )
+def _lifetime_means(x: jax.Array, lifetimes: int) -> jax.Array:
+    """Means over the steps `[T, B]` of each lifetime, `[L]`."""
+    return jnp.mean(x.reshape(x.shape[0], lifetimes, -1), axis=(0, 2))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from podracer.agents.a2c import A2C
-from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import UpdateRule
+from podracer.agents.lpg import LPG, UpdateRule
+from podracer.agents.lpg.rule_file import read_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
@@ -29,7 +30,7 @@ def lpg() -> Experiment:
 
 @recipe
 def lpg_paper() -> Experiment:
-    """LPG at the size of the Podracer paper: 61,440 environments, 960 learners, tabular worlds."""
+    """LPG at the size of the Podracer paper: 61,440 environments, 960 students, tabular worlds."""
     return dataclasses.replace(
         lpg(),
         environment="lifetimes:worlds:tabular+chains,envs=64,steps=30000",
@@ -55,10 +56,12 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     """Return the experiment with its agent's network trained by the update rule of a file."""
     old: Any = experiment.agent  # every agent of the library has these three
     rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
-    agent = lpg_student(file, old.network, discount=old.discount, **rate)
+    path = Path(file).resolve()
+    rule, _ = read_rule(path)
+    agent = lpg_student(rule, old.network, rule_file=str(path), discount=old.discount, **rate)
     driver = experiment.driver
     if isinstance(driver, AnakinConfig):
         driver = dataclasses.replace(driver, fused=False)
     return dataclasses.replace(
-        experiment, recipe=f"{experiment.recipe}_taught", agent=agent, driver=driver
+        experiment, recipe=f"{experiment.recipe}_under_rule", agent=agent, driver=driver
     )
