@@ -85,9 +85,9 @@ def learner(name: str, memory: str = "none", **fields: Any) -> Any:
     ("name", "space", "memory"),
     [
         # An update that is differentiated takes four times as long to trace: once is enough.
-        slow(name, *rest) if name == "stacx" and rest != (BOX, "lstm") else (name, *rest)
+        slow(name, *case) if name == "stacx" and case != (BOX, "lstm") else (name, *case)
         for name in AGENTS
-        for rest in itertools.product((ACTIONS, BOX), MEMORIES)
+        for case in itertools.product((ACTIONS, BOX), MEMORIES)
     ],
 )
 def test_every_agent_keeps_the_contract(name, space, memory):
@@ -171,10 +171,10 @@ def test_unrolling_gives_what_acting_gave(name, memory):
 
     @jax.jit
     def unrolled(params: Any) -> Any:
-        made, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
+        outputs, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
         last = actor_critic.final_value(agent, params, trajectory)
-        log_prob = policy(ACTIONS, made["policy"][:-1]).log_prob(extras["sample"])
-        return made["policy"][:-1], made["value"][..., 0], log_prob, last
+        log_prob = policy(ACTIONS, outputs["policy"][:-1]).log_prob(extras["sample"])
+        return outputs["policy"][:-1], outputs["value"][..., 0], log_prob, last
 
     logits, values, log_prob, last = unrolled(params)
     close(logits, extras.get("policy", logits), 1e-5)
@@ -262,8 +262,8 @@ def one_update(name: str, devices: int) -> Any:
     """The learner's state and the metrics after one update on the same 16 environments."""
     agent, env, config = CASES[name]
     mesh = make_mesh(find_devices(devices))
-    placed = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
-    state = jax.device_put(jax.tree.map(jnp.copy, first_state(name)), placed)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
+    state = jax.device_put(jax.tree.map(jnp.copy, first_state(name)), shardings)
     chunk = make_chunk(agent, env, mesh, config)
     state, metrics = chunk(state, jnp.zeros(devices, jnp.int32))
     return jax.device_get((state.learner, metrics["mean"]))
@@ -325,8 +325,10 @@ def test_the_gradient_through_the_rollout_is_that_of_a_second_pass(name, memory)
     agent = learner(name, memory)
     params = agent.actor_params(fresh(agent))
     actor, _ = advance(agent, WALK, params, enter(agent), 1)
-    both = jax.jit(lambda *args: [gradients(agent, reuse, T, *args) for reuse in (True, False)])
-    fused, two_pass = both(params, actor)
+    both_forms = jax.jit(
+        lambda *args: [gradients(agent, reuse, T, *args) for reuse in (True, False)]
+    )
+    fused, two_pass = both_forms(params, actor)
     close(fused, two_pass, atol=2e-6)
     assert optax.tree.norm(fused[0]) > 0.01
 
@@ -368,30 +370,30 @@ def textbook_gradient(
     `policy_loss` gets log-probabilities now and when acting, and generalized advantages.
     """
     net = actor_critic.build(agent.network, agent.spec)
-    timesteps, after, valid = (
+    timesteps, next_timesteps, valid = (
         trajectory.timesteps(),
         trajectory.next_timesteps(),
         trajectory.valid(),
     )
     extras = trajectory.steps.extras
 
-    def outputs(params: Any) -> Any:
-        made, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
-        return policy(ACTIONS, made["policy"][:-1]), made["value"][..., 0]
+    def forward(params: Any) -> Any:
+        outputs, _ = net.apply(params, trajectory.carry, timesteps.observation, timesteps.first)
+        return policy(ACTIONS, outputs["policy"][:-1]), outputs["value"][..., 0]
 
-    values = outputs(state.shared.params)[1]
-    discounts = agent.discount * after.discount
+    values = forward(state.shared.params)[1]
+    discounts = agent.discount * next_timesteps.discount
     lambda_ = agent.trace_lambda if isinstance(agent, Impala) else agent.gae_lambda
     advantages = generalized_advantages(
-        values[:-1], values[1:], after.reward, discounts, valid, lambda_
+        values[:-1], values[1:], next_timesteps.reward, discounts, valid, lambda_
     )
 
     def loss(params: Any) -> jax.Array:
-        now, value = outputs(params)
-        log_prob = now.log_prob(extras["sample"])
+        distribution, value = forward(params)
+        log_prob = distribution.log_prob(extras["sample"])
         terms = policy_loss(log_prob, extras.get("log_prob"), advantages)
         terms += agent.value_cost * 0.5 * (value[:-1] - values[:-1] - advantages) ** 2
-        terms -= agent.entropy_cost * now.entropy()
+        terms -= agent.entropy_cost * distribution.entropy()
         return jnp.sum(terms, where=valid) / valid.size
 
     return jax.jit(jax.grad(loss))(state.shared.params)
@@ -421,8 +423,8 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
     expected = textbook_gradient(
         agent, state, trajectory, lambda log_prob, _, advantages: -scale(advantages) * log_prob
     )
-    after, metrics = learn(agent, state, trajectory)
-    close(gradient(after), expected, atol=1e-5)
+    new_state, metrics = learn(agent, state, trajectory)
+    close(gradient(new_state), expected, atol=1e-5)
     assert optax.tree.norm(expected) > 0.1
     close((metrics.get("approximate_kl", 0.0), metrics.get("clip_share", 0.0)), (0.0, 0.0))
 
@@ -445,8 +447,8 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
         gain = standardized(advantages) * jnp.exp(log_prob - old)
         return -jnp.where(jnp.sign(gain) == kept, gain, 0.0)
 
-    after, metrics = learn(agent, state, trajectory)
-    close(gradient(after), textbook_gradient(agent, state, trajectory, loss), atol=1e-5)
+    new_state, metrics = learn(agent, state, trajectory)
+    close(gradient(new_state), textbook_gradient(agent, state, trajectory, loss), atol=1e-5)
     assert metrics["clip_share"] == 1
 
 
@@ -456,13 +458,16 @@ def test_acting_and_learning_see_the_same_observations(memory):
     moments are those of all that was seen."""
     agent = learner("ppo", memory, normalize_observations=True)
     env = auto_reset(Walk(offset=30.0))
-    state, actor, seen = fresh(agent), enter(agent, env), []
+    state, actor, observations = fresh(agent), enter(agent, env), []
     for i in range(3):
         actor, trajectory = advance(agent, env, agent.actor_params(state), actor, i)
-        seen.append(np.asarray(trajectory.steps.timestep.observation).reshape(-1, 2))
+        observations.append(np.asarray(trajectory.steps.timestep.observation).reshape(-1, 2))
         state, metrics = learn(agent, state, trajectory)
         close((metrics["approximate_kl"], metrics["clip_share"]), (0.0, 0.0))
-        moments, items = state.shared.observation_moments, np.concatenate(seen).astype(float)
+        moments, items = (
+            state.shared.observation_moments,
+            np.concatenate(observations).astype(float),
+        )
         assert moments.count == len(items)
         close((moments.mean, moments.variance), (items.mean(0), items.var(0)), rtol=1e-4)
     assert (moments.mean > 20).all()
@@ -470,25 +475,25 @@ def test_acting_and_learning_see_the_same_observations(memory):
 
 def test_rewards_are_divided_by_the_deviation_of_the_returns():
     """By that of all discounted sums so far, which start again after every end of an episode."""
-    plain = learner("ppo")
-    agent = dataclasses.replace(plain, normalize_rewards=True)
-    state, actor = fresh(agent), enter(plain)
-    params, sums, total = plain.actor_params(fresh(plain)), [], np.zeros(B)
+    unscaled = learner("ppo")
+    agent = dataclasses.replace(unscaled, normalize_rewards=True)
+    state, actor = fresh(agent), enter(unscaled)
+    params, sums, total = unscaled.actor_params(fresh(unscaled)), [], np.zeros(B)
     for i in range(3):
-        actor, trajectory = advance(plain, WALK, params, actor, i)
-        before, (state, _) = state, learn(agent, state, trajectory)
-        after = jax.device_get(trajectory.next_timesteps())
+        actor, trajectory = advance(unscaled, WALK, params, actor, i)
+        old_state, (state, _) = state, learn(agent, state, trajectory)
+        following = jax.device_get(trajectory.next_timesteps())
         for t in range(T):
-            total = after.reward[t] + plain.discount * total
+            total = following.reward[t] + unscaled.discount * total
             sums.append(total)
-            total = np.where(after.last[t] | (after.discount[t] == 0), 0.0, total)
+            total = np.where(following.last[t] | (following.discount[t] == 0), 0.0, total)
     close(state.shared.return_moments.variance, np.var(sums), rtol=1e-4)
     close(state.local, total, atol=1e-5)
 
     # An agent that does not normalize learns the same from rewards divided by hand.
     divided = with_rewards(trajectory, lambda reward: reward / np.std(sums))
-    same = dataclasses.replace(before.shared, return_moments=None)
-    expected, _ = learn(plain, LearnerState(same), divided)
+    old_learner = dataclasses.replace(old_state.shared, return_moments=None)
+    expected, _ = learn(unscaled, LearnerState(old_learner), divided)
     close(state.shared.params, expected.shared.params, atol=1e-5)
 
 

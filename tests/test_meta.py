@@ -60,7 +60,7 @@ def test_two_updates_by_hand():
         return 0.5 * (x - goal) ** 2 + rate, aux
 
     for recompute in (False, True):
-        grad, (after, seen) = meta_grad(
+        grad, (learner, inputs) = meta_grad(
             towards,
             objective,
             jnp.float32(rate),
@@ -68,8 +68,8 @@ def test_two_updates_by_hand():
             jnp.array([a, b]),
             recompute=recompute,
         )
-        np.testing.assert_allclose(after, two, rtol=1e-6)
-        np.testing.assert_allclose(seen, [x, one], rtol=1e-6)
+        np.testing.assert_allclose(learner, two, rtol=1e-6)
+        np.testing.assert_allclose(inputs, [x, one], rtol=1e-6)
         np.testing.assert_allclose(grad, (two - goal) * slope + 1.0, rtol=1e-5)
 
 
@@ -94,15 +94,15 @@ def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(
         return value, value
 
     @jax.jit
-    def both(meta: jax.Array) -> Any:
+    def differentiate(meta: jax.Array) -> Any:
         learner = (params, optimizer.init(params))
         return meta_grad(update, objective, meta, learner, batches, recompute=recompute)
 
-    grad, (_, value) = both(meta)
+    grad, (_, value) = differentiate(meta)
     assert np.isfinite(value)
     assert np.abs(grad).min() > 0.01
     for i, step in enumerate(1e-2 * np.eye(2, dtype=np.float32)):
-        difference = both(meta + step)[1][1] - both(meta - step)[1][1]
+        difference = differentiate(meta + step)[1][1] - differentiate(meta - step)[1][1]
         np.testing.assert_allclose(grad[i], difference / 2e-2, rtol=0.01)
 
 
@@ -163,9 +163,9 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
 
     with jax.enable_x64(True):  # finite differences lose half of all digits
         state, trajectory = jax.tree.map(doubled, (state, trajectory))
-        after, metrics = learn(agent, state, trajectory)
+        new_state, metrics = learn(agent, state, trajectory)
         assert metrics["gradient_norm"] > 0.5
-        outer = outer_gradient(agent, state.shared.params, after.shared.params, trajectory)
+        outer = outer_gradient(agent, state.shared.params, new_state.shared.params, trajectory)
         meta, unravel = ravel_pytree(state.shared.metaparams)
 
         def along_outer(meta: jax.Array) -> float:
@@ -175,7 +175,7 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
 
         steps = 1e-4 * np.eye(meta.size)
         expected = [(along_outer(meta + s) - along_outer(meta - s)) / 2e-4 for s in steps]
-        got = ravel_pytree(meta_gradient(after))[0]
+        got = ravel_pytree(meta_gradient(new_state))[0]
         assert np.abs(got).min() > 1e-8
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-9)
 
@@ -192,24 +192,24 @@ def main_head(params: Any) -> Any:
     )
 
 
-def outer_gradient(agent: Stacx, before: Any, after: Any, trajectory: Trajectory) -> Any:
+def outer_gradient(agent: Stacx, old_params: Any, new_params: Any, trajectory: Trajectory) -> Any:
     """The gradient of IMPALA's loss plus a divergence, at the parameters `next_timesteps`."""
     names = ("discount", "trace_lambda", "clip_rho", "clip_c", "entropy_cost", "network", "spec")
-    plain = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
-    fresh_state = jax.tree.map(doubled, fresh(plain)).shared
-    there = LearnerState(dataclasses.replace(fresh_state, params=main_head(after)))
+    impala = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
+    fresh_state = jax.tree.map(doubled, fresh(impala)).shared
+    impala_state = LearnerState(dataclasses.replace(fresh_state, params=main_head(new_params)))
     net = actor_critic.build(agent.network, agent.spec)
     timestep, valid = trajectory.steps.timestep, trajectory.valid()
 
     def divergence(params: Any) -> jax.Array:
         old, new = (
             jax.nn.log_softmax(net.apply(x, (), timestep.observation, timestep.first)[0]["policy"])
-            for x in (main_head(before), params)
+            for x in (main_head(old_params), params)
         )
         return jnp.sum(jnp.exp(old) * (old - new), where=valid[..., None]) / valid.size
 
-    one = gradient(learn(plain, there, trajectory)[0])
-    two = jax.jit(jax.grad(divergence))(main_head(after))
+    one = gradient(learn(impala, impala_state, trajectory)[0])
+    two = jax.jit(jax.grad(divergence))(main_head(new_params))
     return jax.tree.map(lambda a, b: a + agent.kl_cost * b, one, two)
 
 
@@ -217,12 +217,12 @@ def outer_gradient(agent: Stacx, before: Any, after: Any, trajectory: Trajectory
 def chunk(agent: Stacx, devices: int) -> Any:
     """One update of 16 environments, and what places a state for it."""
     mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
-    placed = jax.tree.map(lambda x: x.sharding, abstract_state(agent, WALK, mesh, config))
-    made = make_chunk(agent, WALK, mesh, config)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, WALK, mesh, config))
+    run_chunk = make_chunk(agent, WALK, mesh, config)
 
     def update(state: TrainState) -> tuple[TrainState, Any]:
-        state = jax.device_put(jax.tree.map(jnp.copy, state), placed)
-        return made(state, jnp.zeros(devices, jnp.int32))
+        state = jax.device_put(jax.tree.map(jnp.copy, state), shardings)
+        return run_chunk(state, jnp.zeros(devices, jnp.int32))
 
     return update
 
@@ -236,8 +236,10 @@ def test_shards_tune_as_one_device_tunes(devices):
     for _ in range(5):
         state, _ = chunk(agent, 1)(state)
     (one, one_metrics), (many, many_metrics) = (chunk(agent, n)(state) for n in (1, devices))
-    one, many, before = jax.device_get((one.learner, many.learner, state.learner))
-    assert (np.abs(one.shared.metaparams.discount - before.shared.metaparams.discount) > 1e-3).all()
+    one, many, initial = jax.device_get((one.learner, many.learner, state.learner))
+    assert (
+        np.abs(one.shared.metaparams.discount - initial.shared.metaparams.discount) > 1e-3
+    ).all()
     moments = [meta_gradient(x) for x in (many, one)]
     close(*moments, atol=1e-4 * float(optax.tree.norm(moments[1])), rtol=1e-3)
     close(many.shared.metaparams, one.shared.metaparams, atol=1e-4)
@@ -254,15 +256,15 @@ def test_with_one_head_it_begins_as_impala():
         "max_gradient_norm": 1e9,
     }
     agent = make(num_heads=1, meta_learning_rate=0.0, **settings)
-    plain = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
+    impala = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
     state, trajectory = begin(agent)
-    same = LearnerState(ParamsState(state.shared.params, state.shared.optimizer_state))
-    after, metrics = learn(agent, state, trajectory)
-    expected, expected_metrics = learn(plain, same, trajectory)
-    close(gradient(after), gradient(expected), atol=1e-6)
-    close(after.shared.params, expected.shared.params, atol=1e-5)
+    impala_state = LearnerState(ParamsState(state.shared.params, state.shared.optimizer_state))
+    new_state, metrics = learn(agent, state, trajectory)
+    expected, expected_metrics = learn(impala, impala_state, trajectory)
+    close(gradient(new_state), gradient(expected), atol=1e-6)
+    close(new_state.shared.params, expected.shared.params, atol=1e-5)
     close({name: metrics[name] for name in expected_metrics}, expected_metrics, atol=1e-6)
-    close(after.shared.metaparams, state.shared.metaparams)
+    close(new_state.shared.metaparams, state.shared.metaparams)
     close(
         [metrics[f"meta_{n}"] for n in ("discount", "trace_lambda", "value_cost")], [0.99, 0.9, 0.7]
     )
@@ -281,8 +283,8 @@ def test_metaparameters_move_and_stay_within_their_bounds():
             bound = bounds.get(name.removeprefix("meta_").rstrip("_12"), 1.0)
             assert 0 <= metrics[name] <= bound
             # The trajectory was the first main policy's own: of its clips nothing leaked.
-            still = update == 0 and name in ("meta_alpha_rho", "meta_alpha_c")
-            assert (metrics[name] == first[name]) == still, name
+            unchanged = update == 0 and name in ("meta_alpha_rho", "meta_alpha_c")
+            assert (metrics[name] == first[name]) == unchanged, name
 
 
 @pytest.mark.slow
@@ -290,17 +292,19 @@ def test_only_the_main_head_acts():
     """What the others would do changes nothing, though they learn."""
     agent = make()
     state, trajectory = begin(agent)
-    after, _ = learn(agent, state, trajectory)
+    new_state, _ = learn(agent, state, trajectory)
     auxiliary = [n for n in state.shared.params["shared"].heads if n[-1] in "12"]
     assert len(auxiliary) == 4
 
     def weights(params: Any) -> list[jax.Array]:
         return [params["shared"].heads[name].weight for name in auxiliary]
 
-    old, new = weights(state.shared.params), weights(after.shared.params)
+    old, new = weights(state.shared.params), weights(new_state.shared.params)
     assert all((a != b).any() for a, b in zip(old, new, strict=True))
-    silent = eqx.tree_at(weights, after.shared.params, [1e3 * x for x in new])
+    silent = eqx.tree_at(weights, new_state.shared.params, [1e3 * x for x in new])
     timestep, keys = enter(agent).timestep, jax.random.split(jax.random.key(0), B)
     for explore in (False, True):
-        acted = [agent.act(p, (), timestep, keys, explore) for p in (silent, after.shared.params)]
+        acted = [
+            agent.act(p, (), timestep, keys, explore) for p in (silent, new_state.shared.params)
+        ]
         jax.tree.map(np.testing.assert_array_equal, *acted)

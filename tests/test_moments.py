@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
-from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
+from podracer.ops.moments import (
+    Moments,
+    init_moments,
+    merge,
+    moments_of,
+    moments_of_each,
+    normalize,
+)
 from podracer.types import ArraySpec
 
 ITEM = {"vector": ArraySpec((3,)), "number": ArraySpec(()), "image": ArraySpec((2, 2, 1), np.uint8)}
@@ -52,6 +59,13 @@ def test_updates_equal_the_moments_of_all_data(shape):
         assert moments.count == len(items)
         np.testing.assert_allclose(moments.mean[name], items.mean(0), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(moments.variance[name], items.var(0), rtol=1e-4)
+
+
+def test_what_is_measured_together_has_its_own_moments():
+    batch = batches(1, (7, 4))[0]
+    several = moments_of_each((batch["number"], batch, None), None)
+    for moments, items in zip(several, (batch["number"], batch), strict=False):
+        jax.tree.map(np.testing.assert_array_equal, moments, moments_of(items, None))
 
 
 @pytest.mark.parametrize("devices", [2, 4])

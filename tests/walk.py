@@ -59,8 +59,10 @@ class Walk:
         x = state.x + 0.2 * jnp.sum(action) + 0.7 * jax.random.normal(key)
         state = WalkState(x, state.time + 1)
         reward = x + 0.5
-        over = state.time >= 4
-        return state, transition(self._observe(x), reward, terminal=jnp.abs(x) > 1.5, timeout=over)
+        timed_out = state.time >= 4
+        return state, transition(
+            self._observe(x), reward, terminal=jnp.abs(x) > 1.5, timeout=timed_out
+        )
 
     def _observe(self, x: jax.Array) -> jax.Array:
         return self.offset + jnp.stack([x, jnp.cos(3 * x)])

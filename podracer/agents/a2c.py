@@ -24,8 +24,7 @@ class A2C:
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
-    """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 trusts the value function
-    most, 1 the rewards."""
+    """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     value_cost: float = bounded(0.5)
     """Weight of the value loss in the total loss."""
     entropy_cost: float = bounded(0.01)

@@ -76,8 +76,7 @@ class PPO:
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
-    """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 trusts the value function
-    most, 1 the rewards."""
+    """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     clip_epsilon: float = bounded(0.2)
     """Clip range epsilon of the probability ratio, and of the change of the value."""
     value_cost: float = bounded(0.5)

@@ -39,8 +39,7 @@ class QLambda:
     discount: float = bounded(1.0, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(0.99, high=1.0)
-    """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets, 1 sums all
-    rewards of the rollout."""
+    """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256,))))
     """Network with a value for each action."""
     spec: EnvironmentSpec | None = static(default=None)
