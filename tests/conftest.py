@@ -8,7 +8,6 @@ over twice as fast; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as u
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -18,9 +17,11 @@ CACHE = Path(tempfile.gettempdir()) / f"podracer-test-cache-{os.getuid()}"
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 QUICK = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0"
-if QUICK and jax.__version_info__ < (0, 11):  # later ones do not know the flag
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{given} --xla_cpu_use_fusion_emitters=false".strip()
+if QUICK:  # a few tests optimize their programs (`programs.optimized`): level 1 is enough for them
+    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=1"]
+    if jax.__version_info__ < (0, 11):  # later versions do not know the flag
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 jax.config.update("jax_disable_most_optimizations", QUICK)
 jax.config.update("jax_num_cpu_devices", 8)
@@ -38,11 +39,3 @@ def key() -> jax.Array:
 def _garbage_of_this_module_only() -> None:
     """Collecting it, also by JAX where it looks for leaks, need not go through all programs."""
     gc.freeze()
-
-
-@pytest.fixture
-def optimized() -> Iterator[None]:
-    """Programs that two drivers compile round alike only when LLVM optimizes both."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", QUICK)

@@ -1,6 +1,20 @@
-"""Collectives in the text of compiled programs."""
+"""How programs of the tests are compiled, and the collectives in their text."""
 
+import contextlib
 import re
+
+import jax
+from conftest import QUICK
+
+
+@contextlib.contextmanager
+def optimized():
+    """Optimize the programs compiled within: only then do two drivers' programs round alike."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", QUICK)
 
 
 def collectives_by_computation(text):

@@ -1,1 +1,1 @@
-"""The architectures: what runs an agent in environments on a mesh of devices."""
+"""Drivers, which run an agent in environments on devices: Anakin, Sebulba and populations."""
