@@ -48,7 +48,7 @@ CARTPOLE = {
     "PPO": PPO(network=NETWORK),
     "DQN": DQN(network=NETWORK, replay=REPLAY),
     "Rainbow": rainbow(network=NETWORK, replay=PRIORITIZED),
-    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), stride=16),
+    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), sequence_period=16),
     "MuZero": MuZero(replay=PRIORITIZED),
 }
 PENDULUM = {
@@ -117,9 +117,9 @@ def search(options: Any) -> None:
     for the whole batch in one call."""
     env = envs.make("cartpole")
     for simulations in (16, 64):
-        agent = MuZero(simulations=simulations, replay=REPLAY, spec=env.spec)
+        agent = MuZero(num_simulations=simulations, replay=REPLAY, spec=env.spec)
         keys = jax.random.split(jax.random.key(0), ENVS)
-        params = agent.init(jax.random.key(0), ENVS).shared["params"]
+        params = agent.init(jax.random.key(0), ENVS).shared.params
         timestep = init_actor(agent, env, keys).timestep
         space = agent.spec.action if agent.spec else None
         assert not isinstance(space, Continuous)
@@ -133,16 +133,12 @@ def search(options: Any) -> None:
         def alone(state: Any, agent: MuZero = agent, timestep: Any = timestep) -> Any:
             params, key, _ = state
             key, now = jax.random.split(key)
-            latent = agent._represent(params, timestep.observation)
-            policy, value = agent._predict(params, latent)
-            root = mctx.RootFnOutput(
-                prior_logits=policy, value=agent._scalar(value), embedding=latent
-            )
-            found = mctx.gumbel_muzero_policy(
-                params, now, root, agent._imagine, agent.simulations,
-                max_num_considered_actions=agent.considered,
+            root = agent._root_fn(params, timestep.observation)
+            policy_output = mctx.gumbel_muzero_policy(
+                params, now, root, agent._recurrent_fn, agent.num_simulations,
+                max_num_considered_actions=agent.max_considered_actions,
             )  # fmt: skip
-            return params, key, found.action.astype(jnp.int32)
+            return params, key, policy_output.action.astype(jnp.int32)
 
         contenders = []
         for name, program in (("podracer's act", act), ("mctx alone", alone)):
@@ -150,7 +146,7 @@ def search(options: Any) -> None:
             state = jax.tree.map(jnp.copy, state)
             compiled = jax.jit(program, donate_argnums=0)
             contenders.append(here(name, compiled, state, ENVS * simulations, calls=20))
-        settings = {"environments": ENVS, "simulations": simulations, "latent": agent.latent}
+        settings = {"environments": ENVS, "simulations": simulations, "latent": agent.latent_size}
         compare("MuZero's search", settings, contenders, options, unit="simulations")
 
 

@@ -38,7 +38,7 @@ def test_keeps_both_contracts():
 
 def test_without_learning_it_finds_what_one_step_shows():
     """The reward of each action is there to be seen, so an untrained network acts perfectly."""
-    agent, env, params = fresh("probe:policy", simulations=8)
+    agent, env, params = fresh("probe:policy", num_simulations=8)
     result = make_evaluator(agent, env, 64)(params, jax.random.key(1))
     assert (result.returns == 1).all()
 
@@ -48,7 +48,7 @@ def test_it_sees_further_with_more_simulations():
     """On Catch the reward is eight steps away."""
     few, many = (
         make_evaluator(agent, env, 64)(params, jax.random.key(1)).returns.mean()
-        for agent, env, params in (fresh("catch", simulations=n) for n in (2, 200))
+        for agent, env, params in (fresh("catch", num_simulations=n) for n in (2, 200))
     )
     assert many > few + 0.3
 
@@ -63,15 +63,15 @@ def test_a_plan_ends_with_the_episode():
     for _ in range(5):
         state, timestep = step(keys, state, action)
     assert timestep.last.all()
-    made, (_, over) = agent._simulate(params, key, action, (state, timestep.last))
-    assert (made.reward == 0).all()
-    assert (made.discount == 0).all()
-    assert not over.any()
+    output, (_, cut) = agent._recurrent_fn(params, key, action, (state, timestep.last))
+    assert (output.reward == 0).all()
+    assert (output.discount == 0).all()
+    assert not cut.any()
     agent, env, params = fresh("probe:constant")
     state, timestep = jax.vmap(env.reset)(keys)
-    made, _ = agent._simulate(params, key, action, (state, timestep.last))
-    assert (made.reward == 1).all()
-    assert (made.discount == 0).all()
+    output, _ = agent._recurrent_fn(params, key, action, (state, timestep.last))
+    assert (output.reward == 1).all()
+    assert (output.discount == 0).all()
 
 
 def test_refuses_what_nothing_can_plan_in():

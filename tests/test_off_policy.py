@@ -33,18 +33,25 @@ AGENTS = {
     "n-step": DQN(network=NETWORK, replay=REPLAY, n_step=3, double=False),
     "c51": DQN(network=NETWORK, replay=PRIORITIZED, value=Atoms(-5.0, 5.0, 11), dueling=True),
     "qr": DQN(network=NETWORK, replay=PRIORITIZED, value=Quantiles(7)),
-    "noisy": DQN(network=NETWORK, replay=REPLAY, noisy=True, epsilon=0.0, epsilon_frames=0),
-    "r2d2": R2D2(network=MEMORY, replay=PRIORITIZED, stride=8, burn_in=2, unroll=4, n_step=2),
+    "noisy": DQN(network=NETWORK, replay=REPLAY, noisy=True, epsilon=0.0, epsilon_decay_frames=0),
+    "r2d2": R2D2(
+        network=MEMORY,
+        replay=PRIORITIZED,
+        sequence_period=8,
+        burn_in_length=2,
+        unroll_length=4,
+        n_step=2,
+    ),
     "muzero": MuZero(
         network=NETWORK,
         replay=PRIORITIZED,
-        latent=6,
-        dynamics=(8,),
-        prediction=(8,),
-        bins=11,
-        bound=3.0,
-        simulations=4,
-        unroll=3,
+        latent_size=6,
+        dynamics_hidden=(8,),
+        prediction_hidden=(8,),
+        support_size=11,
+        support_max=3.0,
+        num_simulations=4,
+        unroll_steps=3,
         n_step=2,
     ),
     "ddpg": DDPG(network=NETWORK, replay=REPLAY, random_frames=0),
@@ -65,8 +72,12 @@ def made(name, **settings):
 
 def first_moments(state):
     """Adam's means, which after one update are a tenth of the gradient."""
-    found = jax.tree.leaves(state.shared["optimizer"], is_leaf=lambda x: hasattr(x, "mu"))
-    return [x.mu for x in found if hasattr(x, "mu")]
+    shared = state.shared
+    adam = (
+        shared.optimizer_states if hasattr(shared, "optimizer_states") else shared.optimizer_state
+    )
+    nodes = jax.tree.leaves(adam, is_leaf=lambda x: hasattr(x, "mu"))
+    return [x.mu for x in nodes if hasattr(x, "mu")]
 
 
 # --- every agent ---------------------------------------------------------------------------------
@@ -128,7 +139,7 @@ def test_nothing_is_learned_before_the_warm_up_is_over(name):
     agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * 8 * B))
     state, trajectory = begin(agent, env)
     once, metrics = learn(agent, state, trajectory)
-    jax.tree.map(np.testing.assert_array_equal, once.shared["params"], state.shared["params"])
+    jax.tree.map(np.testing.assert_array_equal, once.shared.params, state.shared.params)
     assert float(metrics["loss"]) == 0
     twice, metrics = learn(agent, once, trajectory)
     assert float(metrics["loss"]) != 0
@@ -166,7 +177,7 @@ def sample_of(reward, discount, last, action=None):
 
 
 @pytest.mark.parametrize(
-    ("discount", "last", "returns", "after", "then", "mask"),
+    ("discount", "last", "returns", "bootstrap", "end", "mask"),
     [
         ([1, 1, 1, 1], [0, 0, 0, 0], 1 + 0.5 * 2 + 0.25 * 3, 0.125, 3, 1),
         ([1, 1, 0, 1], [0, 0, 0, 0], 1 + 0.5 * 2, 0.0, 3, 1),
@@ -176,18 +187,18 @@ def sample_of(reward, discount, last, action=None):
     ],
     ids=["whole", "terminal", "late time-out", "early time-out", "at a time-out"],
 )
-def test_transitions_end_where_the_episode_does(discount, last, returns, after, then, mask):
-    made = off_policy.transition(sample_of([9, 1, 2, 3], discount, last), 0.5)
-    assert float(made.returns[0]) == returns
-    assert float(made.discounts[0]) == after
-    assert float(made.mask[0]) == mask
-    if after and mask:
-        assert float(made.then.observation[0, 0]) == then
-    assert float(made.first.observation[0, 0]) == 0
+def test_transitions_end_where_the_episode_does(discount, last, returns, bootstrap, end, mask):
+    transition = off_policy.n_step_transition(sample_of([9, 1, 2, 3], discount, last), 0.5)
+    assert float(transition.n_step_return[0]) == returns
+    assert float(transition.bootstrap_discount[0]) == bootstrap
+    assert float(transition.mask[0]) == mask
+    if bootstrap and mask:
+        assert float(transition.next_timestep.observation[0, 0]) == end
+    assert float(transition.timestep.observation[0, 0]) == 0
 
 
 def test_a_ladder_of_epsilons_as_in_ape_x():
-    exponents = value_based.exponents(7.0, 8)
+    exponents = value_based.epsilon_exponents(7.0, 8)
     np.testing.assert_allclose(
         0.4**exponents, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5
     )
@@ -204,22 +215,23 @@ def test_epsilon_greedy_explores_as_often_as_it_says():
 
 
 def test_epsilon_decays_with_the_frames():
-    agent, env = made("dqn", epsilon=0.1, epsilon_frames=4 * 8 * B)
+    agent, env = made("dqn", epsilon=0.1, epsilon_decay_frames=4 * 8 * B)
     state, trajectory = begin(agent, env)
-    seen = []
+    epsilons = []
     for _ in range(6):
-        seen.append(float(agent.actor_params(state)["epsilon"]))
+        epsilons.append(float(agent.actor_params(state).epsilon))
         state, _ = learn(agent, state, trajectory)
-    np.testing.assert_allclose(seen, [1.0, 0.775, 0.55, 0.325, 0.1, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(epsilons, [1.0, 0.775, 0.55, 0.325, 0.1, 0.1], rtol=1e-5)
 
 
 def test_the_target_is_copied_when_it_is_due():
-    agent, env = made("dqn", target_period=3)
+    agent, env = made("dqn", target_update_period=3)
     state, trajectory = begin(agent, env)
     equal = []
     for _ in range(6):
         state, _ = learn(agent, state, trajectory)
-        params, target = (jax.tree.leaves(state.shared[name]) for name in ("params", "target"))
+        params = jax.tree.leaves(state.shared.params)
+        target = jax.tree.leaves(state.shared.target_params)
         equal.append(all(map(np.array_equal, params, target)))
     assert equal == [False, False, True] * 2
 
@@ -230,11 +242,11 @@ def test_td3_moves_policy_and_targets_every_second_time():
     moved = []
     for _ in range(4):
         new, _ = learn(agent, state, trajectory)
-        old, now = (
-            (shared["params"]["actor"], shared["target"], shared["params"]["critic"])
+        before, after = (
+            (shared.params.actor, shared.target_params, shared.params.critics)
             for shared in (state.shared, new.shared)
         )
-        equal = jax.tree.map(np.array_equal, old, now)
+        equal = jax.tree.map(np.array_equal, before, after)
         moved.append([not all(jax.tree.leaves(part)) for part in equal])
         state = new
     assert moved == [[False, False, True], [True, True, True]] * 2
@@ -246,7 +258,7 @@ def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():
         agent, env = made("sac", target_entropy=target)
         state, trajectory = begin(agent, env)
         new, _ = learn(agent, state, trajectory)
-        change = new.shared["params"]["temperature"] - state.shared["params"]["temperature"]
+        change = new.shared.params.log_temperature - state.shared.params.log_temperature
         assert np.sign(change) == sign
 
 
@@ -254,14 +266,14 @@ def test_stored_memories_are_those_of_acting():
     """R2D2's values from a stored memory are those that acting had."""
     agent, env = made("r2d2")
     state, trajectory = begin(agent, env)
-    stored = trajectory.carry["memory"]
+    stored = trajectory.carry.memory
     assert np.abs(jax.tree.leaves(stored)[0]).max() > 0.01
     memory = agent._buffer.add(state.local, trajectory.steps, stored)
     sample = agent._buffer.sample(memory, jax.random.key(0), 32)
-    params = state.shared["params"]
-    expected, _ = agent._values(params, stored, trajectory.steps.timestep)
+    params = state.shared.params
+    expected, _ = agent._q_values(params, stored, trajectory.steps.timestep)
     timesteps = sample.trajectory.timesteps()
-    got, _ = agent._values(params, sample.trajectory.carry, timesteps)
+    got, _ = agent._q_values(params, sample.trajectory.carry, timesteps)
     close(got, expected[:, sample.rows], 1e-5)
 
 
@@ -270,13 +282,13 @@ def test_stored_memories_are_those_of_acting():
 
 def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
     """Where the model says that action 2 is worth most, the search chooses it and says so."""
-    agent, env = made("muzero", simulations=16)
+    agent, env = made("muzero", num_simulations=16)
 
-    def step(self, params, state, action):
+    def dynamics(self, params, state, action):
         reward = jax.nn.one_hot(jnp.where(action == 2, 8, 5), 11) * 50.0
         return state, reward
 
-    monkeypatch.setattr(MuZero, "_step", step)
+    monkeypatch.setattr(MuZero, "_dynamics", dynamics)
     params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
     keys = jax.random.split(jax.random.key(0), B)
     act = jax.jit(agent.act, static_argnums=4)
@@ -289,7 +301,7 @@ def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
 def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     """Of samples that end, only what is known teaches: other rewards, actions and policies after
     an end or a cut change no gradient."""
-    agent, _ = made("muzero", n_step=1, unroll=3)
+    agent, _ = made("muzero", n_step=1, unroll_steps=3)
     state = jax.jit(fresh, static_argnums=0)(agent)
     loss = jax.jit(jax.grad(agent._loss, has_aux=True))
 
@@ -302,7 +314,8 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
         return dataclasses.replace(drawn, trajectory=trajectory)
 
     def gradient(*about):
-        return loss(state.shared["params"], state.shared["target"], sample(*about))[0]
+        params, target_params = state.shared.params, state.shared.target_params
+        return loss(params, target_params, sample(*about), jax.random.key(0))[0]
 
     policy = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
     other = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 2]]

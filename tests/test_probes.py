@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from agents import CONTINUOUS_PROBE_AGENTS, PROBE_AGENTS, RECURRENT_TANH
 
-from podracer.agents.common import actor_critic, continuous
+from podracer.agents.common import actor_critic
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
@@ -54,20 +54,20 @@ def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np
 def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any) -> Any:
     """What the agent says of the value of its best action, `[n]`."""
     shared, observation = learner.shared, timestep.observation
-    params = shared["params"] if isinstance(shared, dict) else shared.params
     if isinstance(agent, QLambda):
         return extras["q"].max(-1)
     if isinstance(agent, DQN):
-        return agent.value.mean(agent._outputs(params, timestep, None)).max(-1)
+        return agent.value.mean(agent._outputs(shared.params, timestep, None)).max(-1)
     if isinstance(agent, MuZero):
-        return agent._scalar(agent._predict(params, agent._represent(params, observation))[1])
+        return agent._root_fn(shared.params, observation).value
     if isinstance(agent, R2D2):
         timesteps = jax.tree.map(lambda x: x[None], timestep)
-        return agent._values(params, carry["memory"], timesteps)[0][0].max(-1)
+        return agent._q_values(shared.params, carry.memory, timesteps)[0][0].max(-1)
     if isinstance(agent, DDPG | SAC):
-        policy = agent._policy(params["actor"], observation)
-        best = policy.mode() if isinstance(agent, SAC) else policy
-        return continuous.values(agent._critic, params["critic"], observation, best).min(0)
+        policy = agent._policy(shared.params.actor, observation)
+        action = policy.mode() if isinstance(agent, SAC) else policy
+        return agent._networks.q_values(shared.params.critics, observation, action).min(0)
+    params = shared["params"] if isinstance(shared, dict) else shared.params
     network = actor_critic.build(agent.network, agent.spec, getattr(agent, "num_heads", 1))
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
     return outputs["value"][0, :, 0]

@@ -1,8 +1,8 @@
-"""Gumbel AlphaZero: planning in the environment itself, where it is a pure function.
+"""Gumbel AlphaZero: search in the environment itself, where it is a pure function.
 
-Runs in environments that show their state (`envs/model.py`). Search is by mctx. Sources: Silver et
-al. 2018 for the loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the
-search.
+It runs in environments that show their state (`envs/model.py`). Sources: Silver et al. 2018 for the
+loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, which
+mctx does.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
@@ -36,17 +37,22 @@ from podracer.types import (
 
 @struct
 class AlphaZero:
-    """Planning in the true model, discrete actions."""
+    """Planning in the true model, for discrete actions."""
 
-    learning_rate: float = 1e-3
-    discount: float = 0.99
-    lambda_: float = 0.95
-    value_cost: float = 0.5
-    max_gradient_norm: float = 1.0
-    simulations: int = static(default=16)
-    """Of the environment, for each action."""
-    considered: int = static(default=16)
-    """Actions that the root compares, at most."""
+    learning_rate: float = bounded(1e-3)
+    """Learning rate of Adam."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    td_lambda: float = bounded(0.95, high=1.0)
+    """Lambda of the value targets, in [0, 1]; 0 bootstraps after one step, 1 after the rollout."""
+    value_cost: float = bounded(0.5)
+    """Weight of the value loss; the policy loss has weight 1."""
+    max_gradient_norm: float = bounded(1.0)
+    """Largest global norm of the gradient; larger ones are scaled down to it."""
+    num_simulations: int = static(default=16, low=1)
+    """Simulations of the search, one environment step each, for every action."""
+    max_considered_actions: int = static(default=16, low=1)
+    """Largest number of actions that the search compares at its root."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     spec: EnvironmentSpec | None = static(default=None)
 
@@ -62,81 +68,94 @@ class AlphaZero:
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        def plan(timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, PyTree]:
-            """For one environment: what it draws depends on its own key alone."""
+        def search(timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, PyTree]:
+            """Search for one environment, so that its random numbers depend on its key alone."""
             timestep = jax.tree.map(lambda x: x[None], timestep)
-            seen, state = timestep.observation["observation"], timestep.observation["state"]
-            policy, value = self._predict(params, seen)
-            root = mctx.RootFnOutput(
-                prior_logits=policy,  # type: ignore[call-arg]
-                value=value,  # type: ignore[call-arg]
-                embedding=(state, timestep.last),  # type: ignore[call-arg]
+            action, policy, value = planning.gumbel_search(
+                params,
+                key,
+                self._root_fn(params, timestep),
+                self._recurrent_fn,
+                timestep.observation["observation"],
+                num_simulations=self.num_simulations,
+                max_considered_actions=self.max_considered_actions,
+                explore=explore,
             )
-            action, policy, value = planning.search(
-                params, key, root, self._simulate, seen,
-                simulations=self.simulations, considered=self.considered, explore=explore,
-            )  # fmt: skip
             return action, {"policy": policy, "value": value}
 
-        action, extras = jax.vmap(plan)(timestep, keys)
+        action, extras = jax.vmap(search)(timestep, keys)
         return action, extras, carry
-
-    def _simulate(
-        self, params: Params, key: jax.Array, action: jax.Array, embedding: PyTree
-    ) -> tuple[mctx.RecurrentFnOutput, PyTree]:
-        """One step of the environment. Nothing comes after a terminal; after a time-out it would
-        begin anew, which is not part of the plan."""
-        state, over = embedding
-        keys = jax.random.split(key, action.shape[0])
-        state, timestep = jax.vmap(self._model.step)(keys, state, action.astype(jnp.int32))
-        policy, value = self._predict(params, timestep.observation)
-        made = mctx.RecurrentFnOutput(
-            reward=jnp.where(over, 0.0, timestep.reward),  # type: ignore[call-arg]
-            discount=jnp.where(over, 0.0, self.discount * timestep.discount),  # type: ignore[call-arg]
-            prior_logits=policy,  # type: ignore[call-arg]
-            value=value,  # type: ignore[call-arg]
-        )
-        return made, (state, timestep.last)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         params = self.actor_params(state)
         grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        learner, more = actor_critic.optimizer_step(self._optimizer, state.shared, grads)
-        return LearnerState(learner), {**metrics, **more}
+        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, state.shared, grads)
+        return LearnerState(learner), {**metrics, **update_metrics}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
-        """The policy follows the search, the value the returns of the policy that it led to."""
-        extras, after, valid = (
-            trajectory.steps.extras,
-            trajectory.next_timesteps(),
-            trajectory.valid(),
+        """Fit the policy to the search's, and the value to λ-returns of the searched values."""
+        timesteps, next_steps = trajectory.timesteps(), trajectory.next_timesteps()
+        extras, valid = trajectory.steps.extras, trajectory.valid()
+        heads, _ = self._network.apply(
+            params, (), timesteps.observation["observation"], timesteps.first
         )
-        timesteps = trajectory.timesteps()
-        seen, first = timesteps.observation["observation"], timesteps.first
-        made, _ = self._network.apply(params, (), seen, first)
-        values = made["value"][..., 0]
-        fixed = jnp.concatenate([extras["value"], jax.lax.stop_gradient(values[-1:])])
-        discounts = self.discount * after.discount
-        targets = lambda_returns(
-            fixed[:-1], fixed[1:], after.reward, discounts, valid, self.lambda_
+        values = heads["value"][..., 0]
+
+        # The final timestep was not searched: the network's own value stands for it.
+        search_values = jnp.concatenate([extras["value"], jax.lax.stop_gradient(values[-1:])])
+        value_targets = lambda_returns(
+            search_values[:-1],
+            search_values[1:],
+            next_steps.reward,
+            self.discount * next_steps.discount,
+            valid,
+            self.td_lambda,
         )
         mask = valid.astype(jnp.float32)
-        log_probs = jax.nn.log_softmax(made["policy"][:-1])
-        policy_loss = -jnp.mean(mask * jnp.sum(extras["policy"] * log_probs, axis=-1))
-        value_loss = 0.5 * jnp.mean(mask * (targets - values[:-1]) ** 2)
+        log_policy = jax.nn.log_softmax(heads["policy"][:-1])
+        policy_loss = -jnp.mean(mask * jnp.sum(extras["policy"] * log_policy, axis=-1))
+        value_loss = 0.5 * jnp.mean(mask * (value_targets - values[:-1]) ** 2)
         loss = policy_loss + self.value_cost * value_loss
         return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
 
-    def _predict(self, params: Params, seen: PyTree) -> tuple[jax.Array, jax.Array]:
-        """Logits of the policy `[N, A]` and values `[N]`."""
-        made = outputs(self._network, params, seen)
-        return made["policy"], made["value"][:, 0]
+    # --- what mctx calls -------------------------------------------------------------------------
+
+    def _root_fn(self, params: Params, timestep: TimeStep) -> mctx.RootFnOutput:
+        policy_logits, value = self._predict(params, timestep.observation["observation"])
+        # The embedding is the environment's state, and whether the episode has been cut there.
+        embedding = (timestep.observation["state"], timestep.last)
+        return planning.RootFnOutput(prior_logits=policy_logits, value=value, embedding=embedding)
+
+    def _recurrent_fn(
+        self, params: Params, key: jax.Array, action: jax.Array, embedding: PyTree
+    ) -> tuple[mctx.RecurrentFnOutput, PyTree]:
+        """Step the environment.
+
+        A terminal has discount 0. After a time-out the environment would reset, which is no part
+        of the plan, so reward and discount are 0 there, too.
+        """
+        state, cut = embedding
+        keys = jax.random.split(key, action.shape[0])
+        state, timestep = jax.vmap(self._model.step)(keys, state, action.astype(jnp.int32))
+        policy_logits, value = self._predict(params, timestep.observation)
+        output = planning.RecurrentFnOutput(
+            reward=jnp.where(cut, 0.0, timestep.reward),
+            discount=jnp.where(cut, 0.0, self.discount * timestep.discount),
+            prior_logits=policy_logits,
+            value=value,
+        )
+        return output, (state, timestep.last)
+
+    def _predict(self, params: Params, observation: PyTree) -> tuple[jax.Array, jax.Array]:
+        """Return logits of the policy `[N, A]` and values `[N]`."""
+        heads = outputs(self._network, params, observation)
+        return heads["policy"], heads["value"][:, 0]
 
     @property
     def _model(self) -> Any:
-        """The environment."""
+        """The environment, one instance, as `envs/model.py` provides it."""
         spec = actor_critic.require_spec(self.spec)
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
@@ -147,7 +166,7 @@ class AlphaZero:
 
     @property
     def _network(self) -> Network:
-        value_based.discrete(self.spec)
+        value_based.require_discrete(self.spec)
         return actor_critic.build(self.network, self._model.spec)
 
     @property

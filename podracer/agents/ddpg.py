@@ -1,161 +1,177 @@
-"""DDPG: a deterministic policy that follows the gradient of a learned value; and TD3, which is DDPG
-with two critics, delayed updates of the policy and smoothed targets.
+"""DDPG: a deterministic policy that ascends a learned action value; and its successor TD3.
+
+TD3 is DDPG with two critics, delayed updates of the policy and smoothed targets.
 
 Sources: Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477).
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import continuous, off_policy
-from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork, outputs
+from podracer.agents.common import continuous
+from podracer.agents.common.continuous import ActorParams, Transition
+from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import to_bounds
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Replay
 from podracer.types import (
     Carry,
-    Continuous,
     EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
-    Trajectory,
+    bounded,
     static,
     struct,
 )
 
 
+class DDPGParams(NamedTuple):
+    """What DDPG learns, each by an optimizer of its own."""
+
+    actor: Params
+    critics: tuple[Params, ...]
+
+
+@struct
+class DDPGState(continuous.ActorCriticState):
+    """Learner state."""
+
+    params: DDPGParams
+    target_params: DDPGParams
+    optimizer_states: DDPGParams
+    updates: jax.Array  # i32 []
+
+
 @struct
 class DDPG:
-    """Deterministic policy gradient, continuous actions; see also `td3`."""
+    """Deep deterministic policy gradient for continuous actions; see also `td3`."""
 
-    learning_rate: float = 3e-4
-    discount: float = 0.99
-    target_rate: float = 0.005
-    """How far the target networks follow in each update."""
-    noise: float = 0.1
-    """Deviation of the noise on actions, in halves of the bounds' width."""
-    smoothing: float = 0.0
-    """Deviation of the noise on the target policy's actions, which is cut at ..."""
-    smoothing_bound: float = 0.5
-    """... this."""
-    critics: int = static(default=1)
-    policy_delay: int = static(default=1)
-    """Updates of the critics for each one of the policy and the targets."""
-    n_step: int = static(default=1)
-    random_frames: int = static(default=5_000)
-    """Frames with random actions at first."""
+    learning_rate: float = bounded(3e-4)
+    """Learning rate of Adam, for the actor and the critics."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    target_update_rate: float = bounded(0.005, high=1.0)
+    """Rate tau, in [0, 1], at which the target networks follow the networks in each update."""
+    action_noise_std: float = bounded(0.1)
+    """Standard deviation sigma of the exploration noise, in halves of the action range."""
+    target_noise_std: float = bounded(0.0)
+    """Standard deviation of the noise on the target policy's actions, in halves of the range."""
+    target_noise_clip: float = bounded(0.5)
+    """Largest absolute noise c on the target policy's actions, in halves of the action range."""
+    num_critics: int = static(default=1, low=1)
+    """Number of critics; targets use the smallest of their values."""
+    policy_delay: int = static(default=1, low=1)
+    """Updates d of the critics for each update of the policy and the targets."""
+    n_step: int = static(default=1, low=1)
+    """Rewards n in a return before it bootstraps."""
+    random_frames: int = static(default=5_000, low=0)
+    """Frames with uniformly random actions at the start of training."""
     normalize_observations: bool = static(default=False)
+    """Normalize observations by their running mean and variance."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = continuous.init(self._actor, self._critic, self.critics, self._optimizer, key, {})
-        shared["target"] = jax.tree.map(jnp.copy, shared["params"])
-        shared["observations"] = continuous.observations(self.normalize_observations, self.spec)
-        shared["updates"] = jnp.int32(0)
-        return LearnerState(shared, self._buffer.init(num_envs))
+        params = DDPGParams(*self._networks.init(key, self.num_critics))
+        state = DDPGState(
+            params=params,
+            target_params=jax.tree.map(jnp.copy, params),
+            optimizer_states=continuous.init_optimizers(self._optimizer, params),
+            obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
+            exploration_progress=jnp.float32(0),
+            updates=jnp.int32(0),
+        )
+        return LearnerState(state, continuous.make_buffer(self).init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:
         return ()
 
-    def actor_params(self, state: LearnerState) -> Params:
-        return continuous.acting(state.shared)
+    actor_params = continuous.actor_params
 
     def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        action = self._policy(params["actor"], continuous.seen(params, timestep.observation))
-        if not explore:
-            return to_bounds(self._space, action), (), carry
-        noise = jax.vmap(lambda key: jax.random.normal(key, (self._space.size,)))(keys)
-        action = jnp.clip(action + self.noise * noise, -1.0, 1.0)
-        return continuous.random_at_first(self._space, action, keys, params["explored"]), (), carry
+        observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
+        action = self._policy(params.actor, observation)
+        if explore:
+            noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
+            action = jnp.clip(action + self.action_noise_std * noise, -1.0, 1.0)
+            action = continuous.random_at_start(action, keys, params.exploration_progress)
+        return to_bounds(self._networks.space, action), (), carry
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        def update(
-            shared: PyTree, sample: Sample, key: jax.Array
-        ) -> tuple[PyTree, Metrics, jax.Array]:
-            now = continuous.transition(sample, self.discount, self._space, shared)
-            grads, (metrics, priorities) = global_grad(
-                self._loss, shared["params"], shared["target"], now, sample.weights, key, axis=axis
-            )
-            metrics["gradient_norm"] = optax.tree.norm(grads)
-            return self._stepped(shared, grads), metrics, priorities
-
-        shared = off_policy.explored(state.shared, trajectory, self.random_frames, axis)
-        shared = continuous.observed(shared, trajectory, axis)
-        state = LearnerState(shared, state.local)
-        return off_policy.learn(self._buffer, update, state, trajectory, key, axis)
-
-    def _stepped(self, shared: PyTree, grads: PyTree) -> PyTree:
-        """The critics' update; every `policy_delay`-th one is the policy's and the targets' too."""
-        critic = continuous.stepped(self._optimizer, shared, {"critic": grads["critic"]})
-        both = continuous.stepped(self._optimizer, critic, {"actor": grads["actor"]})
-        target = optax.incremental_update(both["params"], shared["target"], self.target_rate)
-        both = {**both, "target": target}
-        updates = shared["updates"] + 1
-        due = updates % self.policy_delay == 0
-        chosen = jax.tree.map(lambda new, old: jnp.where(due, new, old), both, critic)
-        return {**chosen, "updates": updates}
+    learn = continuous.learn
 
     def _loss(
         self,
-        params: Params,
-        target: Params,
-        now: off_policy.Transition,
-        weights: jax.Array,
+        params: DDPGParams,
+        target_params: DDPGParams,
+        transition: Transition,
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Of the critics and of the policy, which sees the first critic as a constant."""
-        value = partial(continuous.values, self._critic)
-        next_action = self._policy(target["actor"], now.then.observation)
-        noise = self.smoothing * jax.random.normal(key, next_action.shape)
-        noise = jnp.clip(noise, -self.smoothing_bound, self.smoothing_bound)
-        next_action = jnp.clip(next_action + noise, -1.0, 1.0)
-        after = jnp.min(value(target["critic"], now.then.observation, next_action), axis=0)
-        target_value = now.returns + now.discounts * after
-        q = value(params["critic"], now.first.observation, now.action)
-        error = target_value[None] - q
-        critic_loss = jnp.mean(now.mask * weights * jnp.sum(0.5 * error**2, axis=0))
+        """Sum the losses of the critics and of the policy, which sees the critics as constants."""
+        obs, next_obs = transition.timestep.observation, transition.next_timestep.observation
+        q_values = self._networks.q_values
 
-        first = jax.lax.stop_gradient(params["critic"][:1])
-        action = self._policy(params["actor"], now.first.observation)
-        actor_loss = -jnp.mean(now.mask * value(first, now.first.observation, action)[0])
+        # Target policy smoothing (TD3, section 5.3): clipped noise on the next action.
+        next_action = self._policy(target_params.actor, next_obs)
+        noise = self.target_noise_std * jax.random.normal(key, next_action.shape)
+        noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
+        next_action = jnp.clip(next_action + noise, -1.0, 1.0)
+
+        # Critics: Q(s, a) = r + gamma min Q'(s', μ'(s')).
+        next_value = jnp.min(q_values(target_params.critics, next_obs, next_action), axis=0)
+        target = transition.n_step_return + transition.bootstrap_discount * next_value
+        q = q_values(params.critics, obs, transition.action)
+        critic_loss, priorities = continuous.critic_loss(q, target, transition)
+
+        # Policy: maximize Q(s, μ(s)) of the first critic.
+        first_critic = jax.lax.stop_gradient(params.critics[:1])
+        policy_q = q_values(first_critic, obs, self._policy(params.actor, obs))[0]
+        actor_loss = -jnp.mean(transition.mask * policy_q)
+
         metrics = {"loss": critic_loss, "actor_loss": actor_loss, "q": jnp.mean(q)}
-        priorities = now.mask * jnp.mean(jnp.abs(error), axis=0)
-        return critic_loss + actor_loss, (metrics, jax.lax.stop_gradient(priorities))
+        return critic_loss + actor_loss, (metrics, priorities)
+
+    def _apply_gradients(self, state: DDPGState, grads: DDPGParams) -> DDPGState:
+        """Step the critics; every `policy_delay`-th time step the policy and the targets too."""
+        params, optimizer_states = continuous.optimizer_steps(
+            self._optimizer, grads, state.optimizer_states, state.params
+        )
+        target_params = optax.incremental_update(
+            params, state.target_params, self.target_update_rate
+        )
+        updates = state.updates + 1
+        due = updates % self.policy_delay == 0
+
+        def if_due(new: PyTree, old: PyTree) -> PyTree:
+            return jax.tree.map(lambda new, old: jnp.where(due, new, old), new, old)
+
+        actor = if_due(params.actor, state.params.actor)
+        actor_optimizer = if_due(optimizer_states.actor, state.optimizer_states.actor)
+        return dataclasses.replace(
+            state,
+            params=params._replace(actor=actor),
+            target_params=if_due(target_params, state.target_params),
+            optimizer_states=optimizer_states._replace(actor=actor_optimizer),
+            updates=updates,
+        )
 
     def _policy(self, params: Params, observation: PyTree) -> jax.Array:
-        """Actions `[N, size]` in [-1, 1]."""
-        return jnp.tanh(outputs(self._actor, params, observation)["action"])
+        """Return actions `[N, size]` in [-1, 1]."""
+        return jnp.tanh(self._networks.policy(params, observation))
 
     @property
-    def _space(self) -> Continuous:
-        return continuous.space_of(self.spec)
-
-    @property
-    def _actor(self) -> Network:
-        return continuous.build_actor(self.network, self.spec, 1)
-
-    @property
-    def _critic(self) -> Network:
-        return continuous.build_critic(self.network, self.spec)
-
-    @property
-    def _buffer(self) -> Buffer:
-        return off_policy.buffer(self.replay, self.spec, self.n_step)
+    def _networks(self) -> continuous.ActorCritic:
+        return continuous.build_networks(self.network, self.spec, policy_outputs=1)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -163,5 +179,5 @@ class DDPG:
 
 
 def td3(**settings: Any) -> DDPG:
-    """TD3: DDPG with the settings of Fujimoto et al. 2018, and others that are given."""
-    return DDPG(**{"critics": 2, "policy_delay": 2, "smoothing": 0.2, **settings})
+    """Return DDPG as TD3 (Fujimoto et al. 2018); `settings` override its fields."""
+    return DDPG(**{"num_critics": 2, "policy_delay": 2, "target_noise_std": 0.2, **settings})

@@ -1,14 +1,16 @@
-"""DQN and what was added to it, each as a setting; all of them together are Rainbow.
+"""DQN and its extensions, each as a setting; all of them together are Rainbow.
 
-Sources: Mnih et al. 2015; double: van Hasselt et al. 2016 (arXiv 1509.06461); dueling: Wang et al.
-2016 (arXiv 1511.06581); prioritized replay: Schaul et al. 2016 (arXiv 1511.05952); noisy networks:
-Fortunato et al. 2018 (arXiv 1706.10295); distributions: see `ops/action_values.py`; all of them:
-Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment: Horgan et al. 2018 (arXiv
-1803.00933).
+Sources: DQN: Mnih et al. 2015; double: van Hasselt et al. 2016 (arXiv 1509.06461); dueling: Wang et
+al. 2016 (arXiv 1511.06581); prioritized replay: Schaul et al. 2016 (arXiv 1511.05952); noisy
+networks: Fortunato et al. 2018 (arXiv 1706.10295); distributions: see `ops/action_values.py`;
+Rainbow: Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment: Horgan et al. 2018
+(arXiv 1803.00933).
 """
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +18,6 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
-from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.action_values import ActionValue, Atoms, Mean
 from podracer.replay import Buffer, Replay, Sample
@@ -29,109 +30,150 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
 
 
 @struct
-class DQN:
-    """Action values from replay, discrete actions."""
+class DQNState(off_policy.TargetNetworkState):
+    """Learner state: network, target network, optimizer, and how far exploration has decayed."""
 
-    learning_rate: float = 2.5e-4
-    discount: float = 0.99
-    epsilon: float = 0.01
-    """Share of random actions, once exploration has decayed."""
-    ladder: float = 0.0
-    """Environment i of B explores with `epsilon ** (1 + ladder * i / (B - 1))`."""
-    max_gradient_norm: float = 10.0
-    epsilon_frames: int = static(default=50_000)
-    """Frames in which random actions decay from all of them to `epsilon`; 0: they do not."""
-    target_period: int = static(default=250)
+    exploration_progress: jax.Array  # f32 [], from 0 to 1
+
+
+@struct
+class DQN:
+    """Deep Q-network for discrete actions; see `rainbow` for all extensions together."""
+
+    learning_rate: float = bounded(2.5e-4)
+    """Learning rate of Adam."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    epsilon: float = bounded(0.01, high=1.0)
+    """Probability epsilon of a random action after the decay, in [0, 1]."""
+    apex_alpha: float = bounded(0.0)
+    """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
+    max_gradient_norm: float = bounded(10.0)
+    """Largest global norm of the gradient; larger ones are scaled down to it."""
+    epsilon_decay_frames: int = static(default=50_000, low=0)
+    """Frames over which the probability of a random action falls from 1 to epsilon; 0: no decay."""
+    target_update_period: int = static(default=250, low=1)
     """Updates between two copies of the parameters to the target network."""
-    n_step: int = static(default=1)
+    n_step: int = static(default=1, low=1)
+    """Rewards n in a return before it bootstraps."""
     double: bool = static(default=True)
+    """Double Q-learning: the online network selects the next action, not the target network."""
     dueling: bool = static(default=False)
+    """Dueling network: separate heads for the state's value and the actions' advantages."""
     noisy: bool = static(default=False)
-    """Noisy heads, which explore by themselves: set `epsilon` and `epsilon_frames` to 0."""
+    """Noisy output layers, which explore by themselves: set epsilon and its decay frames to 0."""
     value: ActionValue = static(default=Mean())
+    """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     replay: Replay = static(default=Replay())
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        shared = value_based.init(self._network.init(key), self._optimizer)
-        shared["explored"] = jnp.float32(0.0 if self.epsilon_frames else 1.0)
-        return LearnerState(shared, self._buffer.init(num_envs))
+        params = self._network.init(key)
+        state = DQNState(
+            params=params,
+            target_params=jax.tree.map(jnp.copy, params),
+            optimizer_state=self._optimizer.init(params),
+            updates=jnp.int32(0),
+            exploration_progress=jnp.float32(0.0 if self.epsilon_decay_frames else 1.0),
+        )
+        return LearnerState(state, self._buffer.init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:
-        return value_based.exponents(self.ladder, num_envs)
+        # `act` sees a batch but not which environments are in it; the carry stays with each one.
+        return value_based.epsilon_exponents(self.apex_alpha, num_envs)
 
-    def actor_params(self, state: LearnerState) -> Params:
-        epsilon = value_based.epsilon(self.epsilon, state.shared["explored"])
-        return {"online": state.shared["params"], "epsilon": epsilon}
+    def actor_params(self, state: LearnerState) -> value_based.ActorParams:
+        learner: DQNState = state.shared
+        epsilon = value_based.linear_epsilon(self.epsilon, learner.exploration_progress)
+        return value_based.ActorParams(learner.params, epsilon)
 
     def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        self,
+        params: value_based.ActorParams,
+        carry: Carry,
+        timestep: TimeStep,
+        keys: jax.Array,
+        explore: bool,
     ) -> tuple[jax.Array, PyTree, Carry]:
         noise = value_based.noise_keys(keys) if self.noisy and explore else None
-        outputs = self._outputs(params["online"], timestep, noise)
-        epsilon = params["epsilon"] ** carry if explore else jnp.zeros(())
-        values = actor_critic.mask_logits(timestep.observation, self.value.mean(outputs))
-        return value_based.epsilon_greedy(values, keys, epsilon), (), carry
+        q = self.value.mean(self._outputs(params.params, timestep, noise))
+        q = actor_critic.mask_logits(timestep.observation, q)
+        epsilon = params.epsilon**carry if explore else jnp.zeros(())
+        return value_based.epsilon_greedy(q, keys, epsilon), (), carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        def update(
-            shared: PyTree, sample: Sample, key: jax.Array
-        ) -> tuple[PyTree, Metrics, jax.Array]:
-            grads, (metrics, priorities) = global_grad(
-                self._loss, shared["params"], shared["target"], sample, key, axis=axis
-            )
-            shared, more = value_based.apply_gradients(
-                self._optimizer, shared, grads, self.target_period
-            )
-            return shared, {**metrics, **more}, priorities
-
-        shared = off_policy.explored(state.shared, trajectory, self.epsilon_frames, axis)
-        state = LearnerState(shared, state.local)
-        return off_policy.learn(self._buffer, update, state, trajectory, key, axis)
+        learner: DQNState = state.shared
+        progress = off_policy.advance_exploration(
+            learner.exploration_progress, trajectory, self.epsilon_decay_frames, axis
+        )
+        learner = dataclasses.replace(learner, exploration_progress=progress)
+        update = partial(
+            off_policy.update_with_target_network,
+            loss=self._loss,
+            optimizer=self._optimizer,
+            target_update_period=self.target_update_period,
+            axis=axis,
+        )
+        state = LearnerState(learner, state.local)
+        return off_policy.learn_from_replay(self._buffer, update, state, trajectory, key, axis)
 
     def _loss(
-        self, params: Params, target: Params, sample: Sample, key: jax.Array
+        self, params: Params, target_params: Params, sample: Sample, key: jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        now = off_policy.transition(sample, self.discount)
+        transition = off_policy.n_step_transition(sample, self.discount)
+        next_timestep = transition.next_timestep
         # One noise for all samples, as in Fortunato et al. 2018, section 3.1.
         noise = jax.random.split(key, (3, 1)) if self.noisy else (None, None, None)
-        outputs = self._outputs(params, now.first, noise[0])
-        after = self._outputs(target, now.then, noise[1])
-        judge = self._outputs(params, now.then, noise[2]) if self.double else after
-        values = actor_critic.mask_logits(now.then.observation, self.value.mean(judge))
-        best = jnp.argmax(values, axis=-1)
-        chosen = value_based.of_action(outputs, now.action)
-        after = jax.lax.stop_gradient(value_based.of_action(after, best))
-        losses, priorities = self.value.loss(chosen, after, now.returns, now.discounts)
-        loss = jnp.mean(now.mask * sample.weights * losses)
-        metrics = {"loss": loss, "q": jnp.mean(self.value.mean(chosen))}
-        return loss, (metrics, jax.lax.stop_gradient(now.mask * priorities))
+        outputs = self._outputs(params, transition.timestep, noise[0])
+        target_outputs = self._outputs(target_params, next_timestep, noise[1])
+
+        # The online network selects the next action, the target network evaluates it.
+        selector = self._outputs(params, next_timestep, noise[2]) if self.double else target_outputs
+        next_q = actor_critic.mask_logits(next_timestep.observation, self.value.mean(selector))
+        next_action = jnp.argmax(next_q, axis=-1)
+
+        prediction = value_based.gather_action(outputs, transition.action)
+        bootstrap = value_based.gather_action(target_outputs, next_action)
+        losses, priorities = self.value.loss(
+            prediction,
+            jax.lax.stop_gradient(bootstrap),
+            transition.n_step_return,
+            transition.bootstrap_discount,
+        )
+        loss = jnp.mean(transition.mask * transition.weight * losses)
+        metrics = {"loss": loss, "q": jnp.mean(self.value.mean(prediction))}
+        return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))
 
     def _outputs(self, params: Params, timestep: TimeStep, noise: jax.Array | None) -> jax.Array:
-        """What the network says of each action, `[B, A, Z]`, of timesteps `[B, ...]`."""
+        """Return the network's outputs `[N, A, Z]` for timesteps `[N, ...]`."""
         timestep = jax.tree.map(lambda x: x[None], timestep)
-        extra = () if noise is None else (noise[None],)
-        outputs, _ = self._network.apply(params, (), timestep.observation, timestep.first, *extra)
-        return value_based.combined(outputs, self.value.size)[0]
+        noise_args = () if noise is None else (noise[None],)
+        heads, _ = self._network.apply(
+            params, (), timestep.observation, timestep.first, *noise_args
+        )
+        return value_based.q_outputs(heads, self.value.size)[0]
 
     @property
     def _network(self) -> Network:
-        return off_policy.without_memory(
-            value_based.build(self.network, self.spec, self.value.size, self.dueling, self.noisy)
+        return off_policy.require_feed_forward(
+            value_based.build_q_network(
+                self.network, self.spec, self.value.size, self.dueling, self.noisy
+            )
         )
 
     @property
     def _buffer(self) -> Buffer:
-        return off_policy.buffer(self.replay, self.spec, self.n_step)
+        return off_policy.make_buffer(self.replay, self.spec, self.n_step)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -142,14 +184,14 @@ class DQN:
 
 
 def rainbow(**settings: Any) -> DQN:
-    """Rainbow: DQN with all of its extensions (Hessel et al. 2018), and others that are given."""
-    everything = {
+    """Return DQN with all its extensions (Hessel et al. 2018); `settings` override its fields."""
+    extensions = {
         "epsilon": 0.0,
-        "epsilon_frames": 0,
+        "epsilon_decay_frames": 0,
         "n_step": 3,
         "dueling": True,
         "noisy": True,
         "value": Atoms(),
         "replay": Replay(prioritized=True, priority_exponent=0.5),
     }
-    return DQN(**{**everything, **settings})
+    return DQN(**{**extensions, **settings})

@@ -1,10 +1,13 @@
-"""Gumbel MuZero: planning in a learned model, which is learned from what planning led to.
+"""Gumbel MuZero: search in a learned model, which learns to predict what the search needs.
 
-Search is by mctx. Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its
-losses; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search.
+Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its losses; Danihelka et al.
+2022, "Policy improvement by planning with Gumbel", for the search, which mctx does.
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,6 @@ import mctx
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, planning, value_based
-from podracer.mesh import global_grad
 from podracer.networks import MLP, Head, Network, TorsoNetwork, outputs
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
@@ -27,207 +29,258 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    bounded,
     static,
     struct,
 )
 
 
+class MuZeroParams(NamedTuple):
+    """Parameters of the model's three networks."""
+
+    dynamics: Params  # g
+    representation: Params  # h
+    prediction: Params  # f
+
+
 @struct
 class MuZero:
-    """Planning in a learned model, discrete actions."""
+    """Planning in a learned model, for discrete actions."""
 
-    learning_rate: float = 1e-3
-    discount: float = 0.997
-    value_cost: float = 0.25
-    max_gradient_norm: float = 5.0
-    weight_decay: float = 1e-4
-    simulations: int = static(default=16)
-    """Of the model, for each action."""
-    considered: int = static(default=16)
-    """Actions that the root compares, at most."""
-    unroll: int = static(default=5)
-    """Steps of the model that are learned from each sample."""
-    n_step: int = static(default=5)
-    """Steps from each of them to the bootstrap value."""
-    target_period: int = static(default=100)
+    learning_rate: float = bounded(1e-3)
+    """Learning rate of AdamW."""
+    discount: float = bounded(0.997, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    value_cost: float = bounded(0.25)
+    """Weight of the value loss; policy and reward losses have weight 1."""
+    max_gradient_norm: float = bounded(5.0)
+    """Largest global norm of the gradient; larger ones are scaled down to it."""
+    weight_decay: float = bounded(1e-4)
+    """Weight decay of AdamW."""
+    num_simulations: int = static(default=16, low=1)
+    """Simulations of the search, one step of the model each, for every action."""
+    max_considered_actions: int = static(default=16, low=1)
+    """Largest number of actions that the search compares at its root."""
+    unroll_steps: int = static(default=5, low=1)
+    """Steps K that the model is unrolled for in the loss."""
+    n_step: int = static(default=5, low=1)
+    """Rewards n in a value target before it bootstraps."""
+    target_update_period: int = static(default=100, low=1)
     """Updates between two copies of the parameters to the target network."""
-    bound: float = static(default=30.0)
-    """Largest value and reward on the squashed scale; 30 there stands for 900."""
-    bins: int = static(default=61)
-    """Atoms of values and rewards, from -bound to bound."""
-    latent: int = static(default=64)
-    """Size of the model's state."""
+    support_max: float = static(default=30.0, low=0.0)
+    """Largest value and reward on the squashed scale of `ops/transforms.py`; 30 stands for 900."""
+    support_size: int = static(default=61, low=2)
+    """Number of atoms for values and rewards, from minus to plus the support's largest value."""
+    latent_size: int = static(default=64, low=1)
+    """Size of the model's hidden state."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128,))))
-    """From an observation to the model's state."""
-    dynamics: tuple[int, ...] = static(default=(128,))
-    """Widths of the layers from a state and an action to what is added to the state, and the
-    reward."""
-    prediction: tuple[int, ...] = static(default=(128,))
-    """Widths of the layers from a state to policy and value."""
+    """Representation network h, from an observation to a hidden state."""
+    dynamics_hidden: tuple[int, ...] = static(default=(128,), low=1)
+    """Widths of the hidden layers of the dynamics network g."""
+    prediction_hidden: tuple[int, ...] = static(default=(128,), low=1)
+    """Widths of the hidden layers of the prediction network f."""
     replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        representation_key, dynamics_key, prediction_key = jax.random.split(key, 3)
+        params = MuZeroParams(
+            dynamics=self._dynamics_network.init(dynamics_key),
+            representation=self._representation_network.init(representation_key),
+            prediction=self._prediction_network.init(prediction_key),
+        )
+        state = off_policy.init_target_network_state(params, self._optimizer)
         extras = {"policy": ArraySpec((self._num_actions,))}
-        shared = value_based.init(self._init(key), self._optimizer)
-        return LearnerState(shared, self._buffer.init(num_envs, extras=extras))
+        return LearnerState(state, self._buffer.init(num_envs, extras=extras))
 
     def carry(self, num_envs: int) -> Carry:
         return ()
 
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared["params"]
+    def actor_params(self, state: LearnerState) -> MuZeroParams:
+        return state.shared.params
 
     def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        self, params: MuZeroParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        def plan(observation: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
-            """For one environment: what it draws depends on its own key alone."""
+        def search(observation: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
+            """Search for one environment, so that its random numbers depend on its key alone."""
             observation = jax.tree.map(lambda x: x[None], observation)
-            state = self._represent(params, observation)
-            policy, value = self._predict(params, state)
-            root = mctx.RootFnOutput(
-                prior_logits=policy,  # type: ignore[call-arg]
-                value=self._scalar(value),  # type: ignore[call-arg]
-                embedding=state,  # type: ignore[call-arg]
+            action, policy, _ = planning.gumbel_search(
+                params,
+                key,
+                self._root_fn(params, observation),
+                self._recurrent_fn,
+                observation,
+                num_simulations=self.num_simulations,
+                max_considered_actions=self.max_considered_actions,
+                explore=explore,
             )
-            action, policy, _ = planning.search(
-                params, key, root, self._imagine, observation,
-                simulations=self.simulations, considered=self.considered, explore=explore,
-            )  # fmt: skip
             return action, {"policy": policy}
 
-        action, extras = jax.vmap(plan)(timestep.observation, keys)
+        action, extras = jax.vmap(search)(timestep.observation, keys)
         return action, extras, carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        def update(
-            shared: PyTree, sample: Sample, key: jax.Array
-        ) -> tuple[PyTree, Metrics, jax.Array]:
-            grads, (metrics, priorities) = global_grad(
-                self._loss, shared["params"], shared["target"], sample, axis=axis
-            )
-            shared, more = value_based.apply_gradients(
-                self._optimizer, shared, grads, self.target_period
-            )
-            return shared, {**metrics, **more}, priorities
-
-        return off_policy.learn(self._buffer, update, state, trajectory, key, axis)
+        update = partial(
+            off_policy.update_with_target_network,
+            loss=self._loss,
+            optimizer=self._optimizer,
+            target_update_period=self.target_update_period,
+            axis=axis,
+        )
+        return off_policy.learn_from_replay(self._buffer, update, state, trajectory, key, axis)
 
     def _loss(
-        self, params: Params, target: Params, sample: Sample
+        self, params: MuZeroParams, target_params: MuZeroParams, sample: Sample, key: jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Of policy, value and reward at the sample's first step and `unroll` imagined ones."""
-        steps, K = sample.trajectory.steps, self.unroll
-        after, valid = sample.trajectory.next_timesteps(), sample.trajectory.valid()
-        targets = self._value_targets(target, sample.trajectory)
-        state = self._represent(params, jax.tree.map(lambda x: x[0], steps.timestep.observation))
-        # An end is followed by nothing, rewards and values of 0; after a time-out all is unknown.
-        alive = known = jnp.ones(valid.shape[1])
-        losses, first_value = jnp.zeros(valid.shape[1]), jnp.zeros(valid.shape[1])
-        for k in range(K + 1):
-            policy, value = self._predict(params, state)
-            first_value = self._scalar(value) if k == 0 else first_value
-            wanted = steps.extras["policy"][k]
-            loss = -alive * jnp.sum(wanted * jax.nn.log_softmax(policy), axis=-1)
-            loss += known * self.value_cost * self._cross_entropy(value, alive * targets[k])
-            losses += loss if k == 0 else loss / K
-            if k == K:
-                break
-            state, reward = self._step(params, state, steps.action[k])
-            # Half the gradient at each step, so that far ones do not outweigh near ones.
-            state = 0.5 * state + 0.5 * jax.lax.stop_gradient(state)
-            gained = alive * after.reward[k]
-            known = known * jnp.where(valid[k], 1.0, 1.0 - alive)
-            alive = alive * (valid[k] & (after.discount[k] > 0))
-            losses += known * self._cross_entropy(reward, gained) / K
-        loss = jnp.mean(sample.weights * losses)
-        error = jax.lax.stop_gradient(jnp.abs(first_value - targets[0]))
-        return loss, ({"loss": loss, "value": jnp.mean(first_value)}, error)
+        """Unroll the model for K steps along each sampled sequence, and sum its losses.
 
-    def _value_targets(self, target: Params, trajectory: Trajectory) -> jax.Array:
-        """n-step targets `[unroll + 1, N]`, with bootstrap values of the target network."""
-        timesteps, after = trajectory.timesteps(), trajectory.next_timesteps()
-        T, N = timesteps.reward.shape
-        flat = jax.tree.map(lambda x: x.reshape(T * N, *x.shape[2:]), timesteps.observation)
-        _, value = self._predict(target, self._represent(target, flat))
-        values = self._scalar(value).reshape(T, N)
-        discounts = self.discount * after.discount
-        return n_step_targets(values, after.reward, discounts, trajectory.valid(), self.n_step)
+        At the root and after each step the prediction network learns the search's policy and an
+        n-step value; the dynamics network learns each step's reward (Schrittwieser et al. 2020,
+        equation 1). The losses of the K steps are divided by K, so that their sum does not depend
+        on K.
+        """
+        del key
+        trajectory, steps = sample.trajectory, sample.trajectory.steps
+        next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
+        value_targets = self._value_targets(target_params, trajectory)
 
-    # --- the model: all over [N, ...] ------------------------------------------------------------
+        def prediction_loss(
+            k: int, state: jax.Array, alive: jax.Array, observed: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            policy_logits, value_logits = self._prediction(params, state)
+            log_policy = jax.nn.log_softmax(policy_logits)
+            policy_loss = -alive * jnp.sum(steps.extras["policy"][k] * log_policy, axis=-1)
+            value_loss = self._cross_entropy(value_logits, alive * value_targets[k])
+            return policy_loss + observed * self.value_cost * value_loss, value_logits
 
-    def _represent(self, params: Params, observation: PyTree) -> jax.Array:
-        """A state `[N, latent]`."""
-        made = outputs(self._networks["network"], params["network"], observation)
-        return _scaled(made["state"])
+        # Two masks [N] follow the unroll. `alive`: the episode has not ended before this step.
+        # What follows a terminal is an absorbing state: its reward and value targets are 0, and it
+        # has no policy target. `observed` is 0 after a time-out: what would have followed was never
+        # seen, so nothing is learned from there on.
+        alive = observed = jnp.ones(valid.shape[1])
 
-    def _predict(self, params: Params, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits of the policy `[N, A]` and of the value `[N, bins]`."""
-        made = outputs(self._networks["prediction"], params["prediction"], state)
-        return made["policy"], made["value"]
-
-    def _step(
-        self, params: Params, state: jax.Array, action: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """The state after an action `[N]`, and logits of the reward `[N, bins]`."""
-        seen = {"action": jax.nn.one_hot(action, self._num_actions), "state": state}
-        made = outputs(self._networks["dynamics"], params["dynamics"], seen)
-        return _scaled(state + made["state"]), made["reward"]
-
-    def _imagine(
-        self, params: Params, key: jax.Array, action: jax.Array, state: jax.Array
-    ) -> tuple[mctx.RecurrentFnOutput, jax.Array]:
-        state, reward = self._step(params, state, action)
-        policy, value = self._predict(params, state)
-        reward, value = self._scalar(reward), self._scalar(value)
-        discount = jnp.full_like(reward, 1.0) * self.discount
-        made = mctx.RecurrentFnOutput(
-            reward=reward,  # type: ignore[call-arg]
-            discount=discount,  # type: ignore[call-arg]
-            prior_logits=policy,  # type: ignore[call-arg]
-            value=value,  # type: ignore[call-arg]
+        state = self._representation(
+            params, jax.tree.map(lambda x: x[0], steps.timestep.observation)
         )
-        return made, state
+        losses, root_value_logits = prediction_loss(0, state, alive, observed)
+        for k in range(self.unroll_steps):
+            state, reward_logits = self._dynamics(params, state, steps.action[k])
+            state = _scale_gradient(state, 0.5)  # appendix G: keeps its size constant over steps
+            reward_target = alive * next_steps.reward[k]
+            observed = observed * jnp.where(valid[k], 1.0, 1.0 - alive)
+            alive = alive * (valid[k] & (next_steps.discount[k] > 0))
+            reward_loss = observed * self._cross_entropy(reward_logits, reward_target)
+            losses += reward_loss / self.unroll_steps
+            step_loss, _ = prediction_loss(k + 1, state, alive, observed)
+            losses += step_loss / self.unroll_steps
 
-    def _scalar(self, logits: jax.Array) -> jax.Array:
+        loss = jnp.mean(sample.weights * losses)
+        root_value = self._to_scalar(root_value_logits)
+        priorities = jax.lax.stop_gradient(jnp.abs(root_value - value_targets[0]))
+        return loss, ({"loss": loss, "value": jnp.mean(root_value)}, priorities)
+
+    def _value_targets(self, target_params: MuZeroParams, trajectory: Trajectory) -> jax.Array:
+        """Return n-step targets `[K + 1, N]`, bootstrapped by the target network."""
+        timesteps, next_steps = trajectory.timesteps(), trajectory.next_timesteps()
+        T, N = timesteps.reward.shape
+        observation = jax.tree.map(lambda x: x.reshape(T * N, *x.shape[2:]), timesteps.observation)
+        _, value_logits = self._prediction(
+            target_params, self._representation(target_params, observation)
+        )
+        values = self._to_scalar(value_logits).reshape(T, N)
+        discounts = self.discount * next_steps.discount
+        return n_step_targets(values, next_steps.reward, discounts, trajectory.valid(), self.n_step)
+
+    # --- the model's three functions, over batches [N, ...] --------------------------------------
+
+    def _representation(self, params: MuZeroParams, observation: PyTree) -> jax.Array:
+        """Return the hidden state `[N, latent]` of an observation: `s⁰ = h(o)`."""
+        heads = outputs(self._representation_network, params.representation, observation)
+        return _scale_state(heads["state"])
+
+    def _dynamics(
+        self, params: MuZeroParams, state: jax.Array, action: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the next hidden state, and logits of the reward: `rᵏ, sᵏ = g(sᵏ⁻¹, aᵏ)`."""
+        inputs = {"action": jax.nn.one_hot(action, self._num_actions), "state": state}
+        heads = outputs(self._dynamics_network, params.dynamics, inputs)
+        return _scale_state(state + heads["state"]), heads["reward"]
+
+    def _prediction(self, params: MuZeroParams, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return logits of the policy `[N, A]` and of the value `[N, Z]`: `pᵏ, vᵏ = f(sᵏ)`."""
+        heads = outputs(self._prediction_network, params.prediction, state)
+        return heads["policy"], heads["value"]
+
+    # --- what mctx calls -------------------------------------------------------------------------
+
+    def _root_fn(self, params: MuZeroParams, observation: PyTree) -> mctx.RootFnOutput:
+        state = self._representation(params, observation)
+        policy_logits, value_logits = self._prediction(params, state)
+        return planning.RootFnOutput(
+            prior_logits=policy_logits, value=self._to_scalar(value_logits), embedding=state
+        )
+
+    def _recurrent_fn(
+        self, params: MuZeroParams, key: jax.Array, action: jax.Array, state: jax.Array
+    ) -> tuple[mctx.RecurrentFnOutput, jax.Array]:
+        next_state, reward_logits = self._dynamics(params, state, action)
+        policy_logits, value_logits = self._prediction(params, next_state)
+        reward = self._to_scalar(reward_logits)
+        output = planning.RecurrentFnOutput(
+            reward=reward,
+            discount=jnp.full_like(reward, 1.0) * self.discount,
+            prior_logits=policy_logits,
+            value=self._to_scalar(value_logits),
+        )
+        return output, next_state
+
+    # --- values and rewards as categorical distributions (appendix F) ----------------------------
+
+    def _to_scalar(self, logits: jax.Array) -> jax.Array:
         return unsquash(jax.nn.softmax(logits) @ self._support)
 
-    def _cross_entropy(self, logits: jax.Array, value: jax.Array) -> jax.Array:
-        target = two_hot(squash(value), self._support)
-        return -jnp.sum(target * jax.nn.log_softmax(logits), axis=-1)
+    def _cross_entropy(self, logits: jax.Array, target: jax.Array) -> jax.Array:
+        target_probs = two_hot(squash(target), self._support)
+        return -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=-1)
 
     @property
     def _support(self) -> jax.Array:
-        return jnp.linspace(-self.bound, self.bound, self.bins)
+        return jnp.linspace(-self.support_max, self.support_max, self.support_size)
+
+    # --- networks --------------------------------------------------------------------------------
 
     @property
     def _num_actions(self) -> int:
-        return value_based.discrete(self.spec).num_actions
+        return value_based.require_discrete(self.spec).num_actions
 
     @property
-    def _networks(self) -> dict[str, Network]:
-        spec, state = actor_critic.require_spec(self.spec), ArraySpec((self.latent,))
-        seen = {"action": ArraySpec((self._num_actions,)), "state": state}
-        # Hardly a preference at first: rewards and values near 0, all actions nearly alike.
-        heads = {"policy": Head(self._num_actions, 0.01), "value": Head(self.bins, 0.01)}
-        moved = {"state": Head(self.latent), "reward": Head(self.bins, 0.01)}
-        return {
-            "network": self.network.build(spec.observation, {"state": Head(self.latent)}),
-            "dynamics": TorsoNetwork(MLP(self.dynamics)).build(seen, moved),
-            "prediction": TorsoNetwork(MLP(self.prediction)).build(state, heads),
-        }
+    def _representation_network(self) -> Network:
+        observation = actor_critic.require_spec(self.spec).observation
+        return self.network.build(observation, {"state": Head(self.latent_size)})
 
-    def _init(self, key: jax.Array) -> Params:
-        keys = jax.random.split(key, 3)
-        networks = self._networks.items()
-        return {name: network.init(k) for (name, network), k in zip(networks, keys, strict=True)}
+    @property
+    def _dynamics_network(self) -> Network:
+        inputs = {
+            "action": ArraySpec((self._num_actions,)),
+            "state": ArraySpec((self.latent_size,)),
+        }
+        heads = {"state": Head(self.latent_size), "reward": Head(self.support_size, 0.01)}
+        return TorsoNetwork(MLP(self.dynamics_hidden)).build(inputs, heads)
+
+    @property
+    def _prediction_network(self) -> Network:
+        # Small initial weights: values near 0, and a nearly uniform policy.
+        heads = {"policy": Head(self._num_actions, 0.01), "value": Head(self.support_size, 0.01)}
+        return TorsoNetwork(MLP(self.prediction_hidden)).build(
+            ArraySpec((self.latent_size,)), heads
+        )
 
     @property
     def _buffer(self) -> Buffer:
-        return off_policy.buffer(self.replay, self.spec, self.unroll + self.n_step)
+        return off_policy.make_buffer(self.replay, self.spec, self.unroll_steps + self.n_step)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -237,8 +290,12 @@ class MuZero:
         )
 
 
-def _scaled(state: jax.Array) -> jax.Array:
-    """Each state `[N, latent]` between 0 and 1. Source: Schrittwieser et al. 2020, appendix G."""
+def _scale_gradient(x: jax.Array, scale: float) -> jax.Array:
+    return scale * x + (1 - scale) * jax.lax.stop_gradient(x)
+
+
+def _scale_state(state: jax.Array) -> jax.Array:
+    """Scale each hidden state `[N, latent]` to [0, 1]. Source: appendix G."""
     low = jnp.min(state, axis=-1, keepdims=True)
     high = jnp.max(state, axis=-1, keepdims=True)
     return (state - low) / (high - low + 1e-5)

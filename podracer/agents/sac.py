@@ -1,131 +1,144 @@
-"""SAC: a stochastic policy that is paid for its entropy, at a price that is learned.
+"""SAC: maximum-entropy actor-critic with a stochastic policy and a learned temperature.
 
-Sources: Haarnoja et al. 2018 (arXiv 1812.05905).
+Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905).
 """
 
 from __future__ import annotations
 
-from functools import partial
+import dataclasses
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import continuous, off_policy
-from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork, outputs
+from podracer.agents.common import continuous
+from podracer.agents.common.continuous import ActorParams, Transition
+from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Replay
 from podracer.types import (
     Carry,
-    Continuous,
     EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
     PyTree,
     TimeStep,
-    Trajectory,
+    bounded,
     static,
     struct,
 )
 
 
+class SACParams(NamedTuple):
+    """What SAC learns, each by an optimizer of its own."""
+
+    actor: Params
+    critics: tuple[Params, ...]
+    log_temperature: jax.Array  # f32 [], log alpha
+
+
+@struct
+class SACState(continuous.ActorCriticState):
+    """Learner state."""
+
+    params: SACParams
+    target_params: tuple[Params, ...]  # of the critics
+    optimizer_states: SACParams
+
+
 @struct
 class SAC:
-    """Soft actor-critic, continuous actions."""
+    """Soft actor-critic for continuous actions."""
 
-    learning_rate: float = 3e-4
-    discount: float = 0.99
-    target_rate: float = 0.005
-    """How far the target critics follow in each update."""
-    initial_temperature: float = 1.0
-    target_entropy: float = -1.0
-    """Entropy that the temperature steers to, for each coordinate of an action."""
-    critics: int = static(default=2)
-    n_step: int = static(default=1)
-    random_frames: int = static(default=5_000)
-    """Frames with random actions at first."""
+    learning_rate: float = bounded(3e-4)
+    """Learning rate of Adam, for the actor, the critics and the temperature."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    target_update_rate: float = bounded(0.005, high=1.0)
+    """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
+    initial_temperature: float = bounded(1.0)
+    """Temperature alpha, the weight of the entropy, before the first update."""
+    target_entropy: float = bounded(-1.0, low=-math.inf)
+    """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""
+    num_critics: int = static(default=2, low=1)
+    """Number of critics; targets use the smallest of their values."""
+    n_step: int = static(default=1, low=1)
+    """Rewards n in a return before it bootstraps."""
+    random_frames: int = static(default=5_000, low=0)
+    """Frames with uniformly random actions at the start of training."""
     normalize_observations: bool = static(default=False)
+    """Normalize observations by their running mean and variance."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        temperature = {"temperature": jnp.log(jnp.float32(self.initial_temperature))}
-        shared = continuous.init(
-            self._actor, self._critic, self.critics, self._optimizer, key, temperature
+        actor, critics = self._networks.init(key, self.num_critics)
+        params = SACParams(actor, critics, jnp.log(jnp.float32(self.initial_temperature)))
+        state = SACState(
+            params=params,
+            target_params=jax.tree.map(jnp.copy, critics),
+            optimizer_states=continuous.init_optimizers(self._optimizer, params),
+            obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
+            exploration_progress=jnp.float32(0),
         )
-        shared["target"] = jax.tree.map(jnp.copy, shared["params"]["critic"])
-        shared["observations"] = continuous.observations(self.normalize_observations, self.spec)
-        return LearnerState(shared, self._buffer.init(num_envs))
+        return LearnerState(state, continuous.make_buffer(self).init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:
         return ()
 
-    def actor_params(self, state: LearnerState) -> Params:
-        return continuous.acting(state.shared)
+    actor_params = continuous.actor_params
 
     def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        policy = self._policy(params["actor"], continuous.seen(params, timestep.observation))
-        if not explore:
-            return to_bounds(self._space, policy.mode()), (), carry
-        action, _ = policy.sample(keys)
-        return continuous.random_at_first(self._space, action, keys, params["explored"]), (), carry
+        observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
+        policy = self._policy(params.actor, observation)
+        if explore:
+            action, _ = policy.sample(keys)
+            action = continuous.random_at_start(action, keys, params.exploration_progress)
+        else:
+            action = policy.mode()
+        return to_bounds(self._networks.space, action), (), carry
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        def update(
-            shared: PyTree, sample: Sample, key: jax.Array
-        ) -> tuple[PyTree, Metrics, jax.Array]:
-            now = continuous.transition(sample, self.discount, self._space, shared)
-            grads, (metrics, priorities) = global_grad(
-                self._loss, shared["params"], shared["target"], now, sample.weights, key, axis=axis
-            )
-            shared = continuous.stepped(self._optimizer, shared, grads)
-            critic = shared["params"]["critic"]
-            target = optax.incremental_update(critic, shared["target"], self.target_rate)
-            metrics["gradient_norm"] = optax.tree.norm(grads)
-            return {**shared, "target": target}, metrics, priorities
-
-        shared = off_policy.explored(state.shared, trajectory, self.random_frames, axis)
-        shared = continuous.observed(shared, trajectory, axis)
-        state = LearnerState(shared, state.local)
-        return off_policy.learn(self._buffer, update, state, trajectory, key, axis)
+    learn = continuous.learn
 
     def _loss(
         self,
-        params: Params,
-        target: Params,
-        now: off_policy.Transition,
-        weights: jax.Array,
+        params: SACParams,
+        target_critics: tuple[Params, ...],
+        transition: Transition,
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Of critics, actor and temperature; each of them sees the others as constants."""
-        keys = jax.random.split(key, (2, *now.mask.shape))
+        """Sum the losses of critics, actor and temperature; each sees the others as constants."""
         fixed = jax.lax.stop_gradient(params)
-        temperature = jnp.exp(fixed["temperature"])
-        value = partial(continuous.values, self._critic)
+        temperature = jnp.exp(fixed.log_temperature)
+        next_action_keys, action_keys = jax.random.split(key, (2, *transition.mask.shape))
+        q_values = self._networks.q_values
 
-        next_action, next_log_prob = self._policy(fixed["actor"], now.then.observation).sample(
-            keys[0]
-        )
-        after = jnp.min(value(target, now.then.observation, next_action), axis=0)
-        after = after - temperature * next_log_prob
-        target_value = now.returns + now.discounts * after
-        q = value(params["critic"], now.first.observation, now.action)
-        error = target_value[None] - q
-        critic_loss = jnp.mean(now.mask * weights * jnp.sum(0.5 * error**2, axis=0))
+        # Critics, equations 5 and 6: Q(s, a) = r + gamma (min Q'(s', a') - alpha log π(a'|s')).
+        next_obs = transition.next_timestep.observation
+        next_action, next_log_prob = self._policy(fixed.actor, next_obs).sample(next_action_keys)
+        min_next_q = jnp.min(q_values(target_critics, next_obs, next_action), axis=0)
+        soft_value = min_next_q - temperature * next_log_prob
+        target = transition.n_step_return + transition.bootstrap_discount * soft_value
+        obs = transition.timestep.observation
+        q = q_values(params.critics, obs, transition.action)
+        critic_loss, priorities = continuous.critic_loss(q, target, transition)
 
-        action, log_prob = self._policy(params["actor"], now.first.observation).sample(keys[1])
-        gain = jnp.min(value(fixed["critic"], now.first.observation, action), axis=0)
-        actor_loss = jnp.mean(now.mask * (temperature * log_prob - gain))
+        # Actor, equation 9: minimize alpha log π(a|s) - min Q(s, a).
+        action, log_prob = self._policy(params.actor, obs).sample(action_keys)
+        min_q = jnp.min(q_values(fixed.critics, obs, action), axis=0)
+        actor_loss = jnp.mean(transition.mask * (temperature * log_prob - min_q))
 
-        excess = jax.lax.stop_gradient(-log_prob) - self.target_entropy * self._space.size
-        temperature_loss = params["temperature"] * jnp.mean(now.mask * excess)
+        # Temperature, equation 18, on log alpha: it rises while the entropy is below its target.
+        target_entropy = self.target_entropy * self._networks.space.size
+        excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
+        temperature_loss = params.log_temperature * jnp.mean(transition.mask * excess_entropy)
+
         metrics = {
             "loss": critic_loss,
             "actor_loss": actor_loss,
@@ -133,28 +146,26 @@ class SAC:
             "entropy": -jnp.mean(log_prob),
             "temperature": temperature,
         }
-        priorities = jax.lax.stop_gradient(now.mask * jnp.mean(jnp.abs(error), axis=0))
         return critic_loss + actor_loss + temperature_loss, (metrics, priorities)
 
+    def _apply_gradients(self, state: SACState, grads: SACParams) -> SACState:
+        params, optimizer_states = continuous.optimizer_steps(
+            self._optimizer, grads, state.optimizer_states, state.params
+        )
+        target_critics = optax.incremental_update(
+            params.critics, state.target_params, self.target_update_rate
+        )
+        return dataclasses.replace(
+            state, params=params, target_params=target_critics, optimizer_states=optimizer_states
+        )
+
     def _policy(self, params: Params, observation: PyTree) -> SquashedNormal:
-        mean, log_scale = jnp.split(outputs(self._actor, params, observation)["action"], 2, axis=-1)
+        mean, log_scale = jnp.split(self._networks.policy(params, observation), 2, axis=-1)
         return SquashedNormal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
 
     @property
-    def _space(self) -> Continuous:
-        return continuous.space_of(self.spec)
-
-    @property
-    def _actor(self) -> Network:
-        return continuous.build_actor(self.network, self.spec, 2)
-
-    @property
-    def _critic(self) -> Network:
-        return continuous.build_critic(self.network, self.spec)
-
-    @property
-    def _buffer(self) -> Buffer:
-        return off_policy.buffer(self.replay, self.spec, self.n_step)
+    def _networks(self) -> continuous.ActorCritic:
+        return continuous.build_networks(self.network, self.spec, policy_outputs=2)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

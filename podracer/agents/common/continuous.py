@@ -1,8 +1,10 @@
-"""What agents of continuous actions with a replay share: an actor, critics, and their copies."""
+"""Shared parts of DDPG and SAC: actor and critic networks, critic loss, observation moments."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,139 +12,261 @@ import optax
 
 from podracer import networks
 from podracer.agents.common import actor_critic, off_policy
-from podracer.agents.common.off_policy import Transition
+from podracer.agents.common.off_policy import Transition as Transition
+from podracer.mesh import global_grad
 from podracer.networks import Head, Network, NetworkBuilder
-from podracer.ops.distributions import from_bounds, to_bounds
+from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
-from podracer.replay import Sample
+from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
     ArraySpec,
     ConfigError,
     Continuous,
     EnvironmentSpec,
+    LearnerState,
+    Metrics,
     Params,
     PyTree,
     TimeStep,
     Trajectory,
+    struct,
 )
 
 
-def space_of(spec: EnvironmentSpec | None) -> Continuous:
-    """Its continuous actions, or `ConfigError`."""
+def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
+    """Return the continuous action space; raise `ConfigError` if there is no spec or another."""
     spec = actor_critic.require_spec(spec)
     if not isinstance(spec.action, Continuous):
         raise ConfigError(f"the agent needs continuous actions; {spec.name} has discrete ones.")
     return spec.action
 
 
-def build_actor(network: NetworkBuilder, spec: EnvironmentSpec | None, outputs: int) -> Network:
-    """`outputs` numbers for each coordinate of an action, in the head `action`."""
-    space = space_of(spec)
-    heads = {"action": Head(outputs * space.size, 0.01)}
-    return off_policy.without_memory(
-        network.build(actor_critic.require_spec(spec).observation, heads)
+# --- networks ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+    """Policy network and Q-network; their actions are in [-1, 1] a coordinate."""
+
+    space: Continuous
+    actor: Network
+    critic: Network
+
+    def init(self, key: jax.Array, num_critics: int) -> tuple[Params, tuple[Params, ...]]:
+        """Return parameters of the actor and of `num_critics` independent critics."""
+        actor_key, critics_key = jax.random.split(key)
+        critics = tuple(self.critic.init(key) for key in jax.random.split(critics_key, num_critics))
+        return self.actor.init(actor_key), critics
+
+    def policy(self, params: Params, observation: PyTree) -> jax.Array:
+        """Return the policy network's outputs, f32 `[N, outputs * size]`."""
+        return networks.outputs(self.actor, params, observation)["action"]
+
+    def q_values(
+        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
+    ) -> jax.Array:
+        """Return Q(s, a) of each critic, f32 `[critics, N]`."""
+        inputs = {"action": action, "observation": observation}
+        return jnp.stack([networks.outputs(self.critic, one, inputs)["q"][:, 0] for one in params])
+
+
+def build_networks(
+    network: NetworkBuilder, spec: EnvironmentSpec | None, policy_outputs: int
+) -> ActorCritic:
+    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
+    space = require_continuous(spec)
+    observation = actor_critic.require_spec(spec).observation
+    actor = network.build(observation, {"action": Head(policy_outputs * space.size, 0.01)})
+    inputs = {"action": ArraySpec((space.size,)), "observation": observation}
+    critic = network.build(inputs, {"q": Head(1)})
+    return ActorCritic(space, off_policy.require_feed_forward(actor), critic)
+
+
+# --- learning ------------------------------------------------------------------------------------
+
+
+@struct
+class ActorCriticState:
+    """Learner state; an agent names the types of its parameters."""
+
+    params: Any  # a named tuple, each field with an optimizer of its own
+    target_params: Any
+    optimizer_states: Any
+    obs_moments: Moments | None  # None if observations are not normalized
+    exploration_progress: jax.Array  # f32 [], share of the random frames that has passed
+
+
+State = TypeVar("State", bound=ActorCriticState)
+
+
+class Agent(Protocol):
+    """What `learn`, which also serves as a method, reads of an agent."""
+
+    @property
+    def discount(self) -> float: ...
+
+    @property
+    def random_frames(self) -> int: ...
+
+    @property
+    def n_step(self) -> int: ...
+
+    @property
+    def replay(self) -> Replay: ...
+
+    @property
+    def spec(self) -> EnvironmentSpec | None: ...
+
+    @property
+    def _networks(self) -> ActorCritic: ...
+
+    @property
+    def _loss(self) -> Callable[..., tuple[jax.Array, tuple[Metrics, jax.Array]]]:
+        """Function of params, target params, transition, key -> loss, (metrics, priorities)."""
+        ...
+
+    @property
+    def _apply_gradients(self) -> Callable[[Any, Any], Any]:
+        """Function of state, gradients -> state, with new parameters and targets."""
+        ...
+
+
+def observe_rollout(
+    state: LearnerState, trajectory: Trajectory, random_frames: int, axis: str | None
+) -> LearnerState:
+    """Advance the exploration progress and the observation moments by a rollout."""
+    shared: ActorCriticState = state.shared
+    progress = off_policy.advance_exploration(
+        shared.exploration_progress, trajectory, random_frames, axis
     )
+    moments = shared.obs_moments
+    if moments is not None:
+        moments = merge(moments, moments_of(trajectory.steps.timestep.observation, axis))
+    shared = dataclasses.replace(shared, exploration_progress=progress, obs_moments=moments)
+    return LearnerState(shared, state.local)
 
 
-def build_critic(network: NetworkBuilder, spec: EnvironmentSpec | None) -> Network:
-    """The value of an observation and an action in [-1, 1] a coordinate, in the head `q`."""
-    action = ArraySpec((space_of(spec).size,))
-    seen = {"action": action, "observation": actor_critic.require_spec(spec).observation}
-    return network.build(seen, {"q": Head(1)})
+def learn(
+    agent: Agent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+) -> tuple[LearnerState, Metrics]:
+    """Add a rollout to the replay, then apply the gradient of the agent's loss on each sample."""
+
+    def update(shared: State, sample: Sample, key: jax.Array) -> tuple[State, Metrics, jax.Array]:
+        transition = normalized_transition(
+            sample, agent.discount, agent._networks.space, shared.obs_moments
+        )
+        grads, (metrics, priorities) = global_grad(
+            agent._loss, shared.params, shared.target_params, transition, key, axis=axis
+        )
+        shared = agent._apply_gradients(shared, grads)
+        return shared, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+
+    state = observe_rollout(state, trajectory, agent.random_frames, axis)
+    buffer = make_buffer(agent)
+    return off_policy.learn_from_replay(buffer, update, state, trajectory, key, axis)
 
 
-def values(network: Network, params: Params, observation: PyTree, action: jax.Array) -> jax.Array:
-    """What each critic says of actions in [-1, 1], `[critics, N]`."""
-    seen = {"action": action, "observation": observation}
-    return jnp.stack([networks.outputs(network, one, seen)["q"][:, 0] for one in params])
+def make_buffer(agent: Agent) -> Buffer:
+    """Return the agent's replay buffer of n-step transitions."""
+    return off_policy.make_buffer(agent.replay, agent.spec, agent.n_step)
 
 
-def init(
-    actor: Network,
-    critic: Network,
-    critics: int,
+def critic_loss(
+    q: jax.Array, target: jax.Array, transition: Transition
+) -> tuple[jax.Array, jax.Array]:
+    """Return the squared error of values `[critics, N]`, and priorities `[N]`.
+
+    The loss is the sum over critics and the mean over samples with importance weights.
+    """
+    error = target[None] - q
+    squared_error = jnp.sum(0.5 * error**2, axis=0)
+    loss = jnp.mean(transition.mask * transition.weight * squared_error)
+    priorities = transition.mask * jnp.mean(jnp.abs(error), axis=0)
+    return loss, jax.lax.stop_gradient(priorities)
+
+
+Networks = TypeVar("Networks", bound=NamedTuple)
+
+
+def init_optimizers(optimizer: optax.GradientTransformation, params: Networks) -> Networks:
+    """Return an optimizer state for each field of a named tuple of parameters."""
+    return params._make(optimizer.init(part) for part in params)
+
+
+def optimizer_steps(
     optimizer: optax.GradientTransformation,
-    key: jax.Array,
-    more: PyTree,
-) -> PyTree:
-    """Parameters of an actor, of `critics` critics, and `more`; each with its optimizer's state."""
-    actor_key, critic_key = jax.random.split(key)
-    params = {
-        "actor": actor.init(actor_key),
-        "critic": tuple(critic.init(key) for key in jax.random.split(critic_key, critics)),
-        **more,
-    }
-    return {
-        "params": params,
-        "optimizer": {name: optimizer.init(part) for name, part in params.items()},
-        "explored": jnp.float32(0),
-    }
+    grads: Networks,
+    optimizer_states: Networks,
+    params: Networks,
+) -> tuple[Networks, Networks]:
+    """Take one optimizer step for each field; return new parameters and optimizer states."""
+
+    def step(grad: PyTree, optimizer_state: Any, part: Params) -> tuple[Params, Any]:
+        updates, optimizer_state = optimizer.update(grad, optimizer_state, part)
+        return optax.apply_updates(part, updates), optimizer_state
+
+    new_params, new_states = zip(*map(step, grads, optimizer_states, params), strict=True)
+    return params._make(new_params), params._make(new_states)
 
 
-def stepped(
-    optimizer: optax.GradientTransformation, shared: PyTree, grads: dict[str, PyTree]
-) -> PyTree:
-    """With new parameters and optimizers' states of the parts that have gradients."""
-    params, states = dict(shared["params"]), dict(shared["optimizer"])
-    for name, grad in grads.items():
-        change, states[name] = optimizer.update(grad, states[name], params[name])
-        params[name] = optax.apply_updates(params[name], change)
-    return {**shared, "params": params, "optimizer": states}
-
-
-def random_at_first(
-    space: Continuous, action: jax.Array, keys: jax.Array, explored: jax.Array
-) -> jax.Array:
-    """The action in the environment's units; a random one as long as `explored` is below 1."""
-    draw = jax.vmap(lambda key: jax.random.uniform(key, (space.size,), minval=-1.0))
-    anything = draw(jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys))
-    return to_bounds(space, jnp.where(explored < 1.0, anything, action))
-
-
-def transition(
-    sample: Sample, discount: float | jax.Array, space: Continuous, shared: PyTree
+def normalized_transition(
+    sample: Sample,
+    discount: float | jax.Array,
+    space: Continuous,
+    obs_moments: Moments | None,
 ) -> Transition:
-    """As `off_policy.transition`, with observations as the networks see them and actions in
-    [-1, 1]."""
-    now = off_policy.transition(sample, discount)
+    """Return `off_policy.n_step_transition` in the units of the networks.
+
+    Observations are normalized, actions scaled from the environment's bounds to [-1, 1].
+    """
+    transition = off_policy.n_step_transition(sample, discount)
 
     def normalized(timestep: TimeStep) -> TimeStep:
-        return dataclasses.replace(timestep, observation=seen(shared, timestep.observation))
+        observation = normalized_obs(obs_moments, timestep.observation)
+        return dataclasses.replace(timestep, observation=observation)
 
     return dataclasses.replace(
-        now,
-        first=normalized(now.first),
-        then=normalized(now.then),
-        action=from_bounds(space, now.action),
+        transition,
+        timestep=normalized(transition.timestep),
+        next_timestep=normalized(transition.next_timestep),
+        action=from_bounds(space, transition.action),
     )
 
 
-# --- observations --------------------------------------------------------------------------------
+# --- acting --------------------------------------------------------------------------------------
 
 
-def observations(normalized: bool, spec: EnvironmentSpec | None) -> PyTree:
-    """Their moments, or ()."""
-    return init_moments(actor_critic.require_spec(spec).observation) if normalized else ()
+@struct
+class ActorParams:
+    """Parameters of an actor for continuous actions."""
+
+    actor: Params
+    obs_moments: Moments | None
+    exploration_progress: jax.Array  # f32 [], share of the random frames that has passed
 
 
-def observed(shared: PyTree, trajectory: Trajectory, axis: str | None) -> PyTree:
-    """With the moments of what a rollout showed."""
-    if not isinstance(shared["observations"], Moments):
-        return shared
-    new = moments_of(trajectory.steps.timestep.observation, axis)
-    return {**shared, "observations": merge(shared["observations"], new)}
+def actor_params(agent: Agent, state: LearnerState) -> ActorParams:
+    """Return the part of the learner state that acting needs."""
+    shared: ActorCriticState = state.shared
+    return ActorParams(shared.params.actor, shared.obs_moments, shared.exploration_progress)
 
 
-def seen(known: PyTree, observation: PyTree) -> PyTree:
-    """Observations as the networks see them, by the moments in `known["observations"]`."""
-    moments = known["observations"]
-    return normalize(moments, observation) if isinstance(moments, Moments) else observation
+def random_at_start(action: jax.Array, keys: jax.Array, progress: jax.Array) -> jax.Array:
+    """Replace actions `[B, size]` by uniform ones in [-1, 1] until the progress reaches 1."""
+    size = action.shape[-1]
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (size,), minval=-1.0))(keys)
+    return jnp.where(progress < 1.0, uniform, action)
 
 
-def acting(shared: PyTree) -> Params:
-    """What an actor needs."""
-    return {
-        "actor": shared["params"]["actor"],
-        "observations": shared["observations"],
-        "explored": shared["explored"],
-    }
+# --- observation normalization -------------------------------------------------------------------
+
+
+def init_obs_moments(enabled: bool, spec: EnvironmentSpec | None) -> Moments | None:
+    """Return moments of no observations yet; None if observations are not normalized."""
+    return init_moments(actor_critic.require_spec(spec).observation) if enabled else None
+
+
+def normalized_obs(moments: Moments | None, observation: PyTree) -> PyTree:
+    """Return the observation with zero mean and unit variance; as it is without moments."""
+    return observation if moments is None else normalize(moments, observation)

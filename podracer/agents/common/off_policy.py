@@ -1,16 +1,17 @@
-"""What agents with a replay share: a rollout goes in, then some updates from what is drawn."""
+"""Shared parts of agents with a replay buffer: the learning loop, n-step transitions, targets."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from podracer.agents.common import actor_critic
-from podracer.mesh import num_shards
+from podracer.mesh import global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Replay, Sample
@@ -20,104 +21,194 @@ from podracer.types import (
     EnvironmentSpec,
     LearnerState,
     Metrics,
-    PyTree,
+    Params,
     TimeStep,
     Trajectory,
     struct,
 )
 
-# From shared state, sample and key: new shared state, metrics, priorities [N].
-Update = Callable[[PyTree, Sample, jax.Array], tuple[PyTree, Metrics, jax.Array]]
+State = TypeVar("State")
+# (state, sample, key) -> (new state, metrics, priorities f32 [N] of the sample)
+Update = Callable[[State, Sample, jax.Array], tuple[State, Metrics, jax.Array]]
 
 
-def buffer(replay: Replay, spec: EnvironmentSpec | None, n_step: int) -> Buffer:
-    """For samples of `n_step` transitions."""
-    return Buffer(replay, actor_critic.require_spec(spec), n_step + 1)
+def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: int) -> Buffer:
+    """Return a buffer whose samples are `num_transitions` transitions long."""
+    return Buffer(replay, actor_critic.require_spec(spec), num_transitions + 1)
 
 
-def without_memory(network: Network) -> Network:
-    """The network, or `ConfigError` where it has a memory, which single transitions lack."""
+def require_feed_forward(network: Network) -> Network:
+    """Return the network; raise `ConfigError` if it is recurrent.
+
+    Samples that start anywhere have no recurrent state to start from.
+    """
     if jax.tree.leaves(network.carry(1)):
         raise ConfigError("the agent's network has a memory: of agents with a replay R2D2 has one.")
     return network
 
 
-def learn(
+# --- learning from a replay ----------------------------------------------------------------------
+
+
+def learn_from_replay(
     buffer: Buffer,
-    update: Update,
+    update: Update[State],
     state: LearnerState,
     trajectory: Trajectory,
     key: jax.Array,
     axis: str | None,
     carry: Carry = (),
 ) -> tuple[LearnerState, Metrics]:
-    """Keep a rollout, then update as often as the replay's settings say.
+    """Add a rollout to the replay, then draw a sample and update, `updates_per_rollout` times.
 
-    Nothing is learned, and metrics are 0, until `warmup` timesteps were kept.
+    `carry [B, ...]` is the recurrent state to keep with the rollout's first timestep. Metrics are
+    means over the updates. Until `replay.warmup` timesteps have been added nothing is learned and
+    all metrics are 0.
     """
-    settings = buffer.config
-    shards = num_shards(axis)
-    if settings.batch_size % shards:
+    config, shards = buffer.config, num_shards(axis)
+    if config.batch_size % shards:
         raise ConfigError(
-            f"replay.batch_size is {settings.batch_size}, which {shards} devices cannot share "
-            "evenly."
+            f"replay.batch_size is {config.batch_size}, which {shards} devices cannot share evenly."
         )
-    memory = buffer.add(state.local, trajectory.steps, carry)
+    replay = buffer.add(state.local, trajectory.steps, carry)
 
-    def step(now: tuple[PyTree, Any], key: jax.Array) -> tuple[tuple[PyTree, Any], Metrics]:
-        shared, chances = now
+    def step(loop: tuple[State, Any], key: jax.Array) -> tuple[tuple[State, Any], Metrics]:
+        shared, priorities = loop
         sample_key, update_key = jax.random.split(key)
-        known = dataclasses.replace(memory, priorities=chances)
-        sample = buffer.sample(known, sample_key, settings.batch_size // shards)
-        shared, metrics, priorities = update(shared, sample, update_key)
-        return (shared, buffer.update_priorities(chances, sample, priorities)), metrics
+        current = dataclasses.replace(replay, priorities=priorities)
+        sample = buffer.sample(current, sample_key, config.batch_size // shards)
+        shared, metrics, new_priorities = update(shared, sample, update_key)
+        return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
 
-    def updates(now: tuple[PyTree, Any]) -> tuple[tuple[PyTree, Any], Metrics]:
-        now, metrics = jax.lax.scan(step, now, jax.random.split(key, settings.updates_per_rollout))
-        return now, jax.tree.map(jnp.mean, metrics)
+    def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
+        loop, metrics = jax.lax.scan(step, loop, jax.random.split(key, config.updates_per_rollout))
+        return loop, jax.tree.map(jnp.mean, metrics)
 
-    now = (state.shared, memory.priorities)
-    shapes = jax.eval_shape(updates, now)[1]
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    kept = memory.num_added[0] * memory.num_added.shape[0] * shards
-    ready = (kept >= settings.warmup) & (buffer.size(memory) > 0)
-    (shared, chances), metrics = jax.lax.cond(ready, updates, lambda now: (now, zeros), now)
-    return LearnerState(shared, dataclasses.replace(memory, priorities=chances)), metrics
+    loop = (state.shared, replay.priorities)
+    metric_shapes = jax.eval_shape(run_updates, loop)[1]
+    no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
+    num_added = replay.num_added[0] * replay.num_added.shape[0] * shards
+    ready = (num_added >= config.warmup) & (buffer.size(replay) > 0)
+    (shared, priorities), metrics = jax.lax.cond(
+        ready, run_updates, lambda loop: (loop, no_metrics), loop
+    )
+    return LearnerState(shared, dataclasses.replace(replay, priorities=priorities)), metrics
+
+
+# --- parameters with a target network ------------------------------------------------------------
+
+
+@struct
+class TargetNetworkState:
+    """Learner state of an agent whose target network is a periodic copy of its parameters."""
+
+    params: Params
+    target_params: Params
+    optimizer_state: optax.OptState
+    updates: jax.Array  # i32 []
+
+
+TargetState = TypeVar("TargetState", bound=TargetNetworkState)
+
+
+def init_target_network_state(
+    params: Params, optimizer: optax.GradientTransformation
+) -> TargetNetworkState:
+    """Return the state before the first update; the target network equals the parameters."""
+    return TargetNetworkState(
+        params=params,
+        target_params=jax.tree.map(jnp.copy, params),
+        optimizer_state=optimizer.init(params),
+        updates=jnp.int32(0),
+    )
+
+
+def update_with_target_network(
+    state: TargetState,
+    sample: Sample,
+    key: jax.Array,
+    *,
+    loss: Callable[..., tuple[jax.Array, tuple[Metrics, jax.Array]]],
+    optimizer: optax.GradientTransformation,
+    target_update_period: int,
+    axis: str | None,
+) -> tuple[TargetState, Metrics, jax.Array]:
+    """Take one optimizer step, and copy the parameters to the target network if that is due.
+
+    The loss is called as `loss(params, target_params, sample, key)` and returns the loss and
+    `(metrics, priorities)`.
+    """
+    grads, (metrics, priorities) = global_grad(
+        loss, state.params, state.target_params, sample, key, axis=axis
+    )
+    param_updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
+    params = optax.apply_updates(state.params, param_updates)
+    updates = state.updates + 1
+    state = dataclasses.replace(
+        state,
+        params=params,
+        target_params=optax.periodic_update(
+            params, state.target_params, updates, target_update_period
+        ),
+        optimizer_state=optimizer_state,
+        updates=updates,
+    )
+    return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+
+
+# --- n-step transitions --------------------------------------------------------------------------
 
 
 @struct
 class Transition:
-    """From one timestep to a later one of the same episode, both `[N, ...]`."""
+    """From a timestep to one up to n steps later in the same episode; leaves are `[N, ...]`.
 
-    first: TimeStep
-    action: jax.Array  # taken at `first`
-    returns: jax.Array  # f32 [N], discounted, of what came until `then`
-    discounts: jax.Array  # f32 [N], of what comes after `then`
-    then: TimeStep
-    mask: jax.Array  # f32 [N], 0 where the episode was cut at `first`
+    The value target of `timestep` is `n_step_return + bootstrap_discount * value(next_timestep)`.
+    """
+
+    timestep: TimeStep
+    action: jax.Array  # taken at `timestep`
+    n_step_return: jax.Array  # f32 [N], discounted rewards up to `next_timestep`
+    bootstrap_discount: jax.Array  # f32 [N], product of the discounts until there
+    next_timestep: TimeStep
+    mask: jax.Array  # f32 [N], 0 where a time-out at `timestep` made the action meaningless
+    weight: jax.Array  # f32 [N], importance weight of the sample, at most 1
 
 
-def transition(sample: Sample, discount: float | jax.Array) -> Transition:
-    """From the first timestep of each sample to its last, or to where a time-out cut it."""
+def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition:
+    """Return the transition from the first timestep of each sequence to its last.
+
+    Where a time-out cuts the sequence, the transition ends at the time-out.
+    """
     trajectory = sample.trajectory
-    after, valid = trajectory.next_timesteps(), trajectory.valid()
-    returns, discounts, k = n_step_returns(after.reward, discount * after.discount, valid)
-    columns = jnp.arange(k.shape[0])
+    next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
+    n_step_return, bootstrap_discount, num_steps = n_step_returns(
+        next_steps.reward, discount * next_steps.discount, valid
+    )
+    columns = jnp.arange(num_steps.shape[0])
     return Transition(
-        first=jax.tree.map(lambda x: x[0], trajectory.steps.timestep),
+        timestep=jax.tree.map(lambda x: x[0], trajectory.steps.timestep),
         action=trajectory.steps.action[0],
-        returns=returns,
-        discounts=discounts,
-        then=jax.tree.map(lambda x: x[k, columns], trajectory.timesteps()),
+        n_step_return=n_step_return,
+        bootstrap_discount=bootstrap_discount,
+        next_timestep=jax.tree.map(lambda x: x[num_steps, columns], trajectory.timesteps()),
         mask=valid[0].astype(jnp.float32),
+        weight=sample.weights,
     )
 
 
-def explored(shared: PyTree, trajectory: Trajectory, frames: int, axis: str | None) -> PyTree:
-    """With the share of `frames` that was seen after this rollout, for what exploration depends
-    on: `shared["explored"]`, from 0 to 1."""
-    if not frames:
-        return shared
-    shards = num_shards(axis)
-    share = trajectory.steps.timestep.reward.size * shards / frames
-    return {**shared, "explored": jnp.minimum(1.0, shared["explored"] + share)}
+# --- exploration schedule ------------------------------------------------------------------------
+
+
+def advance_exploration(
+    progress: jax.Array, trajectory: Trajectory, num_frames: int, axis: str | None
+) -> jax.Array:
+    """Return the exploration progress after a rollout, f32 [] from 0 to 1.
+
+    It is the share of `num_frames` that all shards have collected; it stays as it is if
+    `num_frames` is 0.
+    """
+    if not num_frames:
+        return progress
+    new_share = trajectory.steps.timestep.reward.size * num_shards(axis) / num_frames
+    return jnp.minimum(1.0, progress + new_share)

@@ -1,4 +1,4 @@
-"""What agents that plan share: Gumbel search by mctx, for each environment by itself.
+"""Shared parts of agents that plan: Gumbel search by mctx.
 
 Source: Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
 """
@@ -14,34 +14,40 @@ import mctx
 from podracer.agents.common.actor_critic import has_action_mask
 from podracer.types import ACTION_MASK, Params, PyTree
 
+# `chex.dataclass` hides the constructors of mctx's outputs from type checkers.
+RootFnOutput: Any = mctx.RootFnOutput
+RecurrentFnOutput: Any = mctx.RecurrentFnOutput
 
-def search(
+
+def gumbel_search(
     params: Params,
     key: jax.Array,
     root: mctx.RootFnOutput,
-    recurrent: Any,
+    recurrent_fn: Any,  # mctx.RecurrentFn
     observation: PyTree,
     *,
-    simulations: int,
-    considered: int,
+    num_simulations: int,
+    max_considered_actions: int,
     explore: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Action i32, improved policy `[A]` and value of one environment, from a root over `[1, ...]`.
+    """Search from the root of one environment, all leaves `[1, ...]`.
 
-    `recurrent` is mctx's; the observation `[1, ...]` may say which actions are possible.
+    Returns the action i32 [], the improved policy f32 `[A]` and the root's value f32 []. Actions
+    that the observation's action mask excludes are never chosen. Without `explore` the search
+    adds no Gumbel noise.
     """
-    found = mctx.gumbel_muzero_policy(
+    policy_output = mctx.gumbel_muzero_policy(
         params,
         key,
         root,
-        recurrent,
-        simulations,
+        recurrent_fn,
+        num_simulations,
         invalid_actions=~observation[ACTION_MASK] if has_action_mask(observation) else None,
-        max_num_considered_actions=considered,
+        max_num_considered_actions=max_considered_actions,
         gumbel_scale=1.0 if explore else 0.0,
     )
-    value = found.search_tree.summary().value
+    value = policy_output.search_tree.summary().value
     action, policy, value = jax.tree.map(
-        lambda x: x[0], (found.action, found.action_weights, value)
+        lambda x: x[0], (policy_output.action, policy_output.action_weights, value)
     )
     return action.astype(jnp.int32), policy, value

@@ -208,7 +208,7 @@ class LPG:
 
     @property
     def _students(self) -> Students:
-        num_actions = value_based.discrete(self.spec).num_actions
+        num_actions = value_based.require_discrete(self.spec).num_actions
         heads = student_heads(num_actions, self.rule.predictions)
         network = self.network.build(self._observation_spec, heads)
         if network.carry(1) != ():

@@ -130,7 +130,7 @@ class LPGStudent:
 
     @property
     def _network(self) -> Network:
-        num_actions = value_based.discrete(self.spec).num_actions
+        num_actions = value_based.require_discrete(self.spec).num_actions
         spec = actor_critic.require_spec(self.spec)
         if spec.extension is not None:
             raise ConfigError(

@@ -74,8 +74,8 @@ def atari_dqn(game: str = "pong") -> Experiment:
         atari_impala(game),
         agent=DQN(
             learning_rate=1e-4,
-            epsilon_frames=1_000_000,
-            target_period=2_000,
+            epsilon_decay_frames=1_000_000,
+            target_update_period=2_000,
             replay=Replay(capacity=1_000_000, batch_size=32, updates_per_rollout=16, warmup=50_000),
             network=TorsoNetwork(CNN()),
         ),
@@ -90,7 +90,7 @@ def atari_rainbow(game: str = "pong") -> Experiment:
         atari_dqn(game),
         agent=rainbow(
             learning_rate=6.25e-5,
-            target_period=2_000,
+            target_update_period=2_000,
             replay=Replay(
                 capacity=1_000_000,
                 batch_size=32,

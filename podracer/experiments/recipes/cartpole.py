@@ -82,8 +82,8 @@ def cartpole_dqn() -> Experiment:
         agent=DQN(
             learning_rate=1e-3,
             epsilon=0.05,
-            epsilon_frames=20_000,
-            target_period=50,
+            epsilon_decay_frames=20_000,
+            target_update_period=50,
             replay=Replay(capacity=50_000, updates_per_rollout=4),
         ),
         driver=AnakinConfig(num_envs=16, rollout_length=4, updates_per_chunk=100),
@@ -100,7 +100,7 @@ def cartpole_rainbow() -> Experiment:
         cartpole_dqn(),
         agent=rainbow(
             learning_rate=1e-3,
-            target_period=50,
+            target_update_period=50,
             value=Atoms(0.0, 100.0, 51),
             replay=Replay(capacity=50_000, updates_per_rollout=4, prioritized=True),
         ),

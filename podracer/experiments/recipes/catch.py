@@ -65,8 +65,8 @@ def catch_muzero() -> Experiment:
     return Experiment(
         environment="catch",
         agent=MuZero(
-            bound=1.0,
-            bins=21,
+            support_max=1.0,
+            support_size=21,
             replay=Replay(capacity=50_000, batch_size=128, updates_per_rollout=8, prioritized=True),
         ),
         driver=AnakinConfig(num_envs=32, rollout_length=8, updates_per_chunk=20),

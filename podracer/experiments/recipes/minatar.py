@@ -52,8 +52,8 @@ def breakout_dqn() -> Experiment:
         environment="gymnax:Breakout-MinAtar",
         agent=DQN(
             learning_rate=5e-4,
-            epsilon_frames=250_000,
-            target_period=250,
+            epsilon_decay_frames=250_000,
+            target_update_period=250,
             replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000),
         ),
         driver=AnakinConfig(num_envs=64, rollout_length=4, updates_per_chunk=100),
@@ -74,8 +74,8 @@ def breakout_rainbow() -> Experiment:
         agent=rainbow(
             learning_rate=2.5e-4,
             epsilon=0.02,
-            epsilon_frames=250_000,
-            target_period=250,
+            epsilon_decay_frames=250_000,
+            target_update_period=250,
             value=Atoms(0.0, 25.0, 51),
             replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000, prioritized=True),
         ),
