@@ -231,7 +231,7 @@ def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
     with monkeypatch.context() as patch:
         patch.setattr(delivery, "_validation_return", gain)
         assert called("promote", models, run) == 65
-    words = "run goes on training and has retired the checkpoint at update 8"
+    words = "run is still training and has deleted the checkpoint at update 8"
     assert words in capsys.readouterr().err
     assert promote(models, runs[1]).model == "000001"
 
