@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import optax
 
 import podracer
-from podracer import Discrete, EnvironmentSpec, LearnerState, TimeStep, Trajectory
-from podracer.mesh import global_grad
-from podracer.networks import MLP, Head, Network, TorsoNetwork
+from podracer import MLP, Discrete, Head, LearnerState, TimeStep, TorsoNetwork, Trajectory
 from podracer.ops.returns import lambda_returns
 
 
@@ -24,11 +22,11 @@ from podracer.ops.returns import lambda_returns
 class Reinforce:
     """Floats are leaves of the agent, so that a population may vary them; `static` is structure."""
 
-    learning_rate: float = 5e-3
-    discount: float = 0.99
-    entropy_cost: float = 0.01
+    learning_rate: float = podracer.bounded(5e-3)
+    discount: float = podracer.bounded(0.99, high=1.0)
+    entropy_cost: float = podracer.bounded(0.01)
     network: TorsoNetwork = podracer.static(default=TorsoNetwork(MLP((64, 64), "tanh")))
-    spec: EnvironmentSpec | None = podracer.static(default=None)  # filled in by `train`
+    spec: podracer.EnvironmentSpec | None = podracer.static(default=None)  # filled in by `train`
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         params = self._network.init(key)
@@ -53,32 +51,30 @@ class Reinforce:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
         params, optimizer = state.shared["params"], state.shared["optimizer"]
-        grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
+        grads, metrics = podracer.global_grad(self._loss, params, trajectory, axis=axis)
         updates, optimizer = self._optimizer.update(grads, optimizer)
         params = optax.apply_updates(params, updates)
         return LearnerState({"params": params, "optimizer": optimizer}), metrics
 
     def _loss(self, params: Any, trajectory: Trajectory) -> tuple[jax.Array, Any]:
-        timesteps, after, valid = (
-            trajectory.timesteps(),
-            trajectory.next_timesteps(),
-            trajectory.valid(),
-        )
+        timesteps, valid = trajectory.timesteps(), trajectory.valid()
+        next_timesteps = trajectory.next_timesteps()
         outputs, _ = self._network.apply(params, (), timesteps.observation, timesteps.first)
         log_probs, values = jax.nn.log_softmax(outputs["policy"][:-1]), outputs["value"][..., 0]
-        fixed, discount = jax.lax.stop_gradient(values), self.discount * after.discount
+        baseline, discount = jax.lax.stop_gradient(values), self.discount * next_timesteps.discount
         # With λ = 1 these are Monte-Carlo returns; the value of the last timestep ends the sum.
-        returns = lambda_returns(fixed[:-1], fixed[1:], after.reward, discount, valid, 1.0)
+        rewards = next_timesteps.reward
+        returns = lambda_returns(baseline[:-1], baseline[1:], rewards, discount, valid, 1.0)
         mask = valid.astype(jnp.float32)
         chosen = jax.nn.one_hot(trajectory.steps.action, log_probs.shape[-1])
-        policy_loss = -jnp.mean((returns - fixed[:-1]) * jnp.sum(log_probs * chosen, axis=-1))
+        policy_loss = -jnp.mean((returns - baseline[:-1]) * jnp.sum(log_probs * chosen, axis=-1))
         value_loss = 0.5 * jnp.mean(mask * (returns - values[:-1]) ** 2)
         entropy = -jnp.mean(mask * jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
         loss = policy_loss + 0.5 * value_loss - self.entropy_cost * entropy
         return loss, {"loss": loss, "value_loss": value_loss, "entropy": entropy}
 
     @property
-    def _network(self) -> Network:
+    def _network(self) -> podracer.Network:
         assert self.spec is not None
         assert isinstance(self.spec.action, Discrete)
         heads = {"policy": Head(self.spec.action.num_actions, 0.01), "value": Head(1)}
@@ -91,9 +87,14 @@ class Reinforce:
 
 def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
-    driver = podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20)
-    settings = {"agent": Reinforce(), "recipe": "cartpole_reinforce", "driver": driver}
-    result = podracer.train("cartpole_ppo", sinks=[podracer.console], **(settings | overrides))
+    result = podracer.train(
+        "cartpole_ppo",  # its other settings stay
+        recipe="cartpole_reinforce",
+        agent=Reinforce(),
+        driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20),
+        sinks=[podracer.console],
+        **overrides,
+    )
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 import podracer
-from podracer.agents.ppo import PPO
 
 SIZE, LIMIT = 5, 20
 MOVES = ((0, 1), (0, -1), (1, 0), (-1, 0))
@@ -72,7 +71,7 @@ def main(**overrides: Any) -> float:
     experiment = podracer.Experiment(
         recipe="board_ppo",
         environment=podracer.auto_reset(Board()),
-        agent=PPO(learning_rate=2e-3),
+        agent=podracer.PPO(learning_rate=2e-3),
         driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20),
         frames=163_840,
         evaluations=4,

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import podracer
-from podracer.agents.ppo import PPO
-from podracer.networks import Head, Network
+from podracer import Head, Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +66,14 @@ def _normalized(x: jax.Array) -> jax.Array:
 
 def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
-    agent = dataclasses.replace(PPO(learning_rate=1e-3), network=ResidualMLP())
-    settings = {"agent": agent, "recipe": "cartpole_residual", "evaluations": 10}
-    result = podracer.train("cartpole_ppo", sinks=[podracer.console], **(settings | overrides))
+    agent = dataclasses.replace(podracer.PPO(learning_rate=1e-3), network=ResidualMLP())
+    result = podracer.train(
+        "cartpole_ppo",
+        recipe="cartpole_residual",
+        agent=agent,
+        sinks=[podracer.console],
+        **overrides,
+    )
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

@@ -28,3 +28,8 @@ def test_an_example_learns(
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 100
+
+
+def test_the_research_loop_reaches_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    assert importlib.import_module("research_loop").main() >= 0.95

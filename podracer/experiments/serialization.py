@@ -99,7 +99,8 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
             raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
         part = getattr(like, name, None) if type(like) is kind else None
         values[name] = from_json(value, kinds, part)
-        if (part is None or values[name] is not part) and not _fits(values[name], hints[name]):
+        of_recipe = part is not None and type(values[name]) is type(part)
+        if not of_recipe and not _fits(values[name], hints[name]):
             raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
     try:
         return kind(**values)

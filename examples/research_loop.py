@@ -1,0 +1,59 @@
+"""A research loop: an update of your own, in a loop of your own around a driver.
+
+The driver is an iterator. It compiles the agent's `learn` into its program and yields the progress
+of each chunk; at boundaries, which you choose, also the whole training state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+import podracer
+from podracer import LearnerState, Trajectory
+
+
+@podracer.struct
+class TwoPassA2C(podracer.A2C):
+    """A2C that learns from each rollout twice, the second time with part of the step."""
+
+    second_step: float = podracer.bounded(0.5, high=1.0)
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, podracer.Metrics]:
+        state, metrics = super().learn(state, trajectory, key, axis)
+        second, _ = super().learn(state, trajectory, key, axis)
+        params = jax.tree.map(
+            lambda old, new: old + self.second_step * (new - old),
+            state.shared.params,
+            second.shared.params,
+        )
+        return LearnerState(dataclasses.replace(second.shared, params=params)), metrics
+
+
+def main(num_updates: int = 1_000, target: float = 0.95) -> float:
+    """Train on Catch until a greedy policy reaches the target; return its mean return."""
+    env = podracer.make("catch")
+    agent = TwoPassA2C(learning_rate=2e-3, spec=env.spec)
+    mesh = podracer.make_mesh(jax.devices()[:1])
+    config = podracer.AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=50)
+    state = podracer.init_state(agent, env, mesh, config, jax.random.key(0))
+    evaluate = podracer.make_evaluator(agent, env, 64)
+
+    score = 0.0
+    for progress in podracer.anakin(
+        agent, env, mesh, config, state, num_updates=num_updates, boundary=lambda updates: True
+    ):
+        assert progress.state is not None  # every chunk is a boundary here
+        params = agent.actor_params(progress.state.learner)
+        score = float(evaluate(params, progress.state.key).returns.mean())
+        print(f"update {progress.updates}: loss {progress.metrics['loss']:.3f}, return {score:.2f}")
+        if score >= target:
+            break
+    return score
+
+
+if __name__ == "__main__":
+    main()
