@@ -38,7 +38,7 @@ from podracer.types import (
 
 
 class ActorCritic(Protocol):
-    """What the functions of this file read of an agent."""
+    """What the functions below read of an agent; most need the heads that `build` makes."""
 
     @property
     def spec(self) -> EnvironmentSpec | None: ...
