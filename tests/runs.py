@@ -34,17 +34,17 @@ def train_anakin(agent, env, mesh, config, state, num_updates):
 
 
 def sebulba_setup(agent=None, env=None, devices=1, **config):
-    """Everything that `sebulba` takes; the state has acting in it where it can be saved."""
+    """Arguments of `sebulba`; the state includes the actors' if it can be saved."""
     env = Counters() if env is None else env
     agent = dataclasses.replace(agent or Impala(network=SMALL), spec=env.spec)
     defaults = {"num_envs": 16, "rollout_length": 8, "updates_per_chunk": 5, "threads_per_actor": 2}
     config = SebulbaConfig(**defaults | config)
     split = split_devices(jax.devices()[:devices], config)
     check_sebulba(agent, env, config, split)
-    kept = (
-        env.environment if isinstance(env, DeviceEnvironments) and config.policy_lag == 0 else None
-    )
-    return agent, env, split, config, init_state(agent, kept, split.mesh, config, jax.random.key(7))
+    can_resume = isinstance(env, DeviceEnvironments) and config.policy_lag == 0
+    saved_env = env.environment if can_resume else None
+    state = init_state(agent, saved_env, split.mesh, config, jax.random.key(7))
+    return agent, env, split, config, state
 
 
 def train_sebulba(*parts, num_updates=10, **options):

@@ -123,7 +123,7 @@ class Mirror:
 
     def init(self, key, num_envs):
         zeros = np.zeros
-        seen = {
+        record = {
             "observation": zeros((num_envs, self.length + 1, 3), np.float32),
             "reward": zeros((num_envs, self.length + 1), np.float32),
             "discount": zeros((num_envs, self.length + 1), np.float32),
@@ -132,7 +132,7 @@ class Mirror:
             "action": zeros((num_envs, self.length), np.int32),
             "version": zeros((num_envs, self.length), np.float32),
         }
-        return LearnerState({"updates": np.float32(0)}, jax.tree.map(jax.numpy.asarray, seen))
+        return LearnerState({"updates": np.float32(0)}, jax.tree.map(jax.numpy.asarray, record))
 
     def carry(self, num_envs):
         return ()
@@ -147,13 +147,13 @@ class Mirror:
 
     def learn(self, state, trajectory: Trajectory, key, axis):
         steps = trajectory.timesteps()
-        seen = {
+        record = {
             name: jax.numpy.moveaxis(getattr(steps, name), 0, 1)
             for name in ("observation", "reward", "discount", "first", "last")
         }
-        seen["action"] = trajectory.steps.action.T
-        seen["version"] = trajectory.steps.extras.T
-        return LearnerState({"updates": state.shared["updates"] + 1}, seen), {}
+        record["action"] = trajectory.steps.action.T
+        record["version"] = trajectory.steps.extras.T
+        return LearnerState({"updates": state.shared["updates"] + 1}, record), {}
 
 
 def received(*parts, num_updates):
@@ -186,12 +186,12 @@ def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers
         learners=0 if devices == 1 else learners,
     )  # fmt: skip
     rows = expected_rows(16, 8, 3)
-    for update, (seen, _) in enumerate(received(*parts, num_updates=3)):
+    for update, (record, _) in enumerate(received(*parts, num_updates=3)):
         window = slice(8 * update, 8 * update + 9)  # each begins with what ended the one before
         for row, want in enumerate(rows):
             for name in ("observation", "reward", "discount", "first", "last"):
-                np.testing.assert_array_equal(seen[name][row], getattr(want, name)[window], name)
-        assert (seen["version"] == max(0, update - lag)).all()
+                np.testing.assert_array_equal(record[name][row], getattr(want, name)[window], name)
+        assert (record["version"] == max(0, update - lag)).all()
 
 
 def test_a_batch_can_be_learned_from_in_parts():
@@ -252,18 +252,18 @@ def test_no_reduction_of_the_update_can_overtake_another(name):
 def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
     """The learner donates its state while the actors' parameters still travel."""
     agent, env, split, config, state = sebulba_setup(env=DeviceEnvironments(make("catch")))
-    seen = []
+    published = []
     publish = ActorPool.publish
 
     def keep(actors, params, version):
-        seen.append((version, params, jax.device_get(params)))
+        published.append((version, params, jax.device_get(params)))
         publish(actors, params, version)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ActorPool, "publish", keep)
         train_sebulba(agent, env, split, config, state, num_updates=10)
-    assert len(seen) == 12
-    for _, params, value in seen:
+    assert len(published) == 12
+    for _, params, value in published:
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), value)
 
 
@@ -348,28 +348,28 @@ def test_bad_rows_are_counted_and_never_train(where, value):
     parts = sebulba_setup(
         Mirror(), Counters(poison(where, value)), threads_per_actor=1, updates_per_chunk=1
     )
-    (seen, progress), _ = received(*parts, num_updates=2)
+    (record, progress), _ = received(*parts, num_updates=2)
     assert progress.metrics["environment_faults"] == 1
-    assert all(np.isfinite(seen[name]).all() for name in ("observation", "reward", "discount"))
+    assert all(np.isfinite(record[name]).all() for name in ("observation", "reward", "discount"))
 
 
 def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
     parts = sebulba_setup(
         Mirror(), Counters(poison("reward", np.nan)), threads_per_actor=1, updates_per_chunk=1
     )
-    seen, _ = received(*parts, num_updates=1)[0]
+    record, _ = received(*parts, num_updates=1)[0]
     for row, want in enumerate(expected_rows(16, 8, 1)):
         if row != 2:
-            np.testing.assert_array_equal(seen["observation"][row], want.observation)
-            np.testing.assert_array_equal(seen["last"][row], want.last)
+            np.testing.assert_array_equal(record["observation"][row], want.observation)
+            np.testing.assert_array_equal(record["last"][row], want.last)
     # Row 2: 0 1 2 3 4 | 5 is lost, until the next episode begins.
-    assert np.isfinite(seen["reward"][2]).all()
+    assert np.isfinite(record["reward"][2]).all()
     want = expected_rows(16, 8, 1)[2]
     begins = 5 + int(np.argmax(want.first[6:])) + 1
-    assert not seen["last"][2][:4].any()
-    assert seen["last"][2][4:begins].all()  # masked: nothing of it trains
-    assert seen["first"][2][begins]
-    np.testing.assert_array_equal(seen["observation"][2][begins:], want.observation[begins:])
+    assert not record["last"][2][:4].any()
+    assert record["last"][2][4:begins].all()  # masked: nothing of it trains
+    assert record["first"][2][begins]
+    np.testing.assert_array_equal(record["observation"][2][begins:], want.observation[begins:])
 
 
 def change(where, make_value):
