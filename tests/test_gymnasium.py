@@ -419,7 +419,9 @@ def test_a_class_of_ones_own_trains_in_one_line(tmp_path):
     result = podracer.train(
         "cartpole_sebulba",
         environment=podracer.Gymnasium(Walk),
-        driver=library("drivers.sebulba.config").SebulbaConfig(4, 8, 1, threads=1, env_threads=2),
+        driver=podracer.SebulbaConfig(
+            num_envs=4, rollout_length=8, updates_per_chunk=1, threads_per_actor=1, env_threads=2
+        ),
         frames=96,
         evaluations=1,
         evaluation_episodes=1,
