@@ -99,10 +99,10 @@ def bench(arguments: Sequence[str]) -> int:
 def _bench_sebulba(arguments: Sequence[str]) -> int:
     from podracer.drivers.sebulba import SebulbaConfig
 
-    parts = {"options": SebulbaOptions(), "sebulba": SebulbaConfig()}
+    parts = {"bench": SebulbaOptions(), "sebulba": SebulbaConfig()}
     about = "Measure simulation, inference and training of IMPALA on a host environment."
     parsed = parse_parts(parts, "bench sebulba", arguments, about)
-    options = parsed.options
+    options = parsed.bench
     if options.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), options.devices)

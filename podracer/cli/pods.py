@@ -106,8 +106,8 @@ class TournamentOptions:
 
     selection: str = "PopulationBased"
     """Rule that chooses how a pod starts its next round: Independent, Uniform, Softmax,
-    KTournament, Truncation, PopulationBased or Generational. `podracer tournament --selection
-    NAME --help` shows the flags of a rule."""
+    KTournament, Truncation, PopulationBased or Generational. Its own flags are in the help page of
+    `podracer tournament --selection RULE --help`."""
     vary: tuple[str, ...] = ()
     """Hyperparameters that PopulationBased perturbs, each with its range, such as
     learning_rate=1e-5:1e-2."""
@@ -131,10 +131,10 @@ def tournament(arguments: Sequence[str]) -> int:
     if name not in SELECTION_RULES:
         raise ConfigError(f"There is no selection rule {name!r}: {nearest(name, SELECTION_RULES)}")
     default = Tournament(experiments, SELECTION_RULES[name](), rounds=4, round_frames=32_768)
-    parts = {"options": TournamentOptions(name), "tournament": default}
+    parts = {"run": TournamentOptions(name), "tournament": default}
     about = "Train pods that submit to a leaderboard and restart from it; recipes come first."
     parsed = parse_parts(parts, "tournament [RECIPE ...]", flags, about)
-    options, settings = parsed.options, parsed.tournament
+    options, settings = parsed.run, parsed.tournament
     if options.vary:
         if not isinstance(settings.selection, PopulationBased):
             raise ConfigError("--vary belongs to --selection PopulationBased.")

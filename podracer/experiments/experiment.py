@@ -18,7 +18,7 @@ from podracer.types import ConfigError, check_ranges
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that decides what a run computes. Same experiment, same topology: same bytes."""
+    """Configuration of a run; the same experiment on the same devices computes the same bytes."""
 
     recipe: str = "experiment"
     """Name of the experiment in reports and in the names of run directories."""
@@ -27,27 +27,27 @@ class Experiment:
     agent: Agent
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
-    """The architecture, and how it runs the agent."""
+    """Architecture and its settings."""
     frames: int
-    """Environment steps to train for, rounded up to whole updates."""
+    """Number of environment steps to train for, rounded up to whole updates."""
     seed: int = 0
-    """Of the one key that every random number is folded from."""
+    """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
-    """Of a population: many learners in one program, see `podracer sweep`."""
+    """Members of a population that trains as one program, see `podracer sweep`."""
     devices: int = 0
-    """How many of the devices of all hosts to use; 0 for every one."""
+    """Number of devices to use, of those of all hosts together; 0 for all."""
     evaluations: int = 10
-    """How many times to evaluate, evenly spread; the last time at the end. 0 for never."""
+    """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none."""
     evaluation_episodes: int = 100
-    """Greedy episodes in each evaluation."""
+    """Number of greedy episodes in each evaluation, at least 1."""
     target_return: float | None = None
-    """Stop as soon as an evaluation reaches this mean return."""
+    """Mean return of an evaluation at which the run stops early."""
     max_seconds: float | None = None
-    """Stop after so much time, at the end of a chunk."""
+    """Time limit in seconds; the run stops at the end of the chunk in which it is reached."""
     save_seconds: float = 60.0
-    """Save at least this often; 0 saves every chunk. The end of a run is always saved."""
+    """Longest time between two checkpoints, in seconds; 0 saves after every chunk."""
     stall_seconds: float = 1800.0
-    """Give up (exit code 76) when a chunk takes longer than this."""
+    """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
 
     @property
     def arch(self) -> Literal["anakin", "sebulba"]:
