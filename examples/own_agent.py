@@ -87,14 +87,9 @@ class Reinforce:
 
 def main(**overrides: Any) -> float:
     """Train on CartPole; return the mean return of the last evaluation."""
-    result = podracer.train(
-        "cartpole_ppo",  # its other settings stay
-        recipe="cartpole_reinforce",
-        agent=Reinforce(),
-        driver=podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20),
-        sinks=[podracer.console],
-        **overrides,
-    )
+    driver = podracer.AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=20)
+    show, agent = [podracer.console], Reinforce()
+    result = podracer.train("cartpole_ppo", agent=agent, driver=driver, sinks=show, **overrides)
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 
