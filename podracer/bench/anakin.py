@@ -24,8 +24,6 @@ from jax.sharding import Mesh
 from podracer import envs
 from podracer.agent import Agent
 from podracer.agents.impala import Impala
-from podracer.agents.lpg.agent import LPG
-from podracer.agents.lpg.rule import UpdateRule
 from podracer.bench import sebulba as bench
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import TrainState, init_state
@@ -33,12 +31,14 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments, action_struct
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.run_setup import build
+from podracer.experiments.serialization import to_json
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.types import ArraySpec, PyTree
+from podracer.types import ArraySpec, ConfigError, PyTree
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 
@@ -202,46 +202,40 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
     }
 
 
-def bench_lpg(
-    lifetimes: Sequence[int],
-    envs_per_lifetime: int,
-    units: int,
-    groups: int,
-    devices: int,
-    repetitions: int,
+def bench_recipe(
+    experiment: Experiment, sizes: Sequence[int], repetitions: int
 ) -> Iterator[dict[str, Any]]:
-    """Meta-training in all tabular worlds at growing numbers of lifetimes, as far as memory allows:
-    steps per second, the share of the environments' alone, and the memory of one device."""
+    """Measure an experiment under Anakin at several numbers of environments, until memory is out.
+
+    Yields for each the steps per second of training and of the environments alone, and the memory
+    on one device.
+    """
     use_compilation_cache()
-    mesh = make_mesh(find_devices(devices))
-    for lives in lifetimes:
-        name = f"lifetimes:worlds:tabular+chains,envs={envs_per_lifetime},steps=30000"
-        env = envs.make(name)
-        assert not isinstance(env, HostEnvironments)
-        agent = LPG(
-            rule=UpdateRule(units=units), lifetime_groups=groups, rollout_length=20, spec=env.spec
-        )
-        config = AnakinConfig(lives * envs_per_lifetime, 20, 10)
+    mesh = make_mesh(find_devices(experiment.devices))
+    agent, env = build(experiment)
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(f"{env.spec.name} is stepped on the host: take podracer bench sebulba.")
+    assert isinstance(experiment.driver, AnakinConfig)
+    for size in sizes:
+        config = dataclasses.replace(experiment.driver, num_envs=size)
         check(agent, env, config, mesh.size)
         steps = config.steps_per_update * config.updates_per_chunk
-        alone = dataclasses.replace(config, num_envs=config.num_envs // mesh.size)
-        about = {"benchmark": "lpg", **machine(), "lifetimes": lives}
-        about |= {"units": units, "lifetime_groups": groups}
+        per_device = dataclasses.replace(config, num_envs=size // mesh.size)
+        about = {"benchmark": experiment.recipe, **machine(), "agent": to_json(experiment.agent)}
+        about |= {"devices": mesh.size, **dataclasses.asdict(config)}
         try:
             program, state = training(agent, env, config, mesh)
             lowered = program.lower(state)  # type: ignore[attr-defined]
-            trained = measure(program, state, steps, repetitions)
+            speed = measure(program, state, steps, repetitions)
             memory = lowered.compile().memory_analysis()
             yield {
                 **about,
-                "devices": mesh.size,
-                **dataclasses.asdict(config),
                 "state_bytes": memory.argument_size_in_bytes,
                 "temporary_bytes": memory.temp_size_in_bytes,
                 "environment": measure(
-                    *acting(agent, env, alone, act=False), steps // mesh.size, repetitions
+                    *acting(agent, env, per_device, act=False), steps // mesh.size, repetitions
                 ),
-                "training": trained,
+                "training": speed,
             }
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -250,17 +244,17 @@ def bench_lpg(
             return
 
 
-def show_lpg(figures: dict[str, Any]) -> str:
-    """One size as a line."""
+def show_size(figures: dict[str, Any]) -> str:
+    """Return the figures of `bench_recipe` for one number of environments as a line."""
     if "error" in figures:
-        return f"{figures['lifetimes']:>9,} lifetimes: {figures['error']}"
+        return f"{figures['num_envs']:>9,} environments: {figures['error']}"
     training, alone = (figures[part]["steps_per_second"] for part in ("training", "environment"))
     share = training / alone / figures["devices"]
-    bytes_ = figures["state_bytes"] + figures["temporary_bytes"]
+    memory = figures["state_bytes"] + figures["temporary_bytes"]
     return (
-        f"{figures['lifetimes']:>9,} lifetimes {figures['num_envs']:>9,} environments "
+        f"{figures['num_envs']:>9,} environments "
         f"{training:>12,.0f} steps/s  {share:6.1%} of the environments alone  "
-        f"{bytes_ / 2**30:7.2f} GiB  compiled in {figures['training']['compile_seconds']:.0f} s"
+        f"{memory / 2**30:7.2f} GiB  compiled in {figures['training']['compile_seconds']:.0f} s"
     )
 
 

@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal, cast
 
 import tyro
 
-from podracer.cli.arguments import find_recipe, parse, parse_parts
+from podracer.cli.arguments import (
+    find_recipe,
+    parse,
+    parse_experiment,
+    parse_parts,
+    split_recipe,
+)
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 
 
@@ -17,7 +23,7 @@ from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize
 class AnakinOptions:
     """Flags of `podracer bench anakin`."""
 
-    name: Annotated[Literal["anakin", "lpg", "sebulba"], tyro.conf.Positional] = "anakin"
+    name: Annotated[Literal["anakin", "recipe", "sebulba"], tyro.conf.Positional] = "anakin"
     """What to measure. `podracer bench NAME --help` shows its flags."""
     devices: int = 0
     """Number of devices to use; 0 for all."""
@@ -48,23 +54,16 @@ class SebulbaOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class LpgOptions:
-    """Flags of `podracer bench lpg`."""
+class RecipeOptions:
+    """Flags of `podracer bench recipe RECIPE` that are no part of the experiment."""
 
-    lifetimes: tuple[int, ...] = (16, 32, 64)
-    """Numbers of lifetimes to measure one after another, until memory is out; 960 in the paper."""
-    envs_per_lifetime: int = 64
-    """Number of environments in each lifetime."""
-    units: int = 256
-    """Number of units of the update rule's LSTM."""
-    lifetime_groups: int = 4
-    """Number of groups of lifetimes that are differentiated one after another to save memory."""
-    devices: int = 0
-    """Number of devices to use; 0 for all."""
+    sizes: tuple[int, ...] = ()
+    """Numbers of environments to measure one after another, until memory is out. By default only
+    the recipe's own."""
     repetitions: int = 5
     """Number of repetitions after compilation; the median is printed."""
     json: bool = False
-    """Print one JSON object for each number of lifetimes."""
+    """Print one JSON object for each number of environments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +83,8 @@ def bench(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else "anakin"
     if name == "sebulba":
         return _bench_sebulba(arguments[1:])
-    if name == "lpg":
-        return _bench_lpg(arguments[1:])
+    if name == "recipe":
+        return _bench_recipe(arguments[1:])
     about = "Measure acting and training of A2C on Catch, compile time apart."
     options = parse(AnakinOptions, "bench", arguments, about=about)
     initialize_devices(Hosts(), options.devices)
@@ -117,21 +116,19 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _bench_lpg(arguments: Sequence[str]) -> int:
-    about = "Measure the meta-training of an update rule (LPG) in tabular grid worlds."
-    options = parse(LpgOptions, "bench lpg", arguments, about=about)
-    initialize_devices(Hosts(), options.devices)
-    from podracer.bench.anakin import bench_lpg, show_lpg
+def _bench_recipe(arguments: Sequence[str]) -> int:
+    recipe, flags = split_recipe(arguments, "catch")
+    experiment, flags = find_recipe(recipe, flags)
+    about = "Measure the speed and the memory of a recipe under Anakin."
+    options, experiment, _ = parse_experiment(
+        f"bench recipe {recipe}", flags, experiment.under("anakin"), RecipeOptions(), {}, about
+    )
+    initialize_devices(Hosts(), experiment.devices)
+    from podracer.bench.anakin import bench_recipe, show_size
 
-    for figures in bench_lpg(
-        options.lifetimes,
-        options.envs_per_lifetime,
-        options.units,
-        options.lifetime_groups,
-        options.devices,
-        options.repetitions,
-    ):
-        print(json.dumps(figures) if options.json else show_lpg(figures), flush=True)
+    sizes = options.sizes or (experiment.driver.num_envs,)
+    for figures in bench_recipe(experiment, sizes, options.repetitions):
+        print(json.dumps(figures) if options.json else show_size(figures), flush=True)
     return 0
 
 

@@ -29,7 +29,7 @@ def names_after() -> dict[str, list[str]]:
 
     return {
         **dict.fromkeys(("train", "sweep", "tournament", "tune"), sorted(recipes.RECIPES)),
-        "bench": ["anakin", "lpg", "sebulba"],
+        "bench": ["anakin", "recipe", "sebulba"],
         "list": ["agents", "environments", "recipes"],
         "--completion": list(SHELLS),
     }
