@@ -80,7 +80,7 @@ def test_refuses_what_nothing_can_plan_in():
         check_agent(agent)
     with pytest.raises(ConfigError, match="needs discrete actions; pendulum has continuous"):
         check_agent(AlphaZero(network=SMALL, spec=make("model:pendulum").spec))
-    with pytest.raises(ConfigError, match="object is no environment of the device"):
+    with pytest.raises(ConfigError, match="object is not a device environment"):
         WithModel(object())
 
 

@@ -65,7 +65,7 @@ SOME = [
 ]
 
 
-def made(name, **settings):
+def agent_and_env(name, **settings):
     env = BOXED if name in CONTINUOUS else DISCRETE
     return dataclasses.replace(AGENTS[name], spec=env.spec, **settings), env
 
@@ -85,7 +85,7 @@ def first_moments(state):
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_every_agent_keeps_the_contract(name):
-    agent, _ = made(name)
+    agent, _ = agent_and_env(name)
     check_agent(agent, num_envs=4, length=8)
     other = BOXED if name not in CONTINUOUS else DISCRETE
     with pytest.raises(ConfigError, match=r"needs (discrete|continuous) actions; walk has"):
@@ -94,7 +94,7 @@ def test_every_agent_keeps_the_contract(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_every_parameter_receives_a_gradient(name):
-    agent, env = made(name, **({"policy_delay": 1} if name == "td3" else {}))
+    agent, env = agent_and_env(name, **({"policy_delay": 1} if name == "td3" else {}))
     state, _ = learn(agent, *begin(agent, env))
     for path, leaf in jax.tree_util.tree_leaves_with_path(first_moments(state)):
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
@@ -103,7 +103,7 @@ def test_every_parameter_receives_a_gradient(name):
 @pytest.mark.parametrize("name", SOME)
 def test_what_happens_at_a_time_out_teaches_nothing(name):
     """The action there is ignored and what follows is a reset: neither may matter."""
-    agent, env = made(name)
+    agent, env = agent_and_env(name)
     state, trajectory = begin(agent, env)
     cut = ~trajectory.valid()
     after_cut = jnp.concatenate([jnp.zeros((1, B), bool), cut])
@@ -120,7 +120,7 @@ def test_what_happens_at_a_time_out_teaches_nothing(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_without_exploring_the_keys_do_not_matter(name):
-    agent, env = made(name)
+    agent, env = agent_and_env(name)
     state = jax.jit(fresh, static_argnums=0)(agent)
     params, timestep = agent.actor_params(state), enter(agent, env).timestep
     choose = jax.jit(agent.act, static_argnums=4)
@@ -135,7 +135,7 @@ def test_without_exploring_the_keys_do_not_matter(name):
 
 @pytest.mark.parametrize("name", ["dqn", "sac"])
 def test_nothing_is_learned_before_the_warm_up_is_over(name):
-    agent, env = made(name)
+    agent, env = agent_and_env(name)
     agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * 8 * B))
     state, trajectory = begin(agent, env)
     once, metrics = learn(agent, state, trajectory)
@@ -148,13 +148,13 @@ def test_nothing_is_learned_before_the_warm_up_is_over(name):
 
 @pytest.mark.parametrize("name", ["dqn", "sac"])
 def test_refuses_a_network_with_memory(name):
-    agent, _ = made(name, network=MEMORY)
+    agent, _ = agent_and_env(name, network=MEMORY)
     with pytest.raises(ConfigError, match="has a memory"):
         check_agent(agent)
 
 
 def test_refuses_rollouts_of_another_length_than_its_memories_have():
-    agent, _ = made("r2d2")
+    agent, _ = agent_and_env("r2d2")
     with pytest.raises(ConfigError, match="rollout_length must be 8 too, but it is 3"):
         check_agent(agent, length=3)
 
@@ -215,7 +215,7 @@ def test_epsilon_greedy_explores_as_often_as_it_says():
 
 
 def test_epsilon_decays_with_the_frames():
-    agent, env = made("dqn", epsilon=0.1, epsilon_decay_frames=4 * 8 * B)
+    agent, env = agent_and_env("dqn", epsilon=0.1, epsilon_decay_frames=4 * 8 * B)
     state, trajectory = begin(agent, env)
     epsilons = []
     for _ in range(6):
@@ -225,7 +225,7 @@ def test_epsilon_decays_with_the_frames():
 
 
 def test_the_target_is_copied_when_it_is_due():
-    agent, env = made("dqn", target_update_period=3)
+    agent, env = agent_and_env("dqn", target_update_period=3)
     state, trajectory = begin(agent, env)
     equal = []
     for _ in range(6):
@@ -237,7 +237,7 @@ def test_the_target_is_copied_when_it_is_due():
 
 
 def test_td3_moves_policy_and_targets_every_second_time():
-    agent, env = made("td3")
+    agent, env = agent_and_env("td3")
     state, trajectory = begin(agent, env)
     moved = []
     for _ in range(4):
@@ -255,7 +255,7 @@ def test_td3_moves_policy_and_targets_every_second_time():
 def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():
     """The temperature falls while the entropy is above the target, and rises below it."""
     for target, sign in ((-50.0, -1), (50.0, 1)):
-        agent, env = made("sac", target_entropy=target)
+        agent, env = agent_and_env("sac", target_entropy=target)
         state, trajectory = begin(agent, env)
         new, _ = learn(agent, state, trajectory)
         change = new.shared.params.log_temperature - state.shared.params.log_temperature
@@ -264,7 +264,7 @@ def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():
 
 def test_stored_memories_are_those_of_acting():
     """R2D2's values from a stored memory are those that acting had."""
-    agent, env = made("r2d2")
+    agent, env = agent_and_env("r2d2")
     state, trajectory = begin(agent, env)
     stored = trajectory.carry.memory
     assert np.abs(jax.tree.leaves(stored)[0]).max() > 0.01
@@ -282,7 +282,7 @@ def test_stored_memories_are_those_of_acting():
 
 def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
     """Where the model says that action 2 is worth most, the search chooses it and says so."""
-    agent, env = made("muzero", num_simulations=16)
+    agent, env = agent_and_env("muzero", num_simulations=16)
 
     def dynamics(self, params, state, action):
         reward = jax.nn.one_hot(jnp.where(action == 2, 8, 5), 11) * 50.0
@@ -301,7 +301,7 @@ def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
 def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     """Of samples that end, only what is known teaches: other rewards, actions and policies after
     an end or a cut change no gradient."""
-    agent, _ = made("muzero", n_step=1, unroll_steps=3)
+    agent, _ = agent_and_env("muzero", n_step=1, unroll_steps=3)
     state = jax.jit(fresh, static_argnums=0)(agent)
     loss = jax.jit(jax.grad(agent._loss, has_aux=True))
 

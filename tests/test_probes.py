@@ -79,8 +79,8 @@ def check(agent: Any, probe: str, updates: int = 200) -> None:
     known = PROBES[probe]
     values, actions = judge(agent, learner, probe)
     np.testing.assert_allclose(values, [value for _, value in known.values], atol=0.1)
-    if known.best:
-        best = np.array(known.best).reshape(actions.shape)
+    if known.best_actions:
+        best = np.array(known.best_actions).reshape(actions.shape)
         np.testing.assert_allclose(actions, best, atol=0.1)
         assert episode_return > known.best_return - 0.1
 
