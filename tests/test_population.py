@@ -203,7 +203,7 @@ def test_what_cannot_be_a_population_is_refused(tmp_path):
         with pytest.raises(ConfigError, match=words):
             podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
 
-    refused("learning_rate must lie in", pods=(pod(0, learning_rate=-1.0),))
+    refused("learning_rate must be at least 0", pods=(pod(0, learning_rate=-1.0),))
     refused("no hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
     refused("take --arch anakin", driver=EXPERIMENT.under("sebulba").driver)
     assert not (tmp_path / "no" / "config.json").exists()
