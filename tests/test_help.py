@@ -29,7 +29,7 @@ def pages():
         [command, *ONE_OF_MANY.get(command, [])] for command in COMMANDS if command != "train"
     )
     yield ["bench", "sebulba"]
-    yield ["bench", "lpg"]
+    yield ["bench", "recipe", "lpg"]
     yield ["tournament", "--selection", "Softmax"]
     seen = set()
     for recipe in recipes.RECIPES:
