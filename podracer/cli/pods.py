@@ -27,6 +27,7 @@ from podracer.experiments.hosts import Hosts, initialize_devices
 from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
+    from podracer.experiments.experiment import Experiment
     from podracer.tournament.config import Tournament
 
 
@@ -65,11 +66,11 @@ def sweep(arguments: Sequence[str]) -> int:
 
     result = train(experiment, run_dir=options.run_dir, sinks=[console])
     if result.exit_code == 0:
-        _print_sweep(result.run_dir)
+        _print_sweep(result.run_dir, experiment)
     return result.exit_code
 
 
-def _print_sweep(directory: Path) -> None:
+def _print_sweep(directory: Path, experiment: Experiment) -> None:
     """Print the configurations of a sweep, best first, and the command that trains the best."""
     from rich.console import Console
     from rich.table import Table
@@ -78,7 +79,7 @@ def _print_sweep(directory: Path) -> None:
     from podracer.reports.console import number
     from podracer.reports.curves import bootstrap_interval
 
-    ranking = configurations(directory)
+    ranking = configurations(directory, experiment)
     names = [hyperparameter.name for hyperparameter in ranking[0].hyperparameters]
     table = Table(*names, "evaluation", "95 %", "seeds", box=None, padding=(0, 3, 0, 0))
     for configuration in ranking[:20]:
@@ -93,7 +94,7 @@ def _print_sweep(directory: Path) -> None:
     Console().print(table)
     if len(ranking) > 20:
         print(f"and {len(ranking) - 20} more")
-    print(f"Best      podracer train {write_best(directory)}")
+    print(f"Best      podracer train {write_best(directory, experiment)}")
     print(f"Next      podracer report {directory}")
 
 

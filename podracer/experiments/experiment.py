@@ -51,11 +51,11 @@ class Experiment:
 
     @property
     def arch(self) -> Literal["anakin", "sebulba"]:
-        """`anakin` or `sebulba`."""
+        """Architecture of the run: `anakin` or `sebulba`."""
         return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
 
     def under(self, arch: str) -> Experiment:
-        """This experiment under an architecture, with its settings as far as both have them."""
+        """Return this experiment under an architecture, with the settings that both have."""
         if arch == self.arch:
             return self
         kind = AnakinConfig if arch == "anakin" else SebulbaConfig
@@ -65,13 +65,13 @@ class Experiment:
 
     @property
     def chunk(self) -> AnakinConfig | SebulbaConfig:
-        """The driver's settings, the chunk no longer than the run."""
+        """Settings of the driver, with a chunk that is no longer than the run."""
         updates = min(self.driver.updates_per_chunk, self._updates)
         return dataclasses.replace(self.driver, updates_per_chunk=updates)
 
     @property
     def num_updates(self) -> int:
-        """Updates in all: enough for `frames`, in whole chunks."""
+        """Number of updates in the run: enough for `frames`, in whole chunks."""
         chunk = self.chunk.updates_per_chunk
         return math.ceil(self._updates / chunk) * chunk
 
@@ -88,8 +88,8 @@ class Experiment:
         return math.ceil(self.frames / self.driver.steps_per_update)
 
     def of_pod(self, pod: Pod) -> Experiment:
-        """What one pod of a population runs, as a run of its own."""
-        values = {each.name: each.value for each in pod.hyperparameters}
+        """Return what one pod of a population runs, as a run of its own."""
+        values = {parameter.name: parameter.value for parameter in pod.hyperparameters}
         agent = with_hyperparameters(self.agent, values)
         return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=())
 

@@ -29,18 +29,18 @@ class Range:
             )
 
     def draw(self, rng: np.random.Generator) -> float:
-        """A value from anywhere in the range."""
+        """Return a random value in the range."""
         if self.low > 0:
             return self.clip(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
         return self.clip(rng.uniform(self.low, self.high))
 
     def clip(self, value: float) -> float:
-        """The nearest value in the range."""
+        """Return the nearest value in the range."""
         return float(min(max(value, self.low), self.high))
 
 
 def read_range(text: str) -> Range:
-    """The range of a `--vary name=low:high`. Raises `ConfigError` if that is none."""
+    """Return the range of `--vary name=low:high`. Raises `ConfigError` if it cannot be read."""
     name, _, bounds = text.partition("=")
     low, _, high = bounds.partition(":")
     try:

@@ -58,7 +58,7 @@ def _content(agent: NeedsFile) -> bytes:
 
 
 def checked_spec(environment: Any) -> EnvironmentSpec:
-    """The checked specification of an environment of either kind."""
+    """Return the checked specification of an environment of either kind."""
     if isinstance(environment, HostEnvironments):
         return environment.spec
     return check_environment(environment)
@@ -67,7 +67,7 @@ def checked_spec(environment: Any) -> EnvironmentSpec:
 def checkpointed_environment(
     experiment: Experiment, env: Environment | HostEnvironments
 ) -> Environment | None:
-    """The environment whose state is part of the run's: none where it cannot be saved exactly."""
+    """Return the environment if checkpoints hold its state, None if it cannot be saved exactly."""
     exact = isinstance(experiment.driver, anakin.AnakinConfig) or experiment.driver.policy_lag == 0
     return env if exact and not isinstance(env, HostEnvironments) else None
 
@@ -202,7 +202,7 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
 
 
 def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
-    """What `config.json` holds: everything needed to run this again and to compare it."""
+    """Return what `config.json` holds: all that is needed to run this again and to compare it."""
     packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
     device, env = setup.mesh.devices.flat[0], setup.env
     return {
@@ -225,8 +225,10 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
 
 
 def check_same_environment(directory: Path, env: Any) -> None:
-    """Raise `ConfigError` if `env` is not what the run in `directory` began in, as one made of a
-    file that was changed since."""
+    """Raise `ConfigError` if `env` is not the environment that the run in `directory` began in.
+
+    Its data may have come from a file that was changed since.
+    """
     saved = json.loads(read_limited(directory / "config.json"))["environment"]
     if changed := differences(saved, to_json(env)):
         raise ConfigError(

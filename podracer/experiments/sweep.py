@@ -1,4 +1,4 @@
-"""Sweeps: the pods of a grid or of random draws, and what came out, from `pods.jsonl`."""
+"""Sweeps: the pods of a grid or of random draws, and their ranking afterwards."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from podracer.drivers.population import Hyperparameter, Pod
+from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range, read_range
 from podracer.experiments.serialization import read_experiment, to_json
 from podracer.io.run_directory import write_json
@@ -21,7 +22,7 @@ from podracer.types import ConfigError
 def make_pods(
     vary: Sequence[str], seeds: Sequence[int], draws: int = 0, draw_seed: int = 0
 ) -> tuple[Pod, ...]:
-    """Every configuration with every seed.
+    """Return a pod for every configuration and seed.
 
     `vary` holds `name=a,b,c` or, to draw from, `name=low:high` (evenly on a logarithmic scale where
     both are positive). Without ranges the configurations are the grid of all values, with them
@@ -61,12 +62,12 @@ def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:
     return space.draw(rng) if isinstance(space, Range) else float(rng.choice(space))
 
 
-# --- what came out -------------------------------------------------------------------------------
+# --- the ranking ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One configuration of a sweep, and what it came to over its seeds."""
+    """Configuration of a sweep and the returns of its seeds."""
 
     hyperparameters: tuple[Hyperparameter, ...]
     pods: tuple[int, ...]  # their numbers
@@ -78,27 +79,33 @@ class Configuration:
         return float(self.returns.mean()) if np.isfinite(self.returns).all() else -math.inf
 
 
-def configurations(directory: Path) -> list[Configuration]:
-    """Those of a population's run, best first. Raises `ConfigError` if it has none."""
-    experiment = read_experiment(directory)
+def configurations(directory: Path, recipe: Experiment | None = None) -> list[Configuration]:
+    """Return the configurations of a population's run, best first.
+
+    `recipe` is as in `read_experiment`. Raises `ConfigError` if the run has no population.
+    """
+    experiment = read_experiment(directory, recipe)
     returns = _last_evaluation(directory)
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, pod in enumerate(experiment.pods):
         groups.setdefault(pod.hyperparameters, []).append(number)
-    found = [Configuration(values, tuple(at), returns[at]) for values, at in groups.items()]
-    return sorted(found, key=lambda each: -each.score)
+    ranking = [
+        Configuration(values, tuple(numbers), returns[numbers])
+        for values, numbers in groups.items()
+    ]
+    return sorted(ranking, key=lambda configuration: -configuration.score)
 
 
 def best_pod(directory: Path) -> int:
-    """The number of the pod that was best in the last evaluation."""
+    """Return the number of the pod that was best in the last evaluation."""
     returns = _last_evaluation(directory)
     return int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
 
 
-def write_best(directory: Path) -> Path:
-    """The best configuration as a file that `podracer train` takes for a recipe."""
-    experiment = read_experiment(directory)
-    winner = configurations(directory)[0]
+def write_best(directory: Path, recipe: Experiment | None = None) -> Path:
+    """Write the best configuration to a file that `podracer train` takes as a recipe."""
+    experiment = read_experiment(directory, recipe)
+    winner = configurations(directory, recipe)[0]
     best = experiment.of_pod(experiment.pods[winner.pods[0]])
     best = dataclasses.replace(best, recipe=f"{experiment.recipe}_best")
     path = directory / "best.json"
@@ -107,7 +114,7 @@ def write_best(directory: Path) -> Path:
 
 
 def _last_evaluation(directory: Path) -> np.ndarray:
-    """The last evaluation's return of each pod, f64 `[P]`; NaN where it met a fault."""
+    """Return each pod's return in the last evaluation, f64 `[P]`; NaN for one that met a fault."""
     path = directory / "pods.jsonl"
     if not path.exists():
         raise ConfigError(f"{directory} holds no population: there is no pods.jsonl in it.")

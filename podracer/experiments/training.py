@@ -182,7 +182,7 @@ class Run:
         return state
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
-        """The newest checkpoint's state; None if the run was killed before its first save."""
+        """Return the newest checkpoint's state, None if the run ended before its first save."""
         if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
             return None
         check_same_environment(self.directory, self.env)
@@ -199,7 +199,7 @@ class Run:
         return restored.state
 
     def _count_on_from(self, totals: Totals) -> None:
-        """What was in flight when the run stopped is lost."""
+        """Continue from these totals; steps that were in flight when the run stopped are lost."""
         steps = self.experiment.driver.steps_per_update // jax.process_count()
         totals.dropped = totals.collected - totals.updates * steps if totals.collected else 0
         self.totals, self._collected_before = totals, totals.collected
@@ -235,7 +235,7 @@ class Run:
         signals: StopSignals,
         watchdog: Watchdog,
     ) -> Result:
-        """The training loop: each chunk recorded; at boundaries evaluated, saved, stopped."""
+        """Record each chunk; at boundaries evaluate, call back, save and stop."""
         experiment, totals = self.experiment, self.totals
         times = Stopwatch()
         record: dict[str, Any] = {}
@@ -321,7 +321,7 @@ class Run:
         }
 
     def _accounts(self, progress: Progress) -> dict[str, int]:
-        """What became of the steps that this host's actors took: nothing is lost unaccounted."""
+        """Return the numbers of steps that this host's actors took, by what became of them."""
         if progress.collected is None:
             return {}
         totals = self.totals
@@ -381,7 +381,7 @@ class Run:
 
 
 def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
-    """The run's directory: new for a new run, with a run in it for one that goes on."""
+    """Return the run's directory: a new one, or with `resume` one that holds a run."""
     if run_dir is None:
         if jax.process_count() > 1:
             raise ConfigError("several processes need a run directory that all of them share.")
