@@ -136,9 +136,9 @@ def mappings(value: Any) -> Iterator[dict[str, Any]]:
     """All mappings inside one."""
     if isinstance(value, dict):
         yield value
-    for each in value.values() if isinstance(value, dict) else value:
-        if isinstance(each, dict | list):
-            yield from mappings(each)
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, dict | list):
+            yield from mappings(item)
 
 
 # --- the image and the script ---------------------------------------------------------------------
@@ -198,7 +198,7 @@ def commands() -> Iterator[str]:
     for path in sorted(DEPLOY.iterdir()):
         texts = [path.read_text()]
         if path.suffix == ".yaml":
-            texts = [text for each in mappings(read(path.name)) for text in strings(each)]
+            texts = [text for item in mappings(read(path.name)) for text in strings(item)]
         elif path.suffix == ".sh":
             texts = [line for line in texts[0].splitlines() if not line.startswith("#")]
         for text in texts:
@@ -208,7 +208,7 @@ def commands() -> Iterator[str]:
 def strings(mapping: dict[str, Any]) -> Iterator[str]:
     for value in mapping.values():
         values = value if isinstance(value, list) else [value]
-        yield from (each for each in values if isinstance(each, str))
+        yield from (item for item in values if isinstance(item, str))
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))

@@ -80,8 +80,8 @@ def test_blocks_that_do_not_run_say_what_they_need():
 def commands(page: Path) -> list[list[str]]:
     """The `podracer` commands of a page's shell blocks, as words."""
     text = "\n".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S))
-    found = re.findall(r"\bpodracer ([a-z-][^;|>\n]*)", text.replace("\\\n", " "))
-    return [shlex.split(command, comments=True) for command in found]
+    texts = re.findall(r"\bpodracer ([a-z-][^;|>\n]*)", text.replace("\\\n", " "))
+    return [shlex.split(command, comments=True) for command in texts]
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +97,14 @@ def test_commands_of_a_page_and_their_flags_exist(page, flags):
         if command.startswith("-"):
             continue
         assert command in COMMANDS
-        known = {*of_commands[command], *OWN_FLAGS}
+        allowed = {*of_commands[command], *OWN_FLAGS}
         if command in ("train", "sweep"):
             recipe = arguments[0] if arguments and arguments[0] in of_recipes else None
-            known |= (
+            allowed |= (
                 set(of_recipes[recipe]) if recipe and "--arch" not in arguments else every_recipe
             )
-        given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-        assert given <= known, f"{name(page)}: podracer {command} {shlex.join(arguments)}"
+        used = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+        assert used <= allowed, f"{name(page)}: podracer {command} {shlex.join(arguments)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

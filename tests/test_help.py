@@ -31,13 +31,13 @@ def pages():
     yield ["bench", "sebulba"]
     yield ["bench", "recipe", "lpg"]
     yield ["tournament", "--selection", "Softmax"]
-    seen = set()
+    shown = set()
     for recipe in recipes.RECIPES:
         experiment = recipes.find(recipe)
         for arch in ("anakin", "sebulba"):
             page = (kinds(experiment.agent), arch)
-            if page not in seen:
-                seen.add(page)
+            if page not in shown:
+                shown.add(page)
                 yield ["train", recipe, "--arch", arch]
 
 
