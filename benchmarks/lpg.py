@@ -1,12 +1,12 @@
-"""What a learned update rule is worth: fresh learners in kinds of worlds that are not `lpg`'s.
+"""Evaluate learned update rules: untrained students in kinds of worlds that are not `lpg`'s.
 
-Every learner has a world of its own and begins blank. Rules are files that `podracer rule` wrote;
-initial ones are as many, of the same shape, before any learning. Beside them A2C, its learning
-rate and its entropy cost the best of a grid in that very world, and no learning at all. The measure
-is the mean reward of a step, over learning and at its end.
+Each student has its own world. Rules are files that `podracer rule` wrote; `initial` are as many
+untrained rules of the same size. They are compared with A2C, its learning rate and entropy cost the
+best of a grid in that kind of world, and with no learning. The measure is the mean reward of a
+step, over the whole lifetime and at its end.
 
 `--figure host`: whole runs under Sebulba, Catch served from the host and Atari Pong, of A2C and of
-learners under the rules. `--figure minatar`: the same under Anakin, in games of MinAtar.
+students of the rules. `--figure minatar`: the same under Anakin, in games of MinAtar.
 JSON lines go to `--out`; `--draw FILE.png` draws those of the figure.
 """
 
@@ -55,7 +55,7 @@ COLOR = dict(zip(("no learning", "A2C", "learned", "initial"), COLORS, strict=Fa
 
 
 def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Array) -> jax.Array:
-    """Mean reward of a step in each rollout `[updates]` of one learner in one world."""
+    """Return the mean reward of a step in each rollout `[updates]` of one student in one world."""
     world_key, enter_key, act_key, step_key, own_key = jax.random.split(key, 5)
     init_key, learn_key = jax.random.split(own_key)
     enter = env.reset
@@ -78,7 +78,7 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
 
 
 def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
-    """The same for several learners `[lives, updates]`, one after another."""
+    """Return the same for several students `[lives, updates]`, one after another."""
     agent = dataclasses.replace(agent, spec=env.spec)
     one = partial(life, agent, env, options.envs, options.rollout, options.updates)
     keys = jax.random.split(jax.random.key(options.seed), options.lives)
@@ -86,7 +86,7 @@ def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
 
 
 def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Agents by name; those of one name before a colon are alternatives, the best one counts."""
+    """Return agents by name; of those with one name before a colon the best one counts."""
     env = envs.make(world)
     tabular = not isinstance(env.spec.observation, dict) and bool(env.spec.observation.num_values)
     network: Any = Table() if tabular else NETWORK
@@ -106,13 +106,13 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def student(file: Path, network: Any, **settings: Any) -> LPGStudent:
-    """An agent that the rule of a file trains."""
+    """Return an agent that the rule of a file trains."""
     rule, params = read_rule(file)
     return lpg_student(rule, network, rule_file=str(file), rule_params=params, **settings)
 
 
 def _initial(file: Path, seed: int) -> Path:
-    """A rule as it is before any learning."""
+    """Write an untrained rule of the same size to a file, and return its path."""
     rule, _ = read_rule(file)
     path = Path(tempfile.gettempdir()) / f"initial-rule-{os.getpid()}-{seed}.npz"
     path.write_bytes(encode_rule(rule, rule.init(jax.random.key(seed)), {}))
@@ -150,7 +150,7 @@ def compare(world: str, options: argparse.Namespace) -> None:
 
 
 def experiments(options: argparse.Namespace) -> list[tuple[Experiment, float]]:
-    """What whole runs are of, with the learning rate of its networks."""
+    """Return the experiments of whole runs, with the learning rate of their networks."""
     if options.figure == "minatar":
         driver = AnakinConfig(64, 20, 100)
         game = dataclasses.replace(
@@ -169,8 +169,10 @@ def experiments(options: argparse.Namespace) -> list[tuple[Experiment, float]]:
 
 
 def whole_runs(options: argparse.Namespace) -> None:
-    """Curves of runs as `podracer train` makes them; one seed with each rule, as many of A2C; Pong,
-    which is slow, with the first rule only."""
+    """Train whole runs: one seed with each rule, and as many of A2C.
+
+    Pong, which is slow, is trained with the first rule only.
+    """
     for experiment, rate in experiments(options):
         if options.only and experiment.environment != options.only:
             continue

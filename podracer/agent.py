@@ -45,8 +45,10 @@ class Agent(Protocol):
         ...
 
     def actor_params(self, state: LearnerState) -> Params:
-        """Return the part of the state that acting needs: of `shared` alone, unless the agent is a
-        `MetaLearner`."""
+        """Return the part of the state that acting needs.
+
+        It is made of `shared` alone, unless the agent is a `MetaLearner`.
+        """
         ...
 
     def act(

@@ -16,7 +16,8 @@ from podracer.environment import Environment, TaskGroups
 from podracer.envs import make
 from podracer.envs.catch import Catch
 from podracer.envs.lifetimes import Lifetimes, LifetimeState, shared_by_group, where_any
-from podracer.envs.worlds import FAMILIES, KINDS, World, Worlds
+from podracer.envs.world_kinds import FAMILIES, KINDS
+from podracer.envs.worlds import World, Worlds
 from podracer.mesh import SHARDED, make_mesh
 from podracer.ops.random import random_words, unit
 from podracer.rollout import environment_keys
@@ -187,8 +188,8 @@ def test_what_grids_are_drawn_from(name: str) -> None:
     assert within(worlds.size, kind.size)
     assert within(worlds.limit, kind.limit)
     assert not worlds.length.any()
-    assert within((worlds.cells >= 0).sum(1), kind.number or len(kind.things))
-    for i, (reward, ends, returns) in enumerate(kind.things):
+    assert within((worlds.cells >= 0).sum(1), kind.num_objects or len(kind.objects))
+    for i, (reward, ends, returns) in enumerate(kind.objects):
         assert within(worlds.rewards[:, i], reward)
         assert within(worlds.ends[:, i], ends)
         assert within(worlds.returns[:, i], returns)
@@ -239,7 +240,7 @@ def test_random_grids_move_their_objects_and_show_a_picture() -> None:
     assert (index[:, ~roams] > 0).any()
 
     for b in np.flatnonzero(roams):
-        things = KINDS[env.kinds[worlds.kind[b]]].things
+        things = KINDS[env.kinds[worlds.kind[b]]].objects
         types, walls = list(dict.fromkeys(things)), grid(lane(worlds, b))
         for t in range(0, 201, 20):
             expected = np.zeros((SIDE, SIDE, 4), np.float32)

@@ -105,7 +105,7 @@ class Lifetimes:
     def _begin(
         self, key: jax.Array, lifetime: jax.Array, age: jax.Array
     ) -> tuple[LifetimeState, TimeStep]:
-        """A lifetime in a task that the group shares; each row begins its own episode in it."""
+        """Begin a lifetime in a task that the group shares, with an episode for each row."""
         task_key, key = jax.random.split(key)
         if isinstance(self.inner, HasWorlds):
             world = shared_by_group(self.inner.draw, task_key, self.envs)

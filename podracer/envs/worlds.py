@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import restart
+from podracer.envs.world_kinds import FAMILIES, KINDS, Interval, Kind
 from podracer.io.names import nearest
 from podracer.ops.random import random_words, unit
 from podracer.types import (
@@ -29,65 +30,6 @@ from podracer.types import (
 )
 
 ACTIONS = 5  # up, down, left, right, stay
-FOREVER = 2**30  # steps, the limit of chains, which come to their end before
-
-Span = float | tuple[float, float]  # a number, or what to draw one between, both ends included
-Thing = tuple[Span, Span, Span]  # an object's reward, P(terminal when collected), P(back, a step)
-
-
-class Kind(NamedTuple):
-    """What the worlds of one name share. A grid has objects and a limit, a chain only a length."""
-
-    size: Span = 1
-    limit: Span = FOREVER  # drawn log-uniformly
-    things: tuple[Thing, ...] = ()
-    number: Span | None = None  # how many of them, the first ones; None for all
-    walls: Span = 0  # cells drawn for each world
-    blocked: tuple[tuple[int, int], ...] = ()  # and those of every world, (row, column)
-    roams: bool = False  # objects and start are drawn anew each time, and seen as a picture
-    length: Span = 0
-    noisy: bool = False
-
-
-def _any(number: int) -> tuple[Thing, ...]:
-    """So many objects of any kind, the first one good."""
-    chances: tuple[Span, Span] = ((0.01, 1), (0.001, 0.1))
-    return (((0, 1), *chances), *(number - 1) * [((-1, 1), *chances)])
-
-
-_DENSE: tuple[Thing, ...] = ((1, 0, 0.05), (1, 0, 0.05), (-1, 0.5, 0.1), (-1, 0, 0.5))
-_LONG: tuple[Thing, ...] = (*2 * [(1, 0, 0.01)], *2 * [(-1, 0.5, 1)])
-_COLUMN_4 = tuple((row, 4) for row in range(9) if row not in (1, 7))
-_COLUMN_5 = tuple((row, 5) for row in range(11) if row not in (0, 7))
-_ROW_4 = tuple((4, column) for column in range(11) if column not in (2, 8))
-
-KINDS = {
-    "dense": Kind(11, 500, _DENSE),
-    "sparse": Kind(13, 50, ((1, 1, 0), (-1, 1, 0))),
-    "long": Kind(11, 1000, _LONG),
-    "longer": Kind(9, 2000, (*2 * [(1, 0.1, 0.01)], *5 * [(-1, 0.8, 1)]), blocked=_COLUMN_4),
-    "long_dense": Kind(11, 2000, tuple(4 * [(1, 0, 0.005)]), blocked=_COLUMN_5 + _ROW_4),
-    "small": Kind((4, 6), (20, 100), _any(3), (1, 3), walls=(0, 7)),
-    "medium": Kind((6, 8), (100, 250), _any(4), (2, 4), walls=10),
-    "large": Kind((8, 10), (250, 750), _any(5), (2, 5), walls=15),
-    "rand_dense": Kind(11, 500, _DENSE, roams=True),
-    "rand_long": Kind(11, 1000, _LONG, roams=True),
-    "rand_small": Kind(7, 500, (*2 * [(1, 0, 0.05)], *2 * [(-1, 0.5, 0.1)]), walls=2, roams=True),
-    "rand_sparse": Kind(7, 50, ((1, 1, 1), (-1, 1, 1), (-1, 1, 1)), roams=True),
-    "rand_very_dense": Kind(11, 2000, ((1, 0, 1),), roams=True),
-    "chain": Kind(length=(5, 30)),
-    "chain_short": Kind(length=5),
-    "chain_long": Kind(length=30),
-    "chain_noisy": Kind(length=(5, 30), noisy=True),
-}
-_TABULAR = ("dense", "sparse", "long", "longer", "long_dense")
-_CHAINS = tuple(name for name in KINDS if name.startswith("chain"))
-FAMILIES = {
-    "tabular": _TABULAR,
-    "random": tuple(name for name in KINDS if name.startswith("rand_")),
-    "chains": _CHAINS,
-    "all": (*_TABULAR, "small", "medium", "large", *_CHAINS),
-}
 
 
 @struct
@@ -114,7 +56,7 @@ class World:
 
 @struct
 class WorldState:
-    """Where an episode stands in its world."""
+    """State of an episode in its world."""
 
     world: World
     time: jax.Array  # i32, steps since the episode began; the limit where it has been cut
@@ -170,35 +112,35 @@ class Worlds:
         return EnvironmentSpec(f"worlds:{'+'.join(self.names)}", observation, Discrete(ACTIONS))
 
     def draw(self, key: jax.Array) -> World:
-        """A world: its kind, its numbers, and where everything is in it."""
+        """Return a random world: its kind, its parameters, and its layout."""
         table = _table(self.kinds)
         words = random_words(key, table.side**2 + 7 + 3 * table.objects)
         u = unit(words[table.side**2 :])
         kind = (u[0] * len(self.kinds)).astype(jnp.int32)
-        numbers, limit, things, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
-        low, high = numbers.T
+        bounds, limit, objects, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
+        low, high = bounds.T
         # The product can round up to the number after the highest.
         drawn = jnp.minimum(low + u[2:7] * (high - low + 1), high)
         size, count, walls, length, good = drawn.astype(jnp.int32)
-        low, high = things[..., 0], things[..., 1]
-        u_things = u[7:].reshape(low.shape)
-        chances = _log_uniform(u_things[:, 1:], low[:, 1:], high[:, 1:])
+        low, high = objects[..., 0], objects[..., 1]
+        u_objects = u[7:].reshape(low.shape)
+        probabilities = _log_uniform(u_objects[:, 1:], low[:, 1:], high[:, 1:])
 
         row, column = jnp.divmod(jnp.arange(table.side**2), table.side)
         blocked = blocked | (row >= size) | (column >= size)
         # The start comes first, then the objects, then the walls.
-        place = jnp.arange(table.drawn_cells)
-        order = _free_cells(words[: table.side**2], ~blocked, len(place))
-        blocked = blocked.at[order].max((place > count) & (place <= count + walls))
+        index = jnp.arange(table.drawn_cells)
+        order = _free_cells(words[: table.side**2], ~blocked, len(index))
+        blocked = blocked.at[order].max((index > count) & (index <= count + walls))
         return World(
             kind=kind,
             size=size,
             limit=jnp.round(_log_uniform(u[1], *limit)).astype(jnp.int32),
             start=order[0],
             cells=jnp.where(jnp.arange(table.objects) < count, order[1 : table.objects + 1], -1),
-            rewards=(low + u_things * (high - low))[:, 0],
-            ends=chances[:, 0],
-            returns=chances[:, 1],
+            rewards=(low + u_objects * (high - low))[:, 0],
+            ends=probabilities[:, 0],
+            returns=probabilities[:, 1],
             roams=roams,
             walls=_packed(blocked),
             length=length,
@@ -207,7 +149,7 @@ class Worlds:
         )
 
     def enter(self, key: jax.Array, world: World) -> tuple[WorldState, TimeStep]:
-        """The beginning of an episode in this world."""
+        """Return the state and the first timestep of an episode in a world."""
         words = random_words(key, _table(self.kinds).side ** 2)
         start, cells = self._places(words, world, jnp.full(1, -1))
         state = WorldState(world, jnp.int32(0), start, cells)
@@ -228,18 +170,20 @@ class Worlds:
         # A grid has the length 0, which the time never is, and a chain has no objects.
         branch = jnp.where(state.time == 0, action == 1, (state.cell + 1) & 1)
         cell = jnp.where(world.length > 0, 2 * time - 1 + branch, self._moved(state, action))
-        met = state.objects == cell
-        reward = jnp.sum(jnp.where(met, world.rewards, 0.0))
+        is_collected = state.objects == cell
+        reward = jnp.sum(jnp.where(is_collected, world.rewards, 0.0))
         reward += jnp.where(world.noisy, jnp.where(chance[-1] < 0.5, 1.0, -1.0), 0.0)
-        over = time == world.length
-        reward = jnp.where(over, jnp.where(branch == world.good, 1.0, -1.0), reward)
-        terminal = ~cut & (over | (chance[-2] < jnp.sum(jnp.where(met, world.ends, 0.0))))
+        is_chain_end = time == world.length
+        reward = jnp.where(is_chain_end, jnp.where(branch == world.good, 1.0, -1.0), reward)
+        terminal = ~cut & (
+            is_chain_end | (chance[-2] < jnp.sum(jnp.where(is_collected, world.ends, 0.0)))
+        )
 
         begins = terminal | cut
         taken = jnp.append(state.objects, cell)
         start, homes = self._places(words[number + 2 :], world, jnp.where(begins, -1, taken))
         back = (state.objects < 0) & (chance[:number] < world.returns)
-        objects = jnp.where(met, -1, jnp.where(back, homes, state.objects))
+        objects = jnp.where(is_collected, -1, jnp.where(back, homes, state.objects))
         state = WorldState(
             world,
             time=jnp.where(begins, 0, time),
@@ -255,7 +199,7 @@ class Worlds:
         )
 
     def render(self, state: WorldState, scale: int = 16) -> np.ndarray:
-        """An image, uint8 `[H, W, 3]`, of one size for all of these worlds. A chain is a row."""
+        """Return an image, uint8 `[H, W, 3]`, of one size for all worlds; a chain is a row."""
         table, world = _table(self.kinds), jax.tree.map(np.asarray, state.world)
         longest = max(int(np.max(KINDS[kind].length)) for kind in self.kinds)
         image = np.full((table.side, max(table.side, longest + 1), 3), 40, np.uint8)
@@ -273,7 +217,7 @@ class Worlds:
         return image.repeat(scale, axis=0).repeat(scale, axis=1)
 
     def _moved(self, state: WorldState, action: jax.Array) -> jax.Array:
-        """The cell after a move. All beyond a grid is wall."""
+        """Return the cell after a move; everything outside of a grid is wall."""
         side = _table(self.kinds).side
         row, column = state.cell // side, state.cell % side
         row = jnp.clip(row + (action == 1) - (action == 0), 0, side - 1)
@@ -285,8 +229,10 @@ class Worlds:
     def _places(
         self, words: jax.Array, world: World, taken: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Where an episode begins, and where each object lies that comes now: cells, i32 and i32
-        `[K]`. Where they roam, random words `[C]` choose them, none of `taken`, cells or -1."""
+        """Return the start, i32, and the cells of objects that appear now, i32 `[K]`.
+
+        In worlds that roam, random words `[C]` choose them outside of `taken`, cells or -1.
+        """
         table = _table(self.kinds)
         if not table.types:
             return world.start, world.cells
@@ -306,19 +252,19 @@ class Worlds:
             return index
         cells = jnp.arange(table.side**2)[:, None]
         kinds = jnp.asarray(table.channels)[world.kind][:, None] == jnp.arange(table.types)[None]
-        things = jnp.any((cells == state.objects[None])[..., None] & kinds[None], axis=1)
-        picture = jnp.concatenate([cells == state.cell, things], axis=1) & world.roams
+        has_object = jnp.any((cells == state.objects[None])[..., None] & kinds[None], axis=1)
+        picture = jnp.concatenate([cells == state.cell, has_object], axis=1) & world.roams
         return {
             "index": jnp.where(world.roams, 0, index),
             "picture": picture.reshape(table.side, table.side, -1).astype(jnp.float32),
         }
 
 
-# --- what a program needs to know of its kinds ---------------------------------------------------
+# --- tables of the kinds in a program ------------------------------------------------------------
 
 
 class _Table(NamedTuple):
-    """Sizes that hold all kinds of a program, and their numbers to draw from."""
+    """Sizes that suffice for all kinds of a program, and the bounds of their parameters."""
 
     side: int
     objects: int
@@ -333,22 +279,23 @@ class _Table(NamedTuple):
 def _table(names: tuple[str, ...]) -> _Table:
     kinds = [KINDS[name] for name in names]
     side = max(int(_pair(kind.size)[1]) for kind in kinds)
-    objects = max(len(kind.things) for kind in kinds)
+    objects = max(len(kind.objects) for kind in kinds)
     numbers, limits = np.zeros((len(kinds), 5, 2)), np.zeros((len(kinds), 2))
-    things, blocked = np.zeros((len(kinds), objects, 3, 2)), np.zeros((len(kinds), side, side))
+    object_bounds = np.zeros((len(kinds), objects, 3, 2))
+    blocked = np.zeros((len(kinds), side, side))
     channels = np.full((len(kinds), objects), -1)
     for i, kind in enumerate(kinds):
-        count = len(kind.things) if kind.number is None else kind.number
-        spans = (kind.size, count, kind.walls, kind.length, (0, 1))
-        numbers[i], limits[i] = [_pair(span) for span in spans], _pair(kind.limit)
-        types = list(dict.fromkeys(kind.things))
-        for j, thing in enumerate(kind.things):
-            things[i, j] = [_pair(span) for span in thing]
-            channels[i, j] = types.index(thing)
+        count = len(kind.objects) if kind.num_objects is None else kind.num_objects
+        intervals = (kind.size, count, kind.walls, kind.length, (0, 1))
+        numbers[i], limits[i] = [_pair(x) for x in intervals], _pair(kind.limit)
+        types = list(dict.fromkeys(kind.objects))
+        for j, object_kind in enumerate(kind.objects):
+            object_bounds[i, j] = [_pair(interval) for interval in object_kind]
+            channels[i, j] = types.index(object_kind)
         for cell in kind.blocked:
             blocked[i][cell] = 1
     roams, noisy = np.array([(kind.roams, kind.noisy) for kind in kinds]).T
-    spans = (x.astype(np.float32) for x in (numbers, limits, things))
+    bounds = (x.astype(np.float32) for x in (numbers, limits, object_bounds))
     return _Table(
         side=side,
         objects=objects,
@@ -356,12 +303,12 @@ def _table(names: tuple[str, ...]) -> _Table:
         states=max(map(_states, kinds)),
         types=1 + int(channels[roams].max()) if roams.any() else 0,
         channels=channels.astype(np.int32),
-        drawn=(*spans, blocked.reshape(len(kinds), -1) > 0, roams, noisy),
+        drawn=(*bounds, blocked.reshape(len(kinds), -1) > 0, roams, noisy),
     )
 
 
-def _pair(span: Span) -> tuple[float, float]:
-    return span if isinstance(span, tuple) else (span, span)
+def _pair(interval: Interval) -> tuple[float, float]:
+    return interval if isinstance(interval, tuple) else (interval, interval)
 
 
 def _states(kind: Kind) -> int:
@@ -369,12 +316,14 @@ def _states(kind: Kind) -> int:
     if kind.roams:
         return 1
     length, size = int(_pair(kind.length)[1]), int(_pair(kind.size)[1])
-    return 1 + 2 * length if length else size**2 * 2 ** len(kind.things)
+    return 1 + 2 * length if length else size**2 * 2 ** len(kind.objects)
 
 
 def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """`low (high / low)^u` to 12 bits of u, by roots and products: they round alike in programs of
-    any number of rows, where powers do not."""
+    """Return `low (high / low)^u` to 12 bits of u, computed by roots and products.
+
+    These round alike in programs of any number of rows, powers do not.
+    """
     value, ratio = low, high / jnp.maximum(low, 1e-9)
     for _ in range(12):
         ratio, u = jnp.sqrt(ratio), 2 * u
@@ -384,8 +333,10 @@ def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
 
 
 def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
-    """Different cells at random, i32 `[count]`, from random words `[C]`; free ones `[C]` first. A
-    few smallest of many are found sooner than by sorting."""
+    """Return distinct random cells, i32 `[count]`, from random words `[C]`; free ones `[C]` first.
+
+    A few minima are faster than sorting.
+    """
     cells = jnp.arange(len(words), dtype=jnp.uint32)
     scores = jnp.where(free, words >> 9, 2**23) << 8 | cells
 
@@ -398,12 +349,12 @@ def _free_cells(words: jax.Array, free: jax.Array, count: int) -> jax.Array:
 
 
 def _packed(flags: jax.Array) -> jax.Array:
-    """Flags `[C]` as bits of u32 `[C / 32]`."""
+    """Return flags `[C]` as bits of u32 `[C / 32]`."""
     flags = jnp.pad(flags, (0, -len(flags) % 32)).reshape(-1, 32)
     return jnp.sum(flags.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None], axis=1)
 
 
 def _unpacked(words: jax.Array, count: int) -> jax.Array:
-    """The first flags `[count]` again."""
+    """Return the first flags `[count]` of packed bits."""
     flags = words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None] & 1
     return flags.reshape(-1)[:count] == 1
