@@ -11,6 +11,7 @@ import pytest
 from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
 from podracer.agents.common import off_policy, value_based
+from podracer.agents.common.muzero_model import Model
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
@@ -288,7 +289,7 @@ def test_search_finds_the_better_action_of_a_model_that_is_known(monkeypatch):
         reward = jax.nn.one_hot(jnp.where(action == 2, 8, 5), 11) * 50.0
         return state, reward
 
-    monkeypatch.setattr(MuZero, "_dynamics", dynamics)
+    monkeypatch.setattr(Model, "dynamics", dynamics)
     params, timestep = agent.actor_params(fresh(agent)), enter(agent, env).timestep
     keys = jax.random.split(jax.random.key(0), B)
     act = jax.jit(agent.act, static_argnums=4)

@@ -54,6 +54,7 @@ class AlphaZero:
     max_considered_actions: int = static(default=16, low=1)
     """Largest number of actions that the search compares at its root."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
+    """Network of the policy and the value, without its heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

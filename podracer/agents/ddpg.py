@@ -77,7 +77,9 @@ class DDPG:
     normalize_observations: bool = static(default=False)
     """Normalize observations by their running mean and variance."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
+    """Replay buffer."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
+    """Network of the policy and of each critic, without their heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

@@ -72,7 +72,9 @@ class DQN:
     value: ActionValue = static(default=Mean())
     """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     replay: Replay = static(default=Replay())
+    """Replay buffer."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
+    """Network of the action values, without its heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

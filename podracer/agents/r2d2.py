@@ -69,9 +69,11 @@ class R2D2:
     rescale_values: bool = static(default=True)
     """Learn values on the scale h of `ops/transforms.py`, for rewards that are not clipped."""
     replay: Replay = static(default=Replay(batch_size=64, prioritized=True, priority_exponent=0.9))
+    """Replay buffer."""
     network: TorsoNetwork = static(
         default=TorsoNetwork(MLP(hidden=(64,)), memory="lstm", memory_size=64)
     )
+    """Recurrent network of the action values, without its heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

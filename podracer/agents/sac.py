@@ -72,7 +72,9 @@ class SAC:
     normalize_observations: bool = static(default=False)
     """Normalize observations by their running mean and variance."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
+    """Replay buffer."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
+    """Network of the policy and of each critic, without their heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
@@ -119,7 +121,7 @@ class SAC:
         next_action_keys, action_keys = jax.random.split(key, (2, *transition.mask.shape))
         q_values = self._networks.q_values
 
-        # Critics, equations 5 and 6: Q(s, a) = r + gamma (min Q'(s', a') - alpha log π(a'|s')).
+        # Critics, equations 3 and 5: Q(s, a) = r + gamma (min Q'(s', a') - alpha log π(a'|s')).
         next_obs = transition.next_timestep.observation
         next_action, next_log_prob = self._policy(fixed.actor, next_obs).sample(next_action_keys)
         min_next_q = jnp.min(q_values(target_critics, next_obs, next_action), axis=0)

@@ -1,0 +1,117 @@
+"""MuZero's learned model: its three functions, and values and rewards as categorical numbers.
+
+Source: Schrittwieser et al. 2020 (arXiv 1911.08265).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
+from podracer.ops.transforms import squash, two_hot, unsquash
+from podracer.types import ArraySpec, Params, PyTree
+
+
+class ModelParams(NamedTuple):
+    """Parameters of the model's three networks."""
+
+    dynamics: Params  # g
+    representation: Params  # h
+    prediction: Params  # f
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Representation, dynamics and prediction functions over batches `[N, ...]`."""
+
+    num_actions: int
+    support_max: float
+    support_size: int
+    dynamics_network: Network
+    representation_network: Network
+    prediction_network: Network
+
+    def init(self, key: jax.Array) -> ModelParams:
+        """Return new parameters."""
+        representation_key, dynamics_key, prediction_key = jax.random.split(key, 3)
+        return ModelParams(
+            dynamics=self.dynamics_network.init(dynamics_key),
+            representation=self.representation_network.init(representation_key),
+            prediction=self.prediction_network.init(prediction_key),
+        )
+
+    def representation(self, params: ModelParams, observation: PyTree) -> jax.Array:
+        """Return the hidden state `[N, latent]` of an observation: `s⁰ = h(o)`."""
+        heads = outputs(self.representation_network, params.representation, observation)
+        return _scale_state(heads["state"])
+
+    def dynamics(
+        self, params: ModelParams, state: jax.Array, action: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the next hidden state, and logits of the reward: `rᵏ, sᵏ = g(sᵏ⁻¹, aᵏ)`."""
+        inputs = {"action": jax.nn.one_hot(action, self.num_actions), "state": state}
+        heads = outputs(self.dynamics_network, params.dynamics, inputs)
+        return _scale_state(state + heads["state"]), heads["reward"]
+
+    def prediction(self, params: ModelParams, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return logits of the policy `[N, A]` and of the value `[N, Z]`: `pᵏ, vᵏ = f(sᵏ)`."""
+        heads = outputs(self.prediction_network, params.prediction, state)
+        return heads["policy"], heads["value"]
+
+    # --- values and rewards as categorical distributions (appendix F) ----------------------------
+
+    def to_scalar(self, logits: jax.Array) -> jax.Array:
+        """Return the values or rewards `[N]` that logits `[N, Z]` stand for."""
+        return unsquash(jax.nn.softmax(logits) @ self._support)
+
+    def cross_entropy(self, logits: jax.Array, target: jax.Array) -> jax.Array:
+        """Return the loss `[N]` of logits `[N, Z]` of values or rewards with targets `[N]`."""
+        target_probs = two_hot(squash(target), self._support)
+        return -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=-1)
+
+    @property
+    def _support(self) -> jax.Array:
+        return jnp.linspace(-self.support_max, self.support_max, self.support_size)
+
+
+def build_model(
+    network: NetworkBuilder,
+    observation: PyTree,
+    *,
+    num_actions: int,
+    latent_size: int,
+    dynamics_hidden: tuple[int, ...],
+    prediction_hidden: tuple[int, ...],
+    support_max: float,
+    support_size: int,
+) -> Model:
+    """Build the model for observations of a specification; `network` is the representation."""
+    latent = ArraySpec((latent_size,))
+    inputs = {"action": ArraySpec((num_actions,)), "state": latent}
+    transition = {"state": Head(latent_size), "reward": Head(support_size, 0.01)}
+    # Small initial weights: values near 0, and a nearly uniform policy.
+    evaluation = {"policy": Head(num_actions, 0.01), "value": Head(support_size, 0.01)}
+    return Model(
+        num_actions,
+        support_max,
+        support_size,
+        dynamics_network=TorsoNetwork(MLP(dynamics_hidden)).build(inputs, transition),
+        representation_network=network.build(observation, {"state": Head(latent_size)}),
+        prediction_network=TorsoNetwork(MLP(prediction_hidden)).build(latent, evaluation),
+    )
+
+
+def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
+    """Return x unchanged; its gradient is scaled."""
+    return scale * x + (1 - scale) * jax.lax.stop_gradient(x)
+
+
+def _scale_state(state: jax.Array) -> jax.Array:
+    """Scale each hidden state `[N, latent]` to [0, 1]. Source: appendix G."""
+    low = jnp.min(state, axis=-1, keepdims=True)
+    high = jnp.max(state, axis=-1, keepdims=True)
+    return (state - low) / (high - low + 1e-5)
