@@ -11,11 +11,14 @@ Losses and priorities are `[N]`.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
+
+from podracer.types import bounded
 
 Outputs = Float[Array, "N Z"]
 Batch = Float[Array, "N"]
@@ -46,9 +49,12 @@ class Atoms:
     Source: Bellemare et al. 2017, algorithm 1 (arXiv 1707.06887).
     """
 
-    low: float = -10.0
-    high: float = 10.0
-    atoms: int = 51
+    low: float = bounded(-10.0, low=-math.inf)
+    """Smallest return of the distribution."""
+    high: float = bounded(10.0, low=-math.inf)
+    """Largest return of the distribution."""
+    atoms: int = bounded(51, low=1)
+    """Number of returns in the distribution; at least 1."""
 
     @property
     def size(self) -> int:
@@ -85,7 +91,8 @@ class Quantiles:
     Source: Dabney et al. 2018, equation 10 (arXiv 1710.10044).
     """
 
-    quantiles: int = 51
+    quantiles: int = bounded(51, low=1)
+    """Number of quantiles; at least 1."""
 
     @property
     def size(self) -> int:
