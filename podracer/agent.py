@@ -1,8 +1,8 @@
 """Agents: the protocol that drivers call.
 
-An agent is a frozen pytree (see `types.struct`): its float hyperparameters are leaves, so that a
-population may carry different ones in one program; everything else is static structure. It is
-made for an environment by filling in `spec`, and holds no arrays.
+An agent is a frozen pytree (see `types.struct`) without arrays. Its float hyperparameters are
+leaves, so that the members of a population may have different ones in one program; everything else
+is static structure. Filling in `spec` makes an agent for an environment.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Agent(Protocol):
-    """Five pure functions. `B` is the batch they are called with: one shard of a driver's."""
+    """Five pure functions; `B` is the number of environments of one shard."""
 
     @property
     def spec(self) -> EnvironmentSpec | None: ...
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """A fresh state; leaves of `local` lead with `num_envs`, or with the number of equal groups
-        of environments, one after another in the batch, that share them."""
+        """Return the state before the first update.
+
+        Leaves of `local` lead with `num_envs`, or with the number of equal groups of environments,
+        one after another in the batch, that share them.
+        """
         ...
 
     def carry(self, num_envs: int) -> Carry:
-        """Empty memory `[B, ...]`, row i that of environment i; `()` for agents without any."""
+        """Return the empty memory `[B, ...]`, row i for environment i; `()` if there is none."""
         ...
 
     def actor_params(self, state: LearnerState) -> Params:
@@ -56,27 +59,35 @@ class Agent(Protocol):
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Choose actions `[B, ...]` for a timestep `[B, ...]` with one key for each environment.
 
-        Returns the actions, what `learn` wants to know of the choice (leaves `[B, ...]`), and the
-        new memory. `explore=False` asks for the agent's best action.
+        Returns the actions, extras that `learn` needs (leaves `[B, ...]`), and the new memory.
+        `explore=False` asks for the agent's best action.
         """
         ...
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Update from one shard's trajectory. `axis` names the mesh axis, None on one device."""
+        """Update the state from one shard's trajectory; also return scalar metrics.
+
+        `axis` is the name of the mesh axis that the batch is sharded over, None on one device.
+        """
         ...
 
 
 @runtime_checkable
 class FusedAgent(Agent, Protocol):
-    """An agent whose loss is a function of what acting computed: its gradient may go through the
-    rollout itself and reuse that forward pass (Hessel et al. 2021, the minimal unit of Anakin)."""
+    """Agent whose loss is a function of what acting computed.
+
+    Its gradient may go through the rollout itself and reuse that forward pass (Hessel et al. 2021,
+    the minimal unit of Anakin).
+    """
 
     def loss(
         self, params: Params, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
-        """Mean loss over one shard, differentiable in `params` (what `actor_params` returns).
+        """Return the mean loss over one shard, differentiable in `params`, and metrics.
+
+        `params` are what `actor_params` returns.
 
         With `reuse` the network's outputs are those that acting left in `extras`, and only the
         final timestep needs a forward pass; without, all T+1 timesteps get a second one.
@@ -84,7 +95,7 @@ class FusedAgent(Agent, Protocol):
         ...
 
     def apply_gradients(self, state: LearnerState, grads: Params) -> tuple[LearnerState, Metrics]:
-        """One optimizer step with gradients that are already averaged over the mesh."""
+        """Apply one optimizer step with gradients that are already averaged over the mesh."""
         ...
 
 
@@ -129,7 +140,7 @@ class NeedsFile(Agent, Protocol):
 
 
 def policy_params(agent: Agent, state: LearnerState) -> Params:
-    """Return the parameters that act in any environment. Raises `ConfigError` as `check_policy`."""
+    """Return parameters that can act in any environment; raises `ConfigError` as `check_policy`."""
     check_policy(agent)
     return agent.actor_params(LearnerState(state.shared))
 

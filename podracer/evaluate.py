@@ -1,4 +1,4 @@
-"""Greedy episodes of any agent in any environment."""
+"""Evaluation: greedy episodes of any agent in any environment."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ from podracer.rollout import (
 )
 from podracer.types import ArraySpec, Carry, ConfigError, Params, TimeStep
 
-MAX_STEPS = 30_000  # after which an episode is cut
+MAX_STEPS = 30_000  # of an episode
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Undiscounted returns and lengths of whole episodes, one for each environment."""
 
-    returns: np.ndarray  # f32 [episodes], of a population [P, episodes]
-    lengths: np.ndarray  # i32, likewise
-    unfinished: int  # cut by `max_steps`: their returns are partial
+    returns: np.ndarray
+    """Returns, f32 `[episodes]`; of a population `[P, episodes]`."""
+    lengths: np.ndarray
+    """Valid transitions, i32 of the same shape."""
+    unfinished: int
+    """Number of episodes that were cut by `max_steps`: their returns are partial."""
 
 
 def make_evaluator(
@@ -52,10 +55,10 @@ def make_evaluator(
     *,
     max_steps: int = MAX_STEPS,
 ) -> Callable[[Params, jax.Array], Evaluation]:
-    """A function `(actor_params, run_key) -> Evaluation`, compiled once.
+    """Return a function `(actor_params, run_key) -> Evaluation`, compiled once.
 
-    Each episode has an environment of its own, so short episodes are not preferred to long ones.
-    Environments that have a method `for_evaluation` are evaluated in what it gives: whole games and
+    Each episode has an environment of its own, so that short episodes are not preferred to long
+    ones. An environment that is `HasEvaluation` is evaluated in `for_evaluation()`: whole games and
     unclipped rewards for Atari, the validation period for trading.
     """
     if isinstance(env, HostEnvironments):
@@ -78,15 +81,15 @@ def greedy_episodes(
     params: Params,
     run_key: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns, lengths and whether they came to their end `[episodes]`, for tracing."""
+    """Return the return, the length and whether it ended of each episode; it may be traced."""
     indices = jnp.arange(episodes, dtype=jnp.uint32)
     key = purpose_key(run_key, Purpose.EVALUATE)
 
     def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         t, actor, returns, lengths, done = carry
-        moment = jnp.uint32(t + 1)[None]
-        act_keys = environment_keys(purpose_key(key, Purpose.ACT), indices, moment)[0]
-        step_keys = environment_keys(purpose_key(key, Purpose.STEP), indices, moment)[0]
+        step = jnp.uint32(t + 1)[None]
+        act_keys = environment_keys(purpose_key(key, Purpose.ACT), indices, step)[0]
+        step_keys = environment_keys(purpose_key(key, Purpose.STEP), indices, step)[0]
         actor, _ = interact(agent, env, params, actor, act_keys, step_keys, explore=False)
         finished = (actor.episodes.count == 1) & ~done
         # The totals still hold only the first episode when it has just ended.
@@ -114,22 +117,17 @@ def _host_evaluator(
         done = np.zeros(episodes, bool)
         steps = _host_steps(agent, env, policy, params, run_key, episodes)
         with contextlib.closing(steps):
-            for over, after in itertools.islice(steps, max_steps):
-                returns += np.where(done, 0, after.reward)
-                lengths += ~done & ~over
-                done |= _ended(over, after)
+            for previous_last, timestep in itertools.islice(steps, max_steps):
+                returns += np.where(done, 0, timestep.reward)
+                lengths += ~done & ~previous_last
+                done |= timestep.ends_episode(previous_last)
                 if done.all():
                     break
-        # An emulator might differ between hosts, and what follows must not.
+        # Emulators may differ between hosts, but all hosts must decide alike.
         returns, lengths, done = from_first_process((returns, lengths, done))
         return Evaluation(returns, lengths, int((~done).sum()))
 
     return evaluate
-
-
-def _ended(over: np.ndarray, after: TimeStep) -> np.ndarray:
-    """Rows whose episode ended with this timestep; `over` had ended before."""
-    return (after.last & ~after.first) | ((after.discount == 0) & ~over)  # type: ignore[return-value]
 
 
 def _greedy(agent: Agent) -> Callable[..., tuple[jax.Array, Carry]]:
@@ -137,8 +135,8 @@ def _greedy(agent: Agent) -> Callable[..., tuple[jax.Array, Carry]]:
     def act(
         params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, t: jax.Array
     ) -> tuple[jax.Array, Carry]:
-        now = jax.vmap(lambda key: jax.random.fold_in(key, t))(keys)
-        action, _, carry = agent.act(params, carry, timestep, now, False)
+        step_keys = jax.vmap(lambda key: jax.random.fold_in(key, t))(keys)
+        action, _, carry = agent.act(params, carry, timestep, step_keys, False)
         return action, carry
 
     return act
@@ -152,7 +150,7 @@ def _host_steps(
     run_key: jax.Array,
     num_envs: int,
 ) -> Generator[tuple[np.ndarray, TimeStep]]:
-    """Greedy steps without an end: which rows had ended before `[B]`, and what each step showed."""
+    """Yield greedy steps for ever: `last [B]` of the timestep before, and the next timestep."""
     environments: HostEnvironments = evaluation_environment(env)
     params, data = on_one_device((params, jax.random.key_data(run_key)))
     key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)
@@ -164,17 +162,17 @@ def _host_steps(
     ) as batch:
         timestep = call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
         for t in itertools.count():
-            over = np.array(timestep.last)  # the next step may write there
+            previous_last = np.array(timestep.last)  # the next step may overwrite it
             action, carry = policy(params, carry, timestep, keys, np.uint32(t))
             timestep = call(partial(batch.step, np.asarray(action)))
-            yield over, timestep
+            yield previous_last, timestep
 
 
 def record_frames(
     agent: Agent, env: Environment | HostEnvironments, params: Params, run_key: jax.Array, *,
     episodes: int, max_steps: int,
 ) -> tuple[np.ndarray, list[float]]:  # fmt: skip
-    """Pictures of greedy episodes, uint8 `[T, H, W, 3]`, and the returns of those that ended.
+    """Return pictures of greedy episodes, uint8 `[T, H, W, 3]`, and returns of those that ended.
 
     Raises `ConfigError` where the environment cannot be drawn.
     """
@@ -211,19 +209,18 @@ def _host_frames(
     episodes: int,
     max_steps: int,
 ) -> tuple[np.ndarray, list[float]]:
-    """What the agent sees of one environment, where that is a picture: the newest of its channels,
-    doubled in size."""
+    """Return the newest channel of image observations, doubled in size, and the returns."""
     observation = env.spec.observation
     if not isinstance(observation, ArraySpec) or len(observation.shape) != 3:
         raise ConfigError(f"{env.spec.name} shows no pictures, so it cannot be drawn.")
     frames, returns, total = [], [], 0.0
     steps = _host_steps(agent, env, _greedy(agent), params, run_key, 1)
     with contextlib.closing(steps):
-        for over, after in itertools.islice(steps, max_steps):
-            picture = np.asarray(after.observation)[0, :, :, -1].repeat(2, 0).repeat(2, 1)
+        for previous_last, timestep in itertools.islice(steps, max_steps):
+            picture = np.asarray(timestep.observation)[0, :, :, -1].repeat(2, 0).repeat(2, 1)
             frames.append(np.stack([picture] * 3, axis=-1).astype(np.uint8))
-            total += float(after.reward[0])
-            if _ended(over, after)[0]:
+            total += float(timestep.reward[0])
+            if timestep.ends_episode(previous_last)[0]:
                 returns.append(total)
                 total = 0.0
             if len(returns) == episodes:

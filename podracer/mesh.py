@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Integer
 
 from podracer.types import ConfigError, LearnerState, PyTree
 
@@ -155,7 +156,7 @@ def global_mean(tree: PyTree, axis: str | None) -> PyTree:
 
 
 def global_grad(
-    loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, *args: Any, axis: str | None
+    loss: Callable[..., tuple[Float[Array, ""], Any]], params: PyTree, *args: Any, axis: str | None
 ) -> tuple[PyTree, Any]:
     """Return the gradient of `loss(params, *args) -> (scalar, aux)`, averaged over shards, and aux.
 
@@ -169,9 +170,9 @@ def global_grad(
 
 
 def global_grad_in_blocks(
-    loss: Callable[[PyTree, jax.Array], tuple[jax.Array, Any]],
+    loss: Callable[[PyTree, Integer[Array, "m"]], tuple[Float[Array, ""], Any]],
     params: PyTree,
-    indices: jax.Array,
+    indices: Integer[Array, "n"],
     *,
     indices_in_cache: int,
     axis: str | None,
@@ -199,8 +200,8 @@ def global_grad_in_blocks(
     return global_mean(grads, axis), aux
 
 
-def split_evenly(indices: jax.Array, limit: int) -> jax.Array:
-    """Return indices `[n]` in order as equal blocks `[num_blocks, n / num_blocks]`.
+def split_evenly(indices: Integer[Array, "n"], limit: int) -> Integer[Array, "K m"]:
+    """Return indices `[n]` in order as equal blocks `[K, m]`.
 
     A block has at most `limit` and more than half as many, or all n where no divisor of n lies
     between.

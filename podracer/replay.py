@@ -273,8 +273,9 @@ class Buffer:
             for rings in (signals, state.steps.action, state.steps.extras, timestep.observation)
         )
         observation = self._stack_frames(state, frames, rows, times)
-        # An episode that begins without an end before it was lost to a fault: mask its last step.
-        lost = signals.first[1:] & (signals.discount[1:] > 0)
+        # Mask the last step of an episode that was lost.
+        next_signals = jax.tree.map(lambda x: x[1:], signals)
+        lost = next_signals.begins_after_loss(signals.last[:-1])
         last = signals.last.at[:-1].set(signals.last[:-1] | lost)
         timesteps = dataclasses.replace(signals, observation=observation, last=last)
         steps = Step(timesteps, action, extras)

@@ -1,6 +1,7 @@
-"""One scan: an agent and an environment to a `Trajectory`.
+"""Rollouts of an agent in a device environment, as one `scan`.
 
-Also the key tree, so that both drivers give the same agent and environment the same randomness.
+Also the tree of random keys, which gives an agent and an environment the same randomness under
+every driver, and statistics of episodes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
 from podracer.environment import Environment
@@ -17,7 +19,7 @@ from podracer.types import Carry, EnvState, Params, Step, TimeStep, Trajectory, 
 
 
 class Purpose(enum.IntEnum):
-    """The first branch of the key tree: run, purpose, environment (or shard), step."""
+    """Purpose of a key: the first branch of the tree run, purpose, environment or shard, step."""
 
     INIT = 0
     RESET = 1
@@ -27,13 +29,15 @@ class Purpose(enum.IntEnum):
     EVALUATE = 5
 
 
-def purpose_key(run_key: jax.Array, purpose: Purpose) -> jax.Array:
-    """The key of one purpose within a run."""
+def purpose_key(run_key: Key[Array, ""], purpose: Purpose) -> Key[Array, ""]:
+    """Return the key of one purpose within a run."""
     return jax.random.fold_in(run_key, purpose)
 
 
-def environment_keys(key: jax.Array, indices: jax.Array, steps: jax.Array) -> jax.Array:
-    """Keys `[T, B]` for environments with global `indices [B]` at global `steps [T]`.
+def environment_keys(
+    key: Key[Array, ""], indices: UInt32[Array, "B"], steps: UInt32[Array, "T"]
+) -> Key[Array, "T B"]:
+    """Return keys for environments with global `indices` at global `steps`.
 
     They depend on nothing else, so the number of devices changes no random number.
     """
@@ -43,17 +47,22 @@ def environment_keys(key: jax.Array, indices: jax.Array, steps: jax.Array) -> ja
 
 @struct
 class EpisodeStats:
-    """Episode statistics of each environment, all `[B]`: running sums, and totals of what ended."""
+    """Episode statistics of each environment; returns are undiscounted."""
 
-    running_return: jax.Array  # f32, undiscounted
-    running_length: jax.Array  # i32, valid transitions
-    count: jax.Array  # i32, episodes ended
-    total_return: jax.Array  # f32, of the episodes that ended
-    total_length: jax.Array  # i32
+    running_return: Float32[Array, "B"]
+    """Return of the current episode so far."""
+    running_length: Int32[Array, "B"]
+    """Valid transitions of the current episode so far."""
+    count: Int32[Array, "B"]
+    """Number of episodes that ended."""
+    total_return: Float32[Array, "B"]
+    """Sum of the returns of the episodes that ended."""
+    total_length: Int32[Array, "B"]
+    """Sum of the lengths of the episodes that ended."""
 
 
 def zero_episode_stats(num_envs: int) -> EpisodeStats:
-    """Statistics before the first step. Each leaf is its own buffer, for donation."""
+    """Return statistics before the first step; each leaf is its own buffer, for donation."""
     return EpisodeStats(
         running_return=jnp.zeros(num_envs),
         running_length=jnp.zeros(num_envs, jnp.int32),
@@ -63,17 +72,19 @@ def zero_episode_stats(num_envs: int) -> EpisodeStats:
     )
 
 
-def update_episode_stats(episodes: EpisodeStats, before: TimeStep, after: TimeStep) -> EpisodeStats:
-    """Count the transition between two timesteps `[B, ...]`.
+def update_episode_stats(
+    episodes: EpisodeStats, timestep: TimeStep, next_timestep: TimeStep
+) -> EpisodeStats:
+    """Return the statistics after the transition between two timesteps `[B, ...]`.
 
-    An episode that begins without an end before it was lost, and does not count.
+    An episode that was lost to a fault (`TimeStep.begins_after_loss`) does not count.
     """
-    reward = episodes.running_return + after.reward
-    length = episodes.running_length + (~before.last).astype(jnp.int32)
-    ended = (after.last & ~after.first) | ((after.discount == 0) & ~before.last)
+    reward = episodes.running_return + next_timestep.reward
+    length = episodes.running_length + (~timestep.last).astype(jnp.int32)
+    ended = next_timestep.ends_episode(timestep.last)
     return EpisodeStats(
-        running_return=jnp.where(ended | after.first, 0.0, reward),
-        running_length=jnp.where(ended | after.first, 0, length),
+        running_return=jnp.where(ended | next_timestep.first, 0.0, reward),
+        running_length=jnp.where(ended | next_timestep.first, 0, length),
         count=episodes.count + ended.astype(jnp.int32),
         total_return=episodes.total_return + jnp.where(ended, reward, 0.0),
         total_length=episodes.total_length + jnp.where(ended, length, 0),
@@ -82,16 +93,18 @@ def update_episode_stats(episodes: EpisodeStats, before: TimeStep, after: TimeSt
 
 @struct
 class ActorState:
-    """Where acting stands, all `[B, ...]`: environments, what they showed last, the memory."""
+    """State of acting in B environments; leaves are `[B, ...]`."""
 
     env_state: EnvState
     timestep: TimeStep
+    """The newest timestep, on which the next action is chosen."""
     carry: Carry
+    """The agent's memory."""
     episodes: EpisodeStats
 
 
-def init_actor(agent: Agent, env: Environment, keys: jax.Array) -> ActorState:
-    """Reset one environment for each key `[B]`."""
+def init_actor(agent: Agent, env: Environment, keys: Key[Array, "B"]) -> ActorState:
+    """Return the state after a reset of one environment for each key."""
     env_state, timestep = jax.vmap(env.reset)(keys)
     num_envs = keys.shape[0]
     return ActorState(env_state, timestep, agent.carry(num_envs), zero_episode_stats(num_envs))
@@ -102,11 +115,11 @@ def interact(
     env: Environment,
     params: Params,
     actor: ActorState,
-    act_keys: jax.Array,
-    step_keys: jax.Array,
+    act_keys: Key[Array, "B"],
+    step_keys: Key[Array, "B"],
     explore: bool = True,
 ) -> tuple[ActorState, Step]:
-    """One action of each environment, with keys `[B]`."""
+    """Act once in each environment."""
     action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
     env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
     episodes = update_episode_stats(actor.episodes, actor.timestep, timestep)
@@ -119,13 +132,13 @@ def rollout(
     env: Environment,
     params: Params,
     actor: ActorState,
-    act_keys: jax.Array,
-    step_keys: jax.Array,
+    act_keys: Key[Array, "T B"],
+    step_keys: Key[Array, "T B"],
 ) -> tuple[ActorState, Trajectory]:
-    """T interactions, with keys `[T, B]`."""
+    """Act T times in each environment."""
 
     def body(actor: ActorState, keys: tuple[jax.Array, jax.Array]) -> tuple[ActorState, Any]:
         return interact(agent, env, params, actor, *keys)
 
-    after, steps = jax.lax.scan(body, actor, (act_keys, step_keys))
-    return after, Trajectory(steps, after.timestep, actor.carry, after.carry)
+    final, steps = jax.lax.scan(body, actor, (act_keys, step_keys))
+    return final, Trajectory(steps, final.timestep, actor.carry, final.carry)

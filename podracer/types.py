@@ -1,4 +1,4 @@
-"""The vocabulary of the library: what environments say, what agents learn from, what is kept.
+"""Core types: timesteps, trajectories, states, specifications of environments, and errors.
 
 Axis letters, used in every docstring:
 
@@ -8,6 +8,10 @@ Axis letters, used in every docstring:
 
 Arrays are time-major, `[T, B, ...]`; `[*b, ...]` means any leading batch shape.
 """
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jaxtyping import Array, Bool, Float32
 
 PyTree = Any
 Params = PyTree
@@ -29,16 +34,21 @@ Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
 Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
+# Annotations of fields are for arrays on a device and are not checked: the same classes also hold
+# specifications, shapes and shardings, leaf by leaf, and numpy arrays on the host. Annotations of
+# functions are checked in tests.
 
-def static(*, default: Any = dataclasses.MISSING, low: float | None = None) -> Any:
-    """A field of a `struct` that is part of its structure, not a leaf; at least `low` if given."""
+def static(*, default: Any = dataclasses.MISSING, low: float | int | None = None) -> Any:
+    """Declare a field of a `struct` as structure, not a leaf; its value is at least `low`."""
     metadata = {"static": True} | ({} if low is None else {"range": (low, math.inf)})
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def bounded(default: Any, low: float = 0.0, high: float = math.inf) -> Any:
-    """A field of a dataclass whose value must be finite and lie in `[low, high]`; a tuple's items,
-    likewise. `check_ranges` checks it."""
+def bounded(default: Any, low: float | int = 0.0, high: float | int = math.inf) -> Any:
+    """Declare a field of a dataclass whose value is finite and lies in `[low, high]`.
+
+    If the value is a tuple this holds for each of its items. `check_ranges` checks it.
+    """
     return dataclasses.field(default=default, metadata={"range": (low, high)})
 
 
@@ -52,7 +62,7 @@ def derived(*, leaf: bool = False) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is a pytree; fields declared with `static()` are structure."""
+    """Make a class a frozen dataclass and a pytree; `static()` fields are structure, not leaves."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     meta = [f.name for f in fields if f.metadata.get("static")]
@@ -61,8 +71,10 @@ def struct(cls: type[T]) -> type[T]:
 
 
 def check_ranges(config: Any, path: str) -> None:
-    """Raise `ConfigError` if a field of a dataclass, or of one within it, leaves the range that it
-    was declared with by `bounded` or `static`. `path` is the name of `config` in the message."""
+    """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
+
+    Fields that are dataclasses are checked too. `path` is the name of `config` in the message.
+    """
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{path}.{field.name}"
         if dataclasses.is_dataclass(value):
@@ -80,35 +92,62 @@ def check_ranges(config: Any, path: str) -> None:
 
 @struct
 class TimeStep:
-    """What the world says at time t. Leaves are `[*b, ...]`."""
+    """Output of an environment at time t. Leaves are `[*b, ...]`."""
 
-    observation: PyTree  # [*b, ...]
-    reward: jax.Array  # f32 [*b], for the action taken at t-1
-    discount: jax.Array  # f32 [*b], 0 only at a true terminal; 1 at a time-out
-    first: jax.Array  # bool [*b], just reset: clear recurrent memory here
-    last: jax.Array  # bool [*b], the episode is cut here: the action chosen here is ignored
+    observation: PyTree
+    """Tree of arrays `[*b, ...]`."""
+    reward: Float32[Array, "*b"]
+    """Reward for the action taken at t-1."""
+    discount: Float32[Array, "*b"]
+    """0 only at a true terminal, 1 elsewhere, also at a time-out."""
+    first: Bool[Array, "*b"]
+    """Whether an episode begins here: recurrent memory is cleared."""
+    last: Bool[Array, "*b"]
+    """Whether the episode is cut here: the action chosen here is ignored."""
+
+    def ends_episode(
+        self, previous_last: Bool[Array | np.ndarray, "*b"]
+    ) -> Bool[Array | np.ndarray, "*b"]:
+        """Return whether an episode ends here; `previous_last` is `last` of the timestep before."""
+        terminal = (self.discount == 0) & ~previous_last
+        return (self.last & ~self.first) | terminal
+
+    def begins_after_loss(
+        self, previous_last: Bool[Array | np.ndarray, "*b"]
+    ) -> Bool[Array | np.ndarray, "*b"]:
+        """Return whether an episode begins here though the one before it has shown no end.
+
+        The episode before was lost to a fault; the transition to this timestep must not train.
+        """
+        return self.first & ~previous_last & (self.discount > 0)
 
 
 @struct
 class Step:
-    """A timestep, the action chosen on it, and what the agent wants to remember of the choice."""
+    """A timestep and the action chosen on it."""
 
     timestep: TimeStep
     action: PyTree
+    """Actions i32 `[*b]`, or f32 `[*b, size]`."""
     extras: PyTree
+    """What `Agent.act` keeps for `Agent.learn`, such as log-probabilities, `[*b, ...]`."""
 
 
 @struct
 class Trajectory:
     """T transitions between T+1 timesteps."""
 
-    steps: Step  # [T, B, ...]
-    final: TimeStep  # [B, ...]
-    carry: Carry  # the agent's memory at steps[0], [B, ...]
-    final_carry: Carry  # and at `final`, so that a bootstrap value needs no second unroll
+    steps: Step
+    """The T timesteps acted on, `[T, B, ...]`."""
+    final: TimeStep
+    """The timestep after the last action, `[B, ...]`."""
+    carry: Carry
+    """The agent's memory at the first timestep, `[B, ...]`."""
+    final_carry: Carry
+    """The agent's memory at `final`, so that a bootstrap value needs no second unroll."""
 
     def timesteps(self) -> TimeStep:
-        """All timesteps `[T+1, B, ...]`: the T acted on, then the final one."""
+        """Return all timesteps `[T+1, B, ...]`: the T acted on, then the final one."""
         return jax.tree.map(
             lambda steps, final: jnp.concatenate([steps, final[None]]),
             self.steps.timestep,
@@ -116,13 +155,13 @@ class Trajectory:
         )
 
     def next_timesteps(self) -> TimeStep:
-        """What each action led to, `[T, B, ...]`, observations left out."""
+        """Return the timestep that each action led to, `[T, B, ...]`, without observations."""
         steps = dataclasses.replace(self.steps.timestep, observation=())
         final = dataclasses.replace(self.final, observation=())
         return jax.tree.map(lambda s, f: jnp.concatenate([s[1:], f[None]]), steps, final)
 
-    def valid(self) -> jax.Array:
-        """Bool `[T, B]`: transitions that may train. A time-out's own action leads nowhere."""
+    def valid(self) -> Bool[Array, "T B"]:
+        """Return which transitions may train: all but those from a time-out, which lead nowhere."""
         return ~self.steps.timestep.last
 
 
@@ -130,8 +169,10 @@ class Trajectory:
 class LearnerState:
     """Everything an agent keeps between updates."""
 
-    shared: PyTree  # replicated over `data`: parameters, optimizer, targets, moments, counters
-    local: PyTree = ()  # leading axis sharded over `data`: replay, per-environment sums
+    shared: PyTree
+    """Replicated over devices: parameters, optimizer, targets, moments, counters."""
+    local: PyTree = ()
+    """Sharded over devices by the leading axis: replay, statistics of each environment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,21 +217,21 @@ class Continuous:
 
     @property
     def size(self) -> int:
+        """Number of coordinates."""
         return len(self.low)
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
-    """What an agent must know of an environment before it is built.
-
-    `extension` is for agents that are made for environments of one kind: the environment itself
-    where observations show its state (`envs/model.py`), `TaskGroups` where tasks change.
-    """
+    """Specification of an environment, from which an agent is built."""
 
     name: str
-    observation: Any  # pytree of `ArraySpec`; dictionaries of them are allowed
+    observation: PyTree
+    """`ArraySpec`, or a tree (such as a dictionary) of them."""
     action: Discrete | Continuous
     extension: Any = None
+    """For agents of environments of one kind: the environment itself where observations show its
+    state (`envs/model.py`), `TaskGroups` where tasks change."""
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)
@@ -198,28 +239,28 @@ class EnvironmentSpec:
 
 
 class PodracerError(Exception):
-    """A failure with a stable exit code; the message is one clear sentence."""
+    """Failure with a stable exit code; the message is one clear sentence."""
 
     exit_code = 70
 
 
 class ConfigError(PodracerError):
-    """What the user asked for cannot be: caught before any compile."""
+    """Invalid configuration; raised before anything is compiled."""
 
     exit_code = 78
 
 
 class EnvironmentFault(PodracerError):
-    """An environment failed for good: it raised, hung, or died more often than it may."""
+    """Failure of an environment that raised, hung or died more often than it may."""
 
     exit_code = 72
 
 
 class CheckpointError(PodracerError):
-    """No checkpoint that can be trusted."""
+    """Missing or damaged checkpoint."""
 
     exit_code = 65
 
 
 class NonFiniteError(PodracerError):
-    """An update met a value that is not finite; it was not applied."""
+    """Update with a value that is not finite; it was not applied."""

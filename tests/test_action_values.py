@@ -49,7 +49,7 @@ def test_atoms_are_projected_as_rlax_does(batch):
     ours, after = draw(21), draw(21, scale=2.0)
     places = returns[:, None] + discounts[:, None] * value.support[None]
     mass = jax.nn.softmax(after)
-    projected = value.projected(places, mass)
+    projected = value.project(places, mass)
     expected = jax.vmap(rlax.categorical_l2_project, in_axes=(0, 0, None))(
         places, mass, value.support
     )

@@ -96,6 +96,11 @@ class Actor:
         value = value_of(*timestep.observation.T)
         return action, {"value": value, "count": count}, count + 1
 
+    def init(self, *args):
+        raise NotImplementedError("a rollout does not learn")
+
+    actor_params = learn = init
+
 
 class Expected(NamedTuple):
     """What one environment's rollout should hold, a row for each transition."""

@@ -1,12 +1,15 @@
-"""What a network may say of the return of an action: its mean, or its distribution.
+"""Representations of the value of an action: its mean, or the distribution of its return.
 
-Each class is a setting of value-based agents. Its `size` is how many numbers Z the network gives
-for an action; `mean` makes the value of them, and `loss` compares them with a bootstrapped target:
+Each class is a setting of value-based agents. `size` is the number Z of network outputs for an
+action, `mean` computes the value from them, and `loss` compares them with a bootstrapped target:
 
-    G + γ X(s')        for a return G, a discount γ and the distribution X of what comes after
+    G + γ X(s')        for a return G, a discount γ and the distribution X of the bootstrap value
 
 Losses and priorities are `[N]`.
 """
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Batch = Float[Array, "N"]
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The expected return alone, learned with the Huber loss (Mnih et al. 2015)."""
+    """Expected return, learned with the Huber loss (Mnih et al. 2015)."""
 
     @property
     def size(self) -> int:
@@ -36,15 +39,15 @@ class Mean:
         return outputs[..., 0]
 
     def loss(
-        self, outputs: Outputs, after: Outputs, returns: Batch, discounts: Batch
+        self, outputs: Outputs, next_outputs: Outputs, returns: Batch, discounts: Batch
     ) -> tuple[Batch, Batch]:
-        error = returns + discounts * after[:, 0] - outputs[:, 0]
+        error = returns + discounts * next_outputs[:, 0] - outputs[:, 0]
         return optax.losses.huber_loss(error), jnp.abs(error)
 
 
 @dataclasses.dataclass(frozen=True)
 class Atoms:
-    """Logits of a distribution over `atoms` returns, evenly spaced from `low` to `high`: C51.
+    """Categorical distribution over evenly spaced returns: C51. Outputs are logits.
 
     Source: Bellemare et al. 2017, algorithm 1 (arXiv 1707.06887).
     """
@@ -68,25 +71,25 @@ class Atoms:
         return jnp.sum(jax.nn.softmax(outputs) * _along_last(self.support, outputs), axis=-1)
 
     def loss(
-        self, outputs: Outputs, after: Outputs, returns: Batch, discounts: Batch
+        self, outputs: Outputs, next_outputs: Outputs, returns: Batch, discounts: Batch
     ) -> tuple[Batch, Batch]:
-        places = returns[:, None] + discounts[:, None] * self.support[None]
-        target = self.projected(places, jax.nn.softmax(after))
+        returns_of_atoms = returns[:, None] + discounts[:, None] * self.support[None]
+        target = self.project(returns_of_atoms, jax.nn.softmax(next_outputs))
         # The cross-entropy is also the priority (Hessel et al. 2018, arXiv 1710.02298).
         loss = -jnp.sum(target * jax.nn.log_softmax(outputs), axis=-1)
         return loss, loss
 
-    def projected(self, places: Outputs, mass: Outputs) -> Outputs:
-        """`mass` at `places`, shared between the two atoms next to each place."""
+    def project(self, values: Outputs, probabilities: Outputs) -> Outputs:
+        """Project a distribution over values onto the support, each to the two atoms next to it."""
         gap = (self.high - self.low) / (self.atoms - 1)
-        places = jnp.clip(places, self.low, self.high)
-        distance = jnp.abs(places[:, None, :] - self.support[None, :, None]) / gap
-        return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * mass[:, None, :], axis=-1)
+        values = jnp.clip(values, self.low, self.high)
+        distance = jnp.abs(values[:, None, :] - self.support[None, :, None]) / gap
+        return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[:, None, :], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantiles:
-    """The returns at `quantiles` evenly spaced shares of probability: QR-DQN.
+    """Quantiles of the return at evenly spaced probabilities: QR-DQN.
 
     Source: Dabney et al. 2018, equation 10 (arXiv 1710.10044).
     """
@@ -102,12 +105,12 @@ class Quantiles:
         return jnp.mean(outputs, axis=-1)
 
     def loss(
-        self, outputs: Outputs, after: Outputs, returns: Batch, discounts: Batch
+        self, outputs: Outputs, next_outputs: Outputs, returns: Batch, discounts: Batch
     ) -> tuple[Batch, Batch]:
-        target = returns[:, None] + discounts[:, None] * after
+        target = returns[:, None] + discounts[:, None] * next_outputs
         error = target[:, None, :] - outputs[:, :, None]  # [N, Z of ours, Z of the target]
-        share = (jnp.arange(self.quantiles) + 0.5) / self.quantiles
-        weight = jnp.abs(share[None, :, None] - (error < 0))
+        probabilities = (jnp.arange(self.quantiles) + 0.5) / self.quantiles
+        weight = jnp.abs(probabilities[None, :, None] - (error < 0))
         loss = jnp.sum(jnp.mean(weight * optax.losses.huber_loss(error), axis=-1), axis=-1)
         return loss, jnp.abs(jnp.mean(target, axis=-1) - jnp.mean(outputs, axis=-1))
 

@@ -6,6 +6,11 @@ permuted dimensions, fall to a naive loop. Written as plain forward convolutions
 everywhere. `benchmarks/convolution.py` measures it; see `docs/numerics.md`.
 """
 
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from functools import partial
@@ -48,10 +53,14 @@ def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: j
 
 
 def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
-    """`dx[j] = Σ g[i] w[k]` and `dw[k] = Σ x[j] g[i]` over `j = stride i + k − padding`, each as a
-    forward convolution: of the dilated `g` with the flipped kernel, and of `x` with the dilated `g`
-    as a kernel, batch and channels exchanged. The latter in parts of the batch, as XLA copies all
-    that one output looks at, and parts of that stay in a processor's cache."""
+    """Compute both gradients as forward convolutions.
+
+        dx[j] = Σ g[i] w[k]        dw[k] = Σ x[j] g[i]        over j = stride i + k − padding
+
+    `dx` convolves the dilated `g` with the flipped kernel; `dw` convolves `x` with the dilated `g`
+    as the kernel, batch and channels exchanged. The latter goes in parts of the batch: XLA copies
+    all inputs of an output, and those of a part stay in the processor's cache.
+    """
     kernel, size = w.shape[:2], x.shape[1:3]
     dilated = [(n - 1) * stride + 1 for n in g.shape[1:3]]
     dx = jax.lax.conv_general_dilated(
@@ -86,11 +95,14 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
 
 
 def _rows_at_once(batch: int, height: int, width: int) -> int:
-    """A divisor of the batch for which one output of the weights' gradient looks at some 8000
-    numbers of a channel; the whole batch where none comes near."""
+    """Return the number of rows of a part of the batch; it divides the batch.
+
+    An output of the weights' gradient then sums over about 8000 numbers of each channel. Where no
+    divisor comes near that, the part is the whole batch.
+    """
     best = max(1, 8192 // (height * width))
-    near = [rows for rows in range(best, best // 4, -1) if batch % rows == 0]
-    return near[0] if near and best < batch else batch
+    divisors = [rows for rows in range(best, best // 4, -1) if batch % rows == 0]
+    return divisors[0] if divisors and best < batch else batch
 
 
 convolution.defvjp(_keep, _gradients)

@@ -1,9 +1,12 @@
 """A matrix product whose weight gradient is fast on a CPU.
 
 XLA's CPU backend folds the transpose of the activations into the gradient's product, and then takes
-a slow path for it. Behind a barrier the transpose is made, and the product is a plain one.
+a slow path for it. Behind a barrier the transpose is computed first and the product is a plain one.
 `benchmarks/dense.py` measures it.
 """
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from jaxtyping import Array, Float
 
 @jax.custom_vjp
 def dense(x: Float[Array, "*b n"], w: Float[Array, "n m"]) -> Float[Array, "*b m"]:
-    """`x @ w`."""
+    """Compute `x @ w`."""
     return x @ w
 
 
@@ -27,7 +30,7 @@ def _gradients(saved: tuple[jax.Array, jax.Array], g: jax.Array):
 
 
 def transposed_product(x: Float[Array, "N n"], g: Float[Array, "N m"]) -> Float[Array, "n m"]:
-    """`xᵀ g`, the gradient of a weight that gave rows `g` for rows `x`."""
+    """Compute `xᵀ g`, the gradient of a weight from inputs `x` and gradients of outputs `g`."""
     return jax.lax.platform_dependent(x, g, cpu=_transposed_first, default=_plain)
 
 
@@ -36,7 +39,7 @@ def _plain(x: jax.Array, g: jax.Array) -> jax.Array:
 
 
 def _transposed_first(x: jax.Array, g: jax.Array) -> jax.Array:
-    """`xᵀ g`, the smaller of the two transposed."""
+    """Compute `xᵀ g` by transposing the smaller of the two."""
     barrier = jax.lax.optimization_barrier
     if x.shape[-1] <= g.shape[-1]:
         return barrier(x.T) @ g

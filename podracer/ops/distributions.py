@@ -1,8 +1,12 @@
-"""Policies as distributions: what the network gives, to samples, log-probabilities and entropies.
+"""Distributions over actions: samples, log-probabilities, entropies.
 
-A policy's parameters are one array whose last axis is what `num_outputs` says: logits for discrete
-actions; for continuous ones a mean and the logarithm of a scale for each coordinate.
+The parameters of a policy are one array, whose last axis has `num_outputs` elements: logits of
+discrete actions, or the mean and the logarithm of the scale of each coordinate.
 """
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -20,18 +24,20 @@ LOG_SCALE_BOUNDS = (-5.0, 2.0)
 
 @struct
 class Categorical:
-    """Discrete actions, int32 `[*b]`, from logits `[*b, A]`."""
+    """Distribution over discrete actions, int32 `[*b]`."""
 
-    logits: jax.Array
+    logits: Float[Array, "*b A"]
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """One action for each key `[B]`, by inverting the distribution function: one uniform
-        number a sample, where the Gumbel trick needs one for each action."""
+        """Sample an action for each key `[B]` by inverting the cumulative distribution.
+
+        It takes one uniform number for a sample, where the Gumbel trick takes one for each action.
+        """
         uniform = random_uniform(keys)
-        below = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
+        cumulative = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
         # Scaled by the actual total, so that rounding can never choose an impossible action.
-        threshold = uniform[..., None] * below[..., -1:]
-        return jnp.sum(below[..., :-1] <= threshold, axis=-1, dtype=jnp.int32)
+        threshold = uniform[..., None] * cumulative[..., -1:]
+        return jnp.sum(cumulative[..., :-1] <= threshold, axis=-1, dtype=jnp.int32)
 
     def mode(self) -> jax.Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -47,17 +53,20 @@ class Categorical:
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     def divergence(self, other: Categorical) -> Float[Array, "*b"]:
-        """Kullback-Leibler divergence of the other from this one."""
-        log_probs, others = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
-        return jnp.sum(jnp.exp(log_probs) * (log_probs - others), axis=-1)
+        """Compute the Kullback-Leibler divergence KL(self || other)."""
+        log_probs, other_log_probs = (
+            jax.nn.log_softmax(self.logits),
+            jax.nn.log_softmax(other.logits),
+        )
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - other_log_probs), axis=-1)
 
 
 @struct
 class Normal:
-    """Independent Gaussian coordinates, actions f32 `[*b, size]`."""
+    """Diagonal Gaussian distribution, actions f32 `[*b, size]`."""
 
-    mean: jax.Array
-    log_scale: jax.Array
+    mean: Float[Array, "*b size"]
+    log_scale: Float[Array, "*b size"]
 
     def sample(self, keys: jax.Array) -> jax.Array:
         size = self.mean.shape[-1]
@@ -75,29 +84,32 @@ class Normal:
         return jnp.sum(self.log_scale + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def divergence(self, other: Normal) -> Float[Array, "*b"]:
-        """Kullback-Leibler divergence of the other from this one."""
-        change = self.log_scale - other.log_scale
+        """Compute the Kullback-Leibler divergence KL(self || other)."""
+        log_ratio = self.log_scale - other.log_scale
         z = (self.mean - other.mean) * jnp.exp(-other.log_scale)
-        return jnp.sum(0.5 * (jnp.exp(2 * change) + z**2 - 1) - change, axis=-1)
+        return jnp.sum(0.5 * (jnp.exp(2 * log_ratio) + z**2 - 1) - log_ratio, axis=-1)
 
 
 @struct
 class SquashedNormal:
-    """A Gaussian through tanh: coordinates in (-1, 1), f32 `[*b, size]`.
+    """Diagonal Gaussian distribution squashed by tanh: coordinates in (-1, 1), f32 `[*b, size]`.
 
     Source: Haarnoja et al. 2018, appendix C (arXiv 1812.05905).
     """
 
-    mean: jax.Array
-    log_scale: jax.Array
+    mean: Float[Array, "*b size"]
+    log_scale: Float[Array, "*b size"]
 
     def mode(self) -> jax.Array:
-        """The most likely one before tanh, after it."""
+        """Return tanh of the mean."""
         return jnp.tanh(self.mean)
 
     def sample(self, keys: jax.Array) -> tuple[jax.Array, Float[Array, "*b"]]:
-        """An action for each key `[B]`, differentiable, and its log-probability. Together, because
-        that of an action near a bound cannot be told from the action alone."""
+        """Return an action for each key `[B]`, differentiable, and its log-probability.
+
+        They come together because near a bound the action alone does not determine its
+        log-probability in float32.
+        """
         normal = Normal(self.mean, self.log_scale)
         raw = normal.sample(keys)
         # log(1 - tanh(x)^2), without losing it to rounding where |x| is large.
@@ -109,15 +121,14 @@ Policy = Categorical | Normal
 
 
 def num_outputs(space: Discrete | Continuous) -> int:
-    """How many numbers a network must give to describe a policy over this space."""
+    """Return the number of network outputs that describe a policy over a space of actions."""
     return space.num_actions if isinstance(space, Discrete) else 2 * space.size
 
 
 def policy(space: Discrete | Continuous, outputs: Float[Array, "*b O"]) -> Policy:
-    """The distribution that a network's outputs describe.
+    """Return the distribution that a network's outputs describe.
 
-    Continuous policies live in [-1, 1] a coordinate, the environment's bounds scaled to it; see
-    `to_bounds`.
+    Continuous actions are in units in which the environment's bounds are -1 and 1, see `to_bounds`.
     """
     if isinstance(space, Discrete):
         return Categorical(outputs)
@@ -126,7 +137,7 @@ def policy(space: Discrete | Continuous, outputs: Float[Array, "*b O"]) -> Polic
 
 
 def to_bounds(space: Discrete | Continuous, action: jax.Array) -> jax.Array:
-    """The agent's action in the environment's units: [-1, 1] clipped and scaled to the bounds."""
+    """Return an action in the environment's units: clipped to [-1, 1], scaled to the bounds."""
     if isinstance(space, Discrete):
         return action
     low, high = _bounds(space, action)
@@ -134,7 +145,7 @@ def to_bounds(space: Discrete | Continuous, action: jax.Array) -> jax.Array:
 
 
 def from_bounds(space: Continuous, action: jax.Array) -> jax.Array:
-    """The inverse of `to_bounds` for continuous actions within the bounds."""
+    """Compute the inverse of `to_bounds` for continuous actions within the bounds."""
     low, high = _bounds(space, action)
     return (action - low) / (high - low) * 2.0 - 1.0
 

@@ -1,11 +1,16 @@
-"""A long short-term memory read from the last step to the first, with a fast gradient.
+"""LSTM that runs from the last step to the first, with a fast gradient.
 
-Differentiating a scan adds up the weights' gradient step by step, in small products. Here the way
-back keeps what reaches the gates, and the weights' gradient is one product over all steps.
-`benchmarks/lpg.py` measures it.
+The gradient of a scan accumulates the weights' gradient step by step, in small products. Here the
+backward pass stores the gradients of the gates, and the weights' gradient is one product over all
+steps. `benchmarks/lpg.py` measures it.
 """
 
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +26,7 @@ Gates = Float[Array, "T B G"]  # G = 4 H: input, forget, cell and output gate
 def backward_lstm(
     pushed: Gates, weight: Float[Array, "H G"], ends: Bool[Array, "T B"]
 ) -> Float[Array, "T B H"]:
-    """Hidden states `[T, B, H]`, the last step's first; memory is empty where `ends` is set.
+    """Compute hidden states `[T, B, H]` from the last step on; `ends` clears the memory.
 
         i, f, g, o = pushed_t + h_{t+1} weight
         c_t = sigmoid(f) c_{t+1} + sigmoid(i) tanh(g)        h_t = sigmoid(o) tanh(c_t)
@@ -39,13 +44,13 @@ def _run(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
 
     def step(carry: tuple[jax.Array, jax.Array], x: tuple[jax.Array, jax.Array]):
         gates, end = x
-        before, cell = (jnp.where(end[:, None], 0.0, c) for c in carry)
-        tanh = jnp.tanh(half * (gates + before @ weight))
+        hidden, cell = (jnp.where(end[:, None], 0.0, c) for c in carry)
+        tanh = jnp.tanh(half * (gates + hidden @ weight))
         i, f, g, o = jnp.split(jax.lax.optimization_barrier(tanh), 4, axis=-1)
         i, f, o = (0.5 + 0.5 * x for x in (i, f, o))
-        new = f * cell + i * g
-        squashed = jax.lax.optimization_barrier(jnp.tanh(new))
-        return (o * squashed, new), (o * squashed, (before, cell, squashed, tanh))
+        next_cell = f * cell + i * g
+        squashed = jax.lax.optimization_barrier(jnp.tanh(next_cell))
+        return (o * squashed, next_cell), (o * squashed, (hidden, cell, squashed, tanh))
 
     zeros = jnp.zeros((pushed.shape[1], H))
     return jax.lax.scan(step, (zeros, zeros), (pushed, ends), reverse=True)[1]
@@ -56,11 +61,11 @@ def _keep(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
     return hidden, (weight, ends, inner)
 
 
-def _gradients(saved: tuple, d_hidden: jax.Array):
+def _gradients(saved: tuple[jax.Array, jax.Array, Any], d_hidden: jax.Array):
     weight, ends, inner = saved
-    across = jax.lax.optimization_barrier(weight.T)
+    weight_transposed = jax.lax.optimization_barrier(weight.T)
 
-    def step(carry: tuple[jax.Array, jax.Array], x: tuple):
+    def step(carry: tuple[jax.Array, jax.Array], x: tuple[Any, ...]):
         end, (_, cell, squashed, tanh), d_out = x
         i, f, g, o = jnp.split(tanh, 4, axis=-1)
         i, f, o = (0.5 + 0.5 * x for x in (i, f, o))
@@ -73,13 +78,13 @@ def _gradients(saved: tuple, d_hidden: jax.Array):
             d_hidden * squashed * o * (1.0 - o),
         ], axis=-1)  # fmt: skip
         d_gates = jax.lax.optimization_barrier(d_gates)
-        d_before = jnp.where(end[:, None], 0.0, d_gates @ across)
-        return (d_before, jnp.where(end[:, None], 0.0, d_cell * f)), d_gates
+        d_previous = jnp.where(end[:, None], 0.0, d_gates @ weight_transposed)
+        return (d_previous, jnp.where(end[:, None], 0.0, d_cell * f)), d_gates
 
     zeros = jnp.zeros_like(d_hidden[0])
     _, d_gates = jax.lax.scan(step, (zeros, zeros), (ends, inner, d_hidden))
-    before = inner[0].reshape(-1, weight.shape[0])
-    d_weight = transposed_product(before, d_gates.reshape(-1, weight.shape[1]))
+    hidden = inner[0].reshape(-1, weight.shape[0])
+    d_weight = transposed_product(hidden, d_gates.reshape(-1, weight.shape[1]))
     return d_gates, d_weight, None
 
 

@@ -1,4 +1,8 @@
-"""Shuffling a batch into minibatches, without sorting and without moving it."""
+"""Shuffling of a batch into minibatches, without sorting and without moving it."""
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from podracer.types import PyTree
 
 
 def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
-    """A pseudo-random permutation of 0 .. n-1, in a few multiplications an item.
+    """Return a pseudo-random permutation of 0 .. n-1, in a few multiplications an item.
 
     Rounds of `x -> odd * x + b (mod 2^k)` and `x -> x ^ (x >> s)` are bijections of k-bit numbers;
-    where n is not a power of two, items that land outside walk on along their cycle until they
-    are inside. `jax.random.permutation` sorts, which on a CPU takes 300 times as long. This one
+    where n is not a power of two, items that land outside follow their cycle until they are
+    inside. `jax.random.permutation` sorts, which on a CPU takes 300 times as long. This one
     is drawn from at most 2^256 permutations, not from all n!: enough for minibatches.
     """
     bits = max(1, (n - 1).bit_length())
@@ -38,7 +42,7 @@ def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
 
 
 def take(batch: PyTree, items: UInt32[Array, "m"]) -> PyTree:
-    """The given items of leaves `[T, N, ...]`: `[T, m, ...]`."""
+    """Gather items from leaves `[T, N, ...]`: `[T, m, ...]`."""
     # Promising bounds spares a comparison and a fill of every number.
     return jax.tree.map(
         lambda x: x.at[:, items].get(mode="promise_in_bounds", unique_indices=True), batch

@@ -1,4 +1,8 @@
-"""Running means and variances, for normalizing observations and rewards."""
+"""Running means and variances, to normalize observations and rewards."""
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32
 
 from podracer.mesh import global_mean, num_shards
 from podracer.types import PyTree, struct
@@ -14,15 +19,18 @@ from podracer.types import PyTree, struct
 
 @struct
 class Moments:
-    """Count (f32 scalar), and mean and variance with the shape of one item."""
+    """Count, mean and variance of the items of a tree."""
 
-    count: PyTree
+    count: Float32[Array, ""]
+    """Number of items; f32, as it only weights means."""
     mean: PyTree
+    """Tree of means, each with the shape of one item."""
     variance: PyTree
+    """Tree of variances, each with the shape of one item."""
 
 
 def init_moments(item: PyTree) -> Moments:
-    """Moments that normalize nothing until something was seen; `item` gives shapes."""
+    """Return moments of no items, which normalize nothing; `item` is a tree with their shapes."""
     return Moments(
         count=jnp.float32(0),
         mean=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), item),
@@ -31,17 +39,17 @@ def init_moments(item: PyTree) -> Moments:
 
 
 def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Moments:
-    """Moments of a batch `[T, B, ...]` of every shard, in two all-reduces for all leaves."""
-    # Kept apart from what made the items: fused with that, sums would round otherwise, and the two
-    # architectures would differ in the last bit.
+    """Compute the moments of a batch `[T, B, ...]` of every shard, with two all-reduces."""
+    # Without the barrier XLA fuses the sums with whatever computed the items, and they round
+    # differently: Anakin and Sebulba would differ in the last bit.
     items = jax.lax.optimization_barrier(items)
     batch = tuple(range(batch_axes))
     count = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * num_shards(axis)
     mean = global_mean(jax.tree.map(lambda x: jnp.mean(x, batch), items), axis)
-    spread = jax.tree.map(
+    variance = jax.tree.map(
         lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch)) ** 2, batch), items, mean
     )
-    return Moments(jnp.float32(count), mean, global_mean(spread, axis))
+    return Moments(jnp.float32(count), mean, global_mean(variance, axis))
 
 
 def moments_of_each(items: Sequence[PyTree], axis: str | None) -> tuple[Moments, ...]:
@@ -52,30 +60,32 @@ def moments_of_each(items: Sequence[PyTree], axis: str | None) -> tuple[Moments,
 
 
 def merge(one: Moments, other: Moments) -> Moments:
-    """Moments of all that the two have seen.
+    """Combine the moments of two sets of items.
 
     Source: Chan, Golub and LeVeque 1979, the pairwise combination of means and variances.
     """
     total = one.count + other.count
     share = other.count / total
 
-    def variance(mean: jax.Array, spread: jax.Array, mean2: jax.Array, spread2: jax.Array):
-        between = (mean2 - mean) ** 2 * share * (1 - share)
-        return spread * (1 - share) + spread2 * share + between
+    def combine(
+        mean: jax.Array, variance: jax.Array, other_mean: jax.Array, other_variance: jax.Array
+    ) -> jax.Array:
+        between = (other_mean - mean) ** 2 * share * (1 - share)
+        return variance * (1 - share) + other_variance * share + between
 
     return Moments(
         count=total,
         mean=jax.tree.map(lambda m, m2: m + (m2 - m) * share, one.mean, other.mean),
-        variance=jax.tree.map(variance, one.mean, one.variance, other.mean, other.variance),
+        variance=jax.tree.map(combine, one.mean, one.variance, other.mean, other.variance),
     )
 
 
 def normalize(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
-    """Items `[*b, ...]` with zero mean and unit variance a coordinate, clipped."""
+    """Return items `[*b, ...]` with mean 0 and variance 1 in each coordinate, clipped."""
 
-    def one(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
+    def normalize_leaf(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
         axes = tuple(range(x.ndim - mean.ndim))
         mean, variance = jnp.expand_dims(mean, axes), jnp.expand_dims(variance, axes)
         return jnp.clip((x - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
 
-    return jax.tree.map(one, items, moments.mean, moments.variance)
+    return jax.tree.map(normalize_leaf, items, moments.mean, moments.variance)

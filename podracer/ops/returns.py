@@ -5,6 +5,9 @@ Every function takes arrays `[T, ...]` and works along the first axis; all other
 step has no advantage and its target is its own value, so the step before bootstraps from it.
 """
 
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax
@@ -36,7 +39,7 @@ def generalized_advantages(
     valid_tm1: Mask,
     lambda_: float | jax.Array,
 ) -> Series:
-    """GAE advantages `[T, ...]`.
+    """Compute GAE advantages `[T, ...]`.
 
         δₜ = rₜ + γₜ v(sₜ) − v(sₜ₋₁)        Aₜ₋₁ = δₜ + γₜ λ Aₜ
 
@@ -56,7 +59,7 @@ def lambda_returns(
     valid_tm1: Mask,
     lambda_: float | jax.Array,
 ) -> Series:
-    """λ-returns `[T, ...]`: the targets of TD(λ), Q(λ) and A2C.
+    """Compute λ-returns `[T, ...]`: the targets of TD(λ), Q(λ) and A2C.
 
         Gₜ₋₁ = rₜ + γₜ ((1 − λ) v(sₜ) + λ Gₜ),        G_{T-1} = r_T + γ_T v(s_T)
 
@@ -68,10 +71,10 @@ def lambda_returns(
 
 @struct
 class VTrace:
-    """Value targets and policy-gradient advantages, each `[T, ...]`."""
+    """Value targets and policy-gradient advantages."""
 
-    targets: jax.Array
-    advantages: jax.Array
+    targets: Float[Array, "T *b"]
+    advantages: Float[Array, "T *b"]
 
 
 def vtrace(
@@ -89,7 +92,7 @@ def vtrace(
     alpha_rho: float | jax.Array | None = None,
     alpha_c: float | jax.Array | None = None,
 ) -> VTrace:
-    """V-trace corrections for the policy that acted, with ratios `rho_tm1 = π(a|s) / μ(a|s)`.
+    """Compute V-trace targets and advantages, with ratios `rho_tm1 = π(a|s) / μ(a|s)`.
 
         vₜ₋₁ − v(sₜ₋₁) = ρ̄ₜ₋₁ δₜ + γₜ c̄ₜ₋₁ (vₜ − v(sₜ))        c̄ = λ min(c_clip, ρ)
         advantageₜ₋₁ = min(ρ_pg, ρₜ₋₁) (rₜ + γₜ vₜ − v(sₜ₋₁))
@@ -119,25 +122,25 @@ def _clipped(rho: Series, clip: float | jax.Array, alpha: float | jax.Array | No
 def n_step_returns(
     r_t: Series, discount_t: Series, valid_tm1: Mask
 ) -> tuple[Float[Array, "*b"], Float[Array, "*b"], Int[Array, "*b"]]:
-    """The rewards of T transitions from the first on: their return `G`, the discount `γ` of what
-    comes after, and the number `k` of transitions until there, at most T, each `[...]`.
+    """Compute the n-step return `G`, the discount `γ` of its bootstrap value, and the length `k`.
 
         G = r₁ + γ₁ r₂ + ... + γ₁ ... γₖ₋₁ rₖ        γ = γ₁ ... γₖ
 
-    `k` is less than T where a time-out cuts the episode: the value of the k-th timestep stands for
-    the rest. Source: Sutton and Barto 2018, equation 7.1.
+    `k` is the number of transitions summed: T, or less where a time-out cuts the episode, and `γ`
+    multiplies the value of the k-th timestep. All results are `[...]`. Source: Sutton and Barto
+    2018, equation 7.1.
     """
     alive = jnp.cumprod(valid_tm1.astype(jnp.int32), axis=0)
     factors = jnp.where(alive > 0, discount_t, 1.0)
     products = jnp.cumprod(factors, axis=0)
-    before = jnp.concatenate([jnp.ones_like(products[:1]), products[:-1]])
-    return jnp.sum(alive * before * r_t, axis=0), products[-1], jnp.sum(alive, axis=0)
+    past_discounts = jnp.concatenate([jnp.ones_like(products[:1]), products[:-1]])
+    return jnp.sum(alive * past_discounts * r_t, axis=0), products[-1], jnp.sum(alive, axis=0)
 
 
 def n_step_targets(
     v: Float[Array, "T1 *b"], r_t: Series, discount_t: Series, valid_tm1: Mask, n: int
 ) -> Float[Array, "K *b"]:
-    """`G + γ v` of `n_step_returns` for every transition that has n of them left.
+    """Compute `G + γ v` of `n_step_returns` for every transition that has n of them left.
 
     `v [T + 1, ...]` are the values of all timesteps, the others are of T transitions; the targets
     are those of the first T - n + 1 timesteps.
@@ -153,12 +156,12 @@ def n_step_targets(
 
 
 def discounted_sums(
-    before: Float[Array, "*b"], r_t: Series, decay_t: Series, ended_t: Mask
+    initial: Float[Array, "*b"], r_t: Series, decay_t: Series, ended_t: Mask
 ) -> tuple[Series, Float[Array, "*b"]]:
-    """Sums `Rₜ = rₜ + γ Rₜ₋₁` of past rewards `[T, ...]`, from `before`, and where they end.
+    """Compute sums of past rewards `Rₜ = rₜ + γ Rₜ₋₁`, `[T, ...]`, and the final sum.
 
-    A sum starts again after `ended_t`. Their deviation is the scale of the returns, which rewards
-    are divided by (Engstrom et al. 2020, "Implementation Matters", section 3).
+    They start from `initial`, and again from 0 after `ended_t`. Their standard deviation is the
+    scale by which rewards are divided (Engstrom et al. 2020, "Implementation Matters", section 3).
     """
 
     def step(total: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -166,5 +169,5 @@ def discounted_sums(
         total = reward + decay * total
         return jnp.where(ended, 0.0, total), total
 
-    after, sums = jax.lax.scan(step, before, (r_t, decay_t, ended_t))
-    return sums, after
+    final, sums = jax.lax.scan(step, initial, (r_t, decay_t, ended_t))
+    return sums, final

@@ -1,4 +1,4 @@
-"""Scales on which values are learned, and categorical values on a fixed support."""
+"""Transformations of values that are learned: squashing, and distributions on a fixed support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 
 def squash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
-    """`h(x) = sign(x) (sqrt(|x| + 1) - 1) + ε x`: large values on a smaller scale.
+    """Compute `h(x) = sign(x) (sqrt(|x| + 1) - 1) + ε x`: large values on a smaller scale.
 
     Source: Pohlen et al. 2018, proposition A.2 (arXiv 1805.11593).
     """
@@ -15,14 +15,16 @@ def squash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
 
 
 def unsquash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
-    """The inverse of `squash`."""
+    """Compute the inverse of `squash`."""
     root = jnp.sqrt(1.0 + 4.0 * epsilon * (jnp.abs(x) + 1.0 + epsilon))
     return jnp.sign(x) * (((root - 1.0) / (2.0 * epsilon)) ** 2 - 1.0)
 
 
 def two_hot(x: Float[Array, "*b"], support: Float[Array, "Z"]) -> Float[Array, "*b Z"]:
-    """Weights on an evenly spaced support whose mean is x, on the two atoms next to it; x is
-    clipped to the support. Source: Schrittwieser et al. 2020, appendix F (arXiv 1911.08265)."""
+    """Return weights of an evenly spaced support, on the two atoms next to x, with mean x.
+
+    x is clipped to the support. Source: Schrittwieser et al. 2020, appendix F (arXiv 1911.08265).
+    """
     gap = support[1] - support[0]
     x = jnp.clip(x, support[0], support[-1])
     support = support.reshape((1,) * x.ndim + support.shape)

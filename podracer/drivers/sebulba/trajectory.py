@@ -162,7 +162,7 @@ def finish(
         return update_episode_stats(episodes, *pair), None
 
     episodes, _ = jax.lax.scan(count, start.episodes, (timesteps, next_timesteps))
-    lost = next_timesteps.first & ~timesteps.last & (next_timesteps.discount > 0)
+    lost = next_timesteps.begins_after_loss(timesteps.last)
     timestep = dataclasses.replace(steps.timestep, last=timesteps.last | lost)
     steps = dataclasses.replace(steps, timestep=timestep)
     trajectory = Trajectory(steps, final, start.carry, buffer.carry)
