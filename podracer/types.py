@@ -34,9 +34,6 @@ Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
 Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
-# Annotations of fields are for arrays on a device and are not checked: the same classes also hold
-# specifications, shapes and shardings, leaf by leaf, and numpy arrays on the host. Annotations of
-# functions are checked in tests.
 
 def static(*, default: Any = dataclasses.MISSING, low: float | int | None = None) -> Any:
     """Declare a field of a `struct` as structure, not a leaf; its value is at least `low`."""
@@ -67,6 +64,9 @@ def struct(cls: type[T]) -> type[T]:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     meta = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if f.name not in meta]
+    # Field annotations say what arrays on a device are, and are not checked, unlike functions': the
+    # same classes hold specifications, shapes and shardings leaf by leaf, and numpy on the host.
+    cls.__no_type_check__ = True  # type: ignore[attr-defined]
     return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
 
 
