@@ -30,6 +30,7 @@ from podracer.types import (
     Trajectory,
     bounded,
     struct,
+    unchecked,
 )
 
 # Where the older frames of a stack come from: the stack before it, copies of its newest frame, or
@@ -57,6 +58,7 @@ class Replay:
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
 
 
+@unchecked
 @struct
 class Priorities:
     """Priorities of the starts at which samples may begin."""
@@ -65,6 +67,7 @@ class Priorities:
     largest: Float32[Array, "B"]  # of all priorities so far
 
 
+@unchecked
 @struct
 class ReplayState:
     """Contents of a replay buffer. Leaves lead with B, the number of environments."""
@@ -77,6 +80,7 @@ class ReplayState:
     priorities: Priorities | None  # None where sampling is uniform
 
 
+@unchecked
 @struct
 class Sample:
     """Sampled sequences, and where in the buffer they lie."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
 from podracer.environment import Environment
-from podracer.types import Carry, EnvState, Params, Step, TimeStep, Trajectory, struct
+from podracer.types import Carry, EnvState, Params, Step, TimeStep, Trajectory, struct, unchecked
 
 
 class Purpose(enum.IntEnum):
@@ -45,6 +45,7 @@ def environment_keys(
     return jax.vmap(lambda t: jax.vmap(lambda k: jax.random.fold_in(k, t))(keys))(steps)
 
 
+@unchecked
 @struct
 class EpisodeStats:
     """Episode statistics of each environment; returns are undiscounted."""
@@ -91,6 +92,7 @@ def update_episode_stats(
     )
 
 
+@unchecked
 @struct
 class ActorState:
     """State of acting in B environments; leaves are `[B, ...]`."""

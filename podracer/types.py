@@ -64,10 +64,17 @@ def struct(cls: type[T]) -> type[T]:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     meta = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if f.name not in meta]
-    # Field annotations say what arrays on a device are, and are not checked, unlike functions': the
-    # same classes hold specifications, shapes and shardings leaf by leaf, and numpy on the host.
-    cls.__no_type_check__ = True  # type: ignore[attr-defined]
     return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+
+
+def unchecked(cls: type[T]) -> type[T]:
+    """Exempt the fields of a `struct` from the type checks that tests switch on.
+
+    Their annotations describe arrays on a device, but the same class also holds specifications,
+    shapes and shardings, leaf by leaf.
+    """
+    cls.__no_type_check__ = True  # type: ignore[attr-defined]
+    return cls
 
 
 def check_ranges(config: Any, path: str) -> None:

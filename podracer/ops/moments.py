@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from podracer.mesh import global_mean, num_shards
-from podracer.types import PyTree, struct
+from podracer.types import PyTree, struct, unchecked
 
 
+@unchecked
 @struct
 class Moments:
     """Count, mean and variance of the items of a tree."""

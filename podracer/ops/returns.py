@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from podracer.types import struct
+from podracer.types import struct, unchecked
 
 Series = Float[Array, "T *b"]
 Mask = Bool[Array, "T *b"]
@@ -69,6 +69,7 @@ def lambda_returns(
     return v_tm1 + generalized_advantages(v_tm1, v_t, r_t, discount_t, valid_tm1, lambda_)
 
 
+@unchecked
 @struct
 class VTrace:
     """Value targets and policy-gradient advantages."""
