@@ -87,16 +87,14 @@ class DDPG:
         state = DDPGState(
             params=params,
             target_params=jax.tree.map(jnp.copy, params),
-            optimizer_states=continuous.init_optimizers(self._optimizer, params),
+            optimizer_states=continuous.init_optimizers(self, params),
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
             exploration_progress=jnp.float32(0),
             updates=jnp.int32(0),
         )
         return LearnerState(state, continuous.make_buffer(self).init(num_envs))
 
-    def carry(self, num_envs: int) -> Carry:
-        return ()
-
+    carry = continuous.carry
     actor_params = continuous.actor_params
 
     def act(
@@ -121,7 +119,7 @@ class DDPG:
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
         """Sum the losses of the critics and of the policy, which sees the critics as constants."""
         obs, next_obs = transition.timestep.observation, transition.next_timestep.observation
-        q_values = self._networks.q_values
+        networks = self._networks
 
         # Target policy smoothing (TD3, section 5.3): clipped noise on the next action.
         next_action = self._policy(target_params.actor, next_obs)
@@ -130,14 +128,16 @@ class DDPG:
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
 
         # Critics: Q(s, a) = r + gamma min Q'(s', μ'(s')).
-        next_value = jnp.min(q_values(target_params.critics, next_obs, next_action), axis=0)
+        next_value = jnp.min(
+            networks.q_values(target_params.critics, next_obs, next_action), axis=0
+        )
         target = transition.n_step_return + transition.bootstrap_discount * next_value
-        q = q_values(params.critics, obs, transition.action)
+        q = networks.q_values(params.critics, obs, transition.action)
         critic_loss, priorities = continuous.critic_loss(q, target, transition)
 
         # Policy: maximize Q(s, μ(s)) of the first critic.
         first_critic = jax.lax.stop_gradient(params.critics[:1])
-        policy_q = q_values(first_critic, obs, self._policy(params.actor, obs))[0]
+        policy_q = networks.q_values(first_critic, obs, self._policy(params.actor, obs))[0]
         actor_loss = -jnp.mean(transition.mask * policy_q)
 
         metrics = {"loss": critic_loss, "actor_loss": actor_loss, "q": jnp.mean(q)}
@@ -145,9 +145,7 @@ class DDPG:
 
     def _apply_gradients(self, state: DDPGState, grads: DDPGParams) -> DDPGState:
         """Step the critics; every `policy_delay`-th time step the policy and the targets too."""
-        params, optimizer_states = continuous.optimizer_steps(
-            self._optimizer, grads, state.optimizer_states, state.params
-        )
+        params, optimizer_states = continuous.optimizer_steps(self, state, grads)
         target_params = optax.incremental_update(
             params, state.target_params, self.target_update_rate
         )
@@ -174,10 +172,6 @@ class DDPG:
     @property
     def _networks(self) -> continuous.ActorCritic:
         return continuous.build_networks(self.network, self.spec, policy_outputs=1)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
 
 
 def td3(**settings: Any) -> DDPG:

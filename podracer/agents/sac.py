@@ -83,15 +83,13 @@ class SAC:
         state = SACState(
             params=params,
             target_params=jax.tree.map(jnp.copy, critics),
-            optimizer_states=continuous.init_optimizers(self._optimizer, params),
+            optimizer_states=continuous.init_optimizers(self, params),
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
             exploration_progress=jnp.float32(0),
         )
         return LearnerState(state, continuous.make_buffer(self).init(num_envs))
 
-    def carry(self, num_envs: int) -> Carry:
-        return ()
-
+    carry = continuous.carry
     actor_params = continuous.actor_params
 
     def act(
@@ -151,9 +149,7 @@ class SAC:
         return critic_loss + actor_loss + temperature_loss, (metrics, priorities)
 
     def _apply_gradients(self, state: SACState, grads: SACParams) -> SACState:
-        params, optimizer_states = continuous.optimizer_steps(
-            self._optimizer, grads, state.optimizer_states, state.params
-        )
+        params, optimizer_states = continuous.optimizer_steps(self, state, grads)
         target_critics = optax.incremental_update(
             params.critics, state.target_params, self.target_update_rate
         )
@@ -168,7 +164,3 @@ class SAC:
     @property
     def _networks(self) -> continuous.ActorCritic:
         return continuous.build_networks(self.network, self.spec, policy_outputs=2)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)

@@ -20,6 +20,7 @@ from podracer.ops.moments import Moments, init_moments, merge, moments_of, norma
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
     ArraySpec,
+    Carry,
     ConfigError,
     Continuous,
     EnvironmentSpec,
@@ -101,6 +102,9 @@ State = TypeVar("State", bound=ActorCriticState)
 
 class Agent(Protocol):
     """What `learn`, which also serves as a method, reads of an agent."""
+
+    @property
+    def learning_rate(self) -> float: ...
 
     @property
     def discount(self) -> float: ...
@@ -188,25 +192,24 @@ def critic_loss(
 Networks = TypeVar("Networks", bound=NamedTuple)
 
 
-def init_optimizers(optimizer: optax.GradientTransformation, params: Networks) -> Networks:
-    """Return an optimizer state for each field of a named tuple of parameters."""
+def init_optimizers(agent: Agent, params: Networks) -> Networks:
+    """Return a state of Adam for each field of a named tuple of parameters."""
+    optimizer = optax.adam(agent.learning_rate)
     return params._make(optimizer.init(part) for part in params)
 
 
-def optimizer_steps(
-    optimizer: optax.GradientTransformation,
-    grads: Networks,
-    optimizer_states: Networks,
-    params: Networks,
-) -> tuple[Networks, Networks]:
-    """Take one optimizer step for each field; return new parameters and optimizer states."""
+def optimizer_steps(agent: Agent, state: ActorCriticState, grads: Any) -> tuple[Any, Any]:
+    """Take one step of Adam for each field of the parameters; return them and Adam's states."""
+    optimizer = optax.adam(agent.learning_rate)
 
     def step(grad: PyTree, optimizer_state: Any, part: Params) -> tuple[Params, Any]:
         updates, optimizer_state = optimizer.update(grad, optimizer_state, part)
         return optax.apply_updates(part, updates), optimizer_state
 
-    new_params, new_states = zip(*map(step, grads, optimizer_states, params), strict=True)
-    return params._make(new_params), params._make(new_states)
+    new_params, new_states = zip(
+        *map(step, grads, state.optimizer_states, state.params), strict=True
+    )
+    return grads._make(new_params), grads._make(new_states)
 
 
 def normalized_transition(
@@ -243,6 +246,11 @@ class ActorParams:
     actor: Params
     obs_moments: Moments | None
     exploration_progress: jax.Array  # f32 [], share of the random frames that has passed
+
+
+def carry(agent: Agent, num_envs: int) -> Carry:
+    """Return no carry: the networks are feed-forward."""
+    return ()
 
 
 def actor_params(agent: Agent, state: LearnerState) -> ActorParams:
