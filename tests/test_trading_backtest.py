@@ -46,6 +46,13 @@ EXPERIMENT = Experiment(
 class Scripted:
     """Plays the actions `[T, D]` that it has as parameters; its memory is the time."""
 
+    spec = None
+
+    def init(self, key: jax.Array, num_envs: int) -> Any:
+        raise NotImplementedError
+
+    actor_params = learn = init
+
     def carry(self, num_envs: int) -> jax.Array:
         return jnp.zeros(num_envs, jnp.int32)
 
