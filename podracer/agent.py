@@ -44,13 +44,13 @@ class Agent(Protocol):
         ...
 
     def carry(self, num_envs: int) -> Carry:
-        """Return the empty memory `[B, ...]`, row i for environment i; `()` if there is none."""
+        """Return the initial recurrent state `[B, ...]`, `()` if there is none."""
         ...
 
     def actor_params(self, state: LearnerState) -> Params:
-        """Return the part of the state that acting needs.
+        """Return the parameters that `act` takes, from the learner's state.
 
-        It is made of `shared` alone, unless the agent is a `MetaLearner`.
+        They depend on `shared` alone, unless the agent is a `MetaLearner`.
         """
         ...
 
@@ -59,7 +59,8 @@ class Agent(Protocol):
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Choose actions `[B, ...]` for a timestep `[B, ...]` with one key for each environment.
 
-        Returns the actions, extras that `learn` needs (leaves `[B, ...]`), and the new memory.
+        Returns the actions, extras that `learn` needs (leaves `[B, ...]`), and the new recurrent
+        state.
         `explore=False` asks for the agent's best action.
         """
         ...
@@ -76,7 +77,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class FusedAgent(Agent, Protocol):
-    """Agent whose loss is a function of what acting computed.
+    """Agent whose loss is a function of the outputs that `act` computed.
 
     Its gradient may go through the rollout itself and reuse that forward pass (Hessel et al. 2021,
     the minimal unit of Anakin).
@@ -89,8 +90,8 @@ class FusedAgent(Agent, Protocol):
 
         `params` are what `actor_params` returns.
 
-        With `reuse` the network's outputs are those that acting left in `extras`, and only the
-        final timestep needs a forward pass; without, all T+1 timesteps get a second one.
+        With `reuse` the network's outputs are those that `act` stored in `extras`, and only the
+        final timestep needs a forward pass; without it all T+1 timesteps get a second one.
         """
         ...
 
@@ -127,7 +128,7 @@ class NeedsRolloutLength(Agent, Protocol):
 
 @runtime_checkable
 class NeedsFile(Agent, Protocol):
-    """Agent that begins with the content of a file, filled in as `spec` is."""
+    """Agent that is initialized from the content of a file, filled in as `spec` is."""
 
     @property
     def data_file(self) -> str:

@@ -1,7 +1,7 @@
 """Checks of a user's agent and environment, by abstract evaluation: nothing is compiled or run.
 
-Both raise `ConfigError` with one sentence that names the method and the leaf, what was expected and
-what came.
+Both raise `ConfigError` with one sentence that names the method, the leaf, and the expected and the
+actual value.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _abstract_rollout(
             f"{[num_envs, *expected.shape]}, but they are {action.dtype}{list(action.shape)}."
         )
     if jax.tree.structure(carry) != jax.tree.structure(new_carry):
-        raise ConfigError(f"{type(agent).__name__}.act must keep the structure of its memory.")
+        raise ConfigError(f"{type(agent).__name__}.act must keep the structure of its carry.")
     step = Step(timestep, action, extras)
     steps = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), step)
     return Trajectory(steps, timestep, carry, new_carry)
@@ -225,7 +225,7 @@ def _check_no_keys(name: str, state: EnvState) -> None:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ConfigError(
                 f"{name}: state{jax.tree_util.keystr(path)} is a random key; "
-                "an environment holds none and uses those that `reset` and `step` are given."
+                "an environment holds none and uses those passed to `reset` and `step`."
             )
 
 

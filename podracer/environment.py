@@ -34,11 +34,11 @@ class Environment(Protocol):
 
     An environment holds no random key and restarts by itself. A true terminal (`discount` 0)
     restarts in the same step: the timestep carries the last reward and the first observation of the
-    next episode, with `first` set. A time-out is shown with `last` set and `discount` 1, and the
-    step after it ignores its action and restarts. `auto_reset` adds both kinds of restart to an
-    environment that only marks its ends.
+    next episode, with `first` set. A time-out has `last` set and `discount` 1, and the next
+    step ignores its action and restarts. `auto_reset` adds both kinds of restart to an
+    environment that only marks the ends of episodes.
 
-    Optional abilities are protocols of their own: `Renderable`, `HasEvaluation`, `HasWorlds`.
+    Optional features are protocols of their own: `Renderable`, `HasEvaluation`, `HasWorlds`.
     """
 
     @property
@@ -61,11 +61,11 @@ class HostEnvironment(Protocol):
     observation and `last` set (`discount` 0 for a terminal), and the step after it ignores that
     row's action and shows the first timestep of the next episode: `first` set, reward 0, discount
     1. An end that needs no reset, such as a lost life, may be both in one timestep: `discount` 0,
-    `first` set and `last` not. An adapter that loses an episode to a fault just shows the first
-    timestep of the next one; the driver sees that no end came before it, and the broken transition
-    does not train.
+    `first` set and `last` not. An adapter that loses an episode to a fault returns the first
+    timestep of the next one; the driver detects the missing end, and the broken transition does
+    not train.
 
-    Optional abilities are protocols of their own: `Resumable`, `ReportsFaults`.
+    Optional features are protocols of their own: `Resumable`, `ReportsFaults`.
     """
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
@@ -79,7 +79,7 @@ class HostEnvironment(Protocol):
     def step(self, action: np.ndarray) -> TimeStep:
         """Return the next timestep, given actions `[B]` i32 or `[B, n]` f32.
 
-        Raises `EnvironmentFault` where the environments cannot go on.
+        Raises `EnvironmentFault` where the environments cannot continue.
         """
         ...
 
@@ -92,7 +92,7 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A factory of batches of host environments: a small hashable value, equal by settings.
 
-    Optional abilities are protocols of their own: `HasEvaluation`, `HasFrameSkip`.
+    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`.
     """
 
     @property
@@ -103,7 +103,7 @@ class HostEnvironments(Protocol):
         ...
 
 
-# --- optional abilities, which callers ask for with `isinstance` ---------------------------------
+# --- optional features, which callers check with `isinstance` ------------------------------------
 
 
 @runtime_checkable
@@ -179,7 +179,7 @@ class TaskGroups:
     """Environments in groups that share a task: `EnvironmentSpec.extension` for meta-learning.
 
     Each `num_envs` environments, one after another in the batch, show one task for `num_steps`
-    steps, then another. Observations are dictionaries: `observation`, that of the task; `task`,
+    steps, then another. Observations are dictionaries: `observation`, of the task itself; `task`,
     int32, which of `tasks`; `task_count`, int32, how many tasks the group had before this one.
     """
 
@@ -198,13 +198,13 @@ def evaluation_environment(environment: Any) -> Any:
 def call_environment(caller: str, function: Callable[[], T]) -> T:
     """Return `function()`, a call into host environments, for a thread named `caller`.
 
-    Whatever it raises becomes an `EnvironmentFault`, but for the library's own errors and Ctrl-C.
+    Every exception becomes an `EnvironmentFault`, except the library's own errors and Ctrl-C.
     """
     try:
         return function()
     except (PodracerError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # `sys.exit(0)` in an environment must not end a run well
+    except BaseException as error:  # `sys.exit(0)` in an environment must not count as success
         raise EnvironmentFault(
             f"{caller}: the environment raised {type(error).__name__}: {error}"
         ) from error
@@ -262,13 +262,13 @@ class AutoResetState:
 
 @dataclasses.dataclass(frozen=True)
 class AutoReset:
-    """Wrapper that restarts an environment which only marks its ends (`last`, `discount`)."""
+    """Wrapper that restarts an environment which only marks ends of episodes."""
 
     inner: Any
     resets_per_step: int = 0
 
     def __post_init__(self) -> None:
-        # Abilities of the inner environment, set on the instance, where `isinstance` looks.
+        # Optional features of the inner environment, set on the instance, where `isinstance` looks.
         if isinstance(self.inner, Renderable):
             object.__setattr__(self, "render", self._render)
         if isinstance(self.inner, HasEvaluation):
@@ -340,7 +340,7 @@ def _sibling(key: jax.Array) -> jax.Array:
 def auto_reset(environment: Any, *, resets_per_step: int = 0) -> AutoReset:
     """Return an environment that restarts by itself, as drivers expect, from one that does not.
 
-    `environment` has a device environment's methods and only marks its ends (`last`, `discount`).
+    `environment` has a device environment's methods and only marks ends (`last`, `discount`).
     Under `vmap` a reset is computed for every environment at every step. Where that is expensive,
     `resets_per_step` is the number of resets to compute for the whole batch at each step;
     if more environments end in one step, some of them share an initial state.

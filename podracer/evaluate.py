@@ -81,7 +81,7 @@ def greedy_episodes(
     params: Params,
     run_key: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the return, the length and whether it ended of each episode; it may be traced."""
+    """Return each episode's return, length and whether it ended; may be traced."""
     indices = jnp.arange(episodes, dtype=jnp.uint32)
     key = purpose_key(run_key, Purpose.EVALUATE)
 
@@ -123,7 +123,7 @@ def _host_evaluator(
                 done |= timestep.ends_episode(previous_last)
                 if done.all():
                     break
-        # Emulators may differ between hosts, but all hosts must decide alike.
+        # Emulators may differ between hosts, but all hosts must take the same decisions.
         returns, lengths, done = from_first_process((returns, lengths, done))
         return Evaluation(returns, lengths, int((~done).sum()))
 
@@ -150,7 +150,7 @@ def _host_steps(
     run_key: jax.Array,
     num_envs: int,
 ) -> Generator[tuple[np.ndarray, TimeStep]]:
-    """Yield greedy steps for ever: `last [B]` of the timestep before, and the next timestep."""
+    """Yield greedy steps forever: `last [B]` of the previous timestep, and the next timestep."""
     environments: HostEnvironments = evaluation_environment(env)
     params, data = on_one_device((params, jax.random.key_data(run_key)))
     key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)

@@ -113,7 +113,7 @@ def format_bytes(size: int) -> str:
 
 
 def check_program_memory(program: Any, mesh: Mesh) -> Any:
-    """Return a compiled program if its temporary memory is free on the mesh.
+    """Return a compiled program if its temporary memory fits into the free memory of the mesh.
 
     Raises `ConfigError` with both sizes otherwise, before anything runs.
     """
@@ -161,9 +161,9 @@ def global_grad(
     """Return the gradient of `loss(params, *args) -> (scalar, aux)`, averaged over shards, and aux.
 
     The drivers run under `shard_map(check_vma=False)`, where differentiating a replicated input
-    gives the gradient of one shard and the mean is ours to take. (With `check_vma=True` JAX sums
-    such gradients itself and this mean would silently return the sum.) Where each shard's loss is a
-    mean over equally many items, the result is the gradient of the mean over all items.
+    gives the gradient of one shard, and the mean over shards is taken here. (With `check_vma=True`
+    JAX sums such gradients itself, and this mean would leave the sum unchanged.) Where each shard's
+    loss is a mean over equally many items, the result is the gradient of the mean over all items.
     """
     grads, aux = jax.grad(loss, has_aux=True)(params, *args)
     return global_mean(grads, axis), aux

@@ -2,7 +2,7 @@
 
 Every environment has a ring buffer of its newest timesteps. Leaves are `[B, C, ...]`, environments
 first, because that is the sharded axis: each device samples from its own environments. A sample is
-a `Trajectory`, so losses look the same as on a fresh rollout. Observations whose last axis is a
+a `Trajectory`, so losses are computed as on a new rollout. Observations whose last axis is a
 stack of frames (`ArraySpec.frame_stack`) are stored one frame at a time.
 """
 
@@ -33,8 +33,8 @@ from podracer.types import (
     unchecked,
 )
 
-# Where the older frames of a stack come from: the stack before it, copies of its newest frame, or
-# nowhere (they are 0).
+# Source of the older frames of a stack: the previous stack, copies of its newest frame, or none
+# (they are 0).
 CONTINUED, COPIED, BLANK = 0, 1, 2
 
 
@@ -75,7 +75,7 @@ class ReplayState:
     steps: Step  # [B, C, ...]; of a stack of frames only the newest frame
     frame_source: PyTree  # u8 [B, C] for each stack of frames, else (): CONTINUED, COPIED or BLANK
     last_stack: PyTree  # [B, ..., K] for each stack of frames, the newest one, else ()
-    carry: Carry  # [B, C / stride, ...], the agent's memory at each start
+    carry: Carry  # [B, C / stride, ...], the agent's recurrent state at each start
     num_added: Int32[Array, "B"]  # timesteps ever added, the same for all environments
     priorities: Priorities | None  # None where sampling is uniform
 
@@ -83,7 +83,7 @@ class ReplayState:
 @unchecked
 @struct
 class Sample:
-    """Sampled sequences, and where in the buffer they lie."""
+    """Sampled sequences and their positions in the buffer."""
 
     trajectory: Trajectory  # L - 1 transitions between L timesteps, [L - 1, N, ...]
     weights: Float32[Array, "N"]  # importance weights, at most 1
@@ -150,10 +150,10 @@ class Buffer:
         )
 
     def add(self, state: ReplayState, steps: Step, carry: Carry = ()) -> ReplayState:
-        """Add a rollout's steps `[T, B, ...]`; `carry [B, ...]` is the memory at the first of them.
+        """Add a rollout's steps `[T, B, ...]`; `carry [B, ...]` is the state at the first of them.
 
-        The oldest timesteps are overwritten. Raises `ConfigError` where T is too large, or no
-        multiple of the stride.
+        The oldest timesteps are overwritten. Raises `ConfigError` where T is too large, or not
+        a multiple of the stride.
         """
         T = steps.timestep.reward.shape[0]
         ring_size = _ring_size(state)
@@ -216,7 +216,7 @@ class Buffer:
     def update_priorities(
         self, priorities: Priorities | None, sample: Sample, errors: Float[Array, "N"]
     ) -> Priorities | None:
-        """Return the priorities after a sample's absolute errors; None where there are none.
+        """Return priorities updated with a sample's absolute errors; None stays None.
 
         A priority is `(|error| + 1e-6) ** priority_exponent` (Schaul et al. 2016, section 3.3).
         """
@@ -250,7 +250,7 @@ class Buffer:
         B, ring_size = state.num_added.shape[0], _ring_size(state)
         newest = self._start_range(state)[1]
         oldest = state.num_added[0] + self._history - ring_size
-        # From the first that became complete round the ring to the last that was overwritten.
+        # From the first start that became complete, around the ring, to the last overwritten one.
         count = math.ceil((T + self.length + self._history) / self.stride)
         first = newest - T + 1
         times = (-(-first // self.stride) + jnp.arange(count)) * self.stride

@@ -101,7 +101,7 @@ class ActorState:
     timestep: TimeStep
     """The newest timestep, on which the next action is chosen."""
     carry: Carry
-    """The agent's memory."""
+    """The agent's recurrent state."""
     episodes: EpisodeStats
 
 

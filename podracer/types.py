@@ -108,7 +108,7 @@ class TimeStep:
     discount: Float32[Array, "*b"]
     """0 only at a true terminal, 1 elsewhere, also at a time-out."""
     first: Bool[Array, "*b"]
-    """Whether an episode begins here: recurrent memory is cleared."""
+    """Whether an episode begins here: recurrent state is reset."""
     last: Bool[Array, "*b"]
     """Whether the episode is cut here: the action chosen here is ignored."""
 
@@ -122,9 +122,9 @@ class TimeStep:
     def begins_after_loss(
         self, previous_last: Bool[Array | np.ndarray, "*b"]
     ) -> Bool[Array | np.ndarray, "*b"]:
-        """Return whether an episode begins here though the one before it has shown no end.
+        """Return whether an episode begins here although the previous one has not ended.
 
-        The episode before was lost to a fault; the transition to this timestep must not train.
+        The previous episode was lost to a fault; the transition to this timestep must not train.
         """
         return self.first & ~previous_last & (self.discount > 0)
 
@@ -149,9 +149,9 @@ class Trajectory:
     final: TimeStep
     """The timestep after the last action, `[B, ...]`."""
     carry: Carry
-    """The agent's memory at the first timestep, `[B, ...]`."""
+    """The agent's recurrent state at the first timestep, `[B, ...]`."""
     final_carry: Carry
-    """The agent's memory at `final`, so that a bootstrap value needs no second unroll."""
+    """The agent's recurrent state at `final`: a bootstrap value needs no second unroll."""
 
     def timesteps(self) -> TimeStep:
         """Return all timesteps `[T+1, B, ...]`: the T acted on, then the final one."""
@@ -168,7 +168,7 @@ class Trajectory:
         return jax.tree.map(lambda s, f: jnp.concatenate([s[1:], f[None]]), steps, final)
 
     def valid(self) -> Bool[Array, "T B"]:
-        """Return which transitions may train: all but those from a time-out, which lead nowhere."""
+        """Return which transitions may train: all but those that start at a time-out."""
         return ~self.steps.timestep.last
 
 
@@ -187,8 +187,8 @@ class ArraySpec:
     """Shape and dtype of one observation leaf, without any batch axis.
 
     With `frame_stack` the last axis holds the newest frames, oldest first, and each observation
-    either moves on by one frame from the one before it, or begins as copies of its newest frame, or
-    as its newest frame after blank ones (all 0). A replay buffer then stores each frame once.
+    shifts the previous one by one new frame, or consists of copies of its newest frame, or of its
+    newest frame after blank ones (all 0). A replay buffer then stores each frame once.
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
     """
 

@@ -375,7 +375,7 @@ def test_options_may_stand_in_the_name() -> None:
     assert make("gymnax:Catch-bsuite,max_steps_in_episode=4") == make(
         "gymnax:Catch-bsuite", max_steps_in_episode=4
     )
-    with pytest.raises(ConfigError, match=r"'rows' is no option .*name,key=value"):
+    with pytest.raises(ConfigError, match=r"'rows' is not an option .*name,key=value"):
         make("catch,rows")
 
 

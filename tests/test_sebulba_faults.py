@@ -256,7 +256,7 @@ def test_a_fault_ends_the_run_and_is_what_it_ends_with(place, visit, once, capfd
     assert injector.moment is not None, "the fault was not met"
     check_root(outcome, injector)
     if place == "close":
-        assert "while all stopped: EnvironmentFault: actor" in capfd.readouterr().err
+        assert "while stopping: EnvironmentFault: actor" in capfd.readouterr().err
 
 
 def test_the_first_fault_counts_even_if_closing_fails_too(once, capfd):
@@ -270,7 +270,7 @@ def test_the_first_fault_counts_even_if_closing_fails_too(once, capfd):
 
     outcome = attempt(once, Both("nowhere"))
     check_root(outcome, first)
-    assert capfd.readouterr().err.count("while all stopped") == 2  # each closes its own
+    assert capfd.readouterr().err.count("while stopping") == 2  # each closes its own
 
 
 def test_an_actor_that_fails_during_an_update_is_the_root(once):
@@ -569,7 +569,7 @@ def test_closing_that_fails_is_told_but_does_not_spoil_a_run(once, tmp_path, cap
 
     result, error, crash = trained(tmp_path, at=at)
     assert (error, crash, result.exit_code) == (None, None, 0)
-    assert "while all stopped: EnvironmentFault: actor 0" in capfd.readouterr().err
+    assert "while stopping: EnvironmentFault: actor 0" in capfd.readouterr().err
 
 
 # --- nothing is left -----------------------------------------------------------------------------

@@ -334,7 +334,7 @@ def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
         assert not states.inner.shares.any()
         assert examined.inner.cost == 0.002
     assert not hasattr(auto_reset(Pendulum()), "for_evaluation")
-    with pytest.raises(ConfigError, match="pendulum has no period to back-test in"):
+    with pytest.raises(ConfigError, match="pendulum has no back-test period"):
         backtest_environment(auto_reset(Pendulum()))
 
 

@@ -176,7 +176,7 @@ def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[
 
 
 def test_other_environments_are_refused() -> None:
-    with pytest.raises(ConfigError, match="catch has no period to back-test in"):
+    with pytest.raises(ConfigError, match="catch has no back-test period"):
         backtest_environment(make("catch"))
 
 

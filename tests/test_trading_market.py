@@ -123,8 +123,8 @@ def test_a_date_ends_with_its_day() -> None:
         ((0.6, 0.6), "leave 36, 0, 24 bars"),
         ((0.8, 0.6), "leave 48, -12, 24 bars"),
         (("2009-01-01", 0.5), "leave 0, 30, 30 bars"),
-        ((0.5, 1.5), "validate_until=1.5 is no fraction"),
-        (("24/05/2019", 0.5), "train_until=24/05/2019 is no date: write it as 2019-05-25"),
+        ((0.5, 1.5), "validate_until=1.5 is neither a fraction"),
+        (("24/05/2019", 0.5), "train_until=24/05/2019 is not a date: write it as 2019-05-25"),
     ],
 )
 def test_cuts_that_leave_nothing_are_refused(cuts: Any, words: str) -> None:

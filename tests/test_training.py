@@ -125,7 +125,7 @@ def test_a_run_that_finds_other_devices_says_so_and_goes_on(tmp_path, monkeypatc
     machine(4)
     with caplog.at_level(logging.WARNING, "podracer"):
         result = podracer.train(experiment, run_dir=tmp_path / "run", resume=True)
-    assert "saved on 2 devices and goes on with 4: correct, but not bit-exact" in caplog.text
+    assert "saved on 2 devices and continues on 4: correct, but not bit-exact" in caplog.text
     assert result.metrics["updates"] == 40
 
 

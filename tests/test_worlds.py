@@ -514,7 +514,7 @@ def test_where_any() -> None:
 
 
 def test_only_environments_of_the_device_have_lives() -> None:
-    with pytest.raises(ConfigError, match="object is no environment of the device"):
+    with pytest.raises(ConfigError, match="object is not a device environment"):
         Lifetimes(object())
     assert isinstance(make("lifetimes:catch"), Environment)
     check_environment(make("lifetimes:probe:memory"))

@@ -1,4 +1,4 @@
-"""Agents of the library, one file each. An agent is added by its file and its line here."""
+"""Built-in agents, one file each; each is exported here."""
 
 from podracer.agents.a2c import A2C as A2C
 from podracer.agents.alphazero import AlphaZero as AlphaZero

@@ -1,6 +1,6 @@
 """A2C: policy gradient with a learned value function, one update for each rollout.
 
-Its loss is a function of what acting computed, so Anakin can run it as the paper's fused unit.
+Its loss is a function of the outputs of `act`, so Anakin can run it as the paper's fused unit.
 Sources: Mnih et al. 2016 (arXiv 1602.01783); advantages of Schulman et al. 2016 (arXiv 1506.02438).
 """
 

@@ -1,8 +1,7 @@
 """Gumbel AlphaZero: search in the environment itself, where it is a pure function.
 
 It runs in environments that show their state (`envs/model.py`). Sources: Silver et al. 2018 for the
-loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, which
-mctx does.
+loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class AlphaZero:
         )
         values = heads["value"][..., 0]
 
-        # The final timestep was not searched: the network's own value stands for it.
+        # The final timestep was not searched: the network's own value is used for it.
         search_values = jnp.concatenate([extras["value"], jax.lax.stop_gradient(values[-1:])])
         value_targets = lambda_returns(
             search_values[:-1],
@@ -121,7 +120,7 @@ class AlphaZero:
         loss = policy_loss + self.value_cost * value_loss
         return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
 
-    # --- what mctx calls -------------------------------------------------------------------------
+    # --- callbacks of mctx -----------------------------------------------------------------------
 
     def _root_fn(self, params: Params, timestep: TimeStep) -> mctx.RootFnOutput:
         policy_logits, value = self._predict(params, timestep.observation["observation"])

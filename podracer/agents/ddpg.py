@@ -34,7 +34,7 @@ from podracer.types import (
 
 
 class DDPGParams(NamedTuple):
-    """What DDPG learns, each by an optimizer of its own."""
+    """Parameters of DDPG; each field has an optimizer of its own."""
 
     actor: Params
     critics: tuple[Params, ...]
@@ -117,7 +117,7 @@ class DDPG:
         transition: Transition,
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Sum the losses of the critics and of the policy, which sees the critics as constants."""
+        """Sum the losses of the critics and of the policy, which takes the critics as constants."""
         obs, next_obs = transition.timestep.observation, transition.next_timestep.observation
         networks = self._networks
 

@@ -89,7 +89,7 @@ class DQN:
         return LearnerState(state, self._buffer.init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:
-        # `act` sees a batch but not which environments are in it; the carry stays with each one.
+        # `act` does not know which environments are in its batch; the carry stays with each one.
         return value_based.epsilon_exponents(self.apex_alpha, num_envs)
 
     def actor_params(self, state: LearnerState) -> value_based.ActorParams:

@@ -1,7 +1,7 @@
-"""Gumbel MuZero: search in a learned model, which learns to predict what the search needs.
+"""Gumbel MuZero: search in a learned model of policies, values and rewards.
 
 Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its losses; Danihelka et al.
-2022, "Policy improvement by planning with Gumbel", for the search, which mctx does.
+2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class MuZero:
         discounts = self.discount * next_steps.discount
         return n_step_targets(values, next_steps.reward, discounts, trajectory.valid(), self.n_step)
 
-    # --- what mctx calls -------------------------------------------------------------------------
+    # --- callbacks of mctx -----------------------------------------------------------------------
 
     def _root_fn(self, params: ModelParams, observation: PyTree) -> mctx.RootFnOutput:
         model = self._model

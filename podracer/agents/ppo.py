@@ -1,7 +1,7 @@
 """PPO: several epochs of clipped policy updates on each rollout.
 
 Minibatches are shuffled within a shard: single transitions for feed-forward networks, whole
-sequences from their stored memory for recurrent ones. Sources: Schulman et al. 2017 (arXiv
+sequences from their stored recurrent state for recurrent ones. Sources: Schulman et al. 2017 (arXiv
 1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalizations.
 """
 
@@ -38,7 +38,7 @@ from podracer.types import (
 
 @struct
 class ActorParams:
-    """What acting needs."""
+    """Parameters of the network and of the normalization of its observations."""
 
     params: Params
     observation_moments: Moments | None
@@ -46,7 +46,7 @@ class ActorParams:
 
 @struct
 class PPOState(ParamsState):
-    """What learning changes; moments are None where nothing is normalized by them."""
+    """Learner state; moments are None where nothing is normalized by them."""
 
     observation_moments: Moments | None
     return_moments: Moments | None
@@ -64,7 +64,7 @@ class Batch:
     target: jax.Array
     advantage: jax.Array
     valid: jax.Array  # f32, 0 where an episode was cut
-    carry: Carry  # memory at the start of each item, [1, N, ...]; () without memory
+    carry: Carry  # recurrent state at the start of each item, [1, N, ...], or ()
 
 
 @struct
@@ -90,7 +90,7 @@ class PPO:
     num_minibatches: int = static(default=4, low=1)
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
     normalize_observations: bool = static(default=False)
-    """Normalize observations by the mean and standard deviation of all that were seen."""
+    """Normalize observations by the running mean and standard deviation."""
     normalize_rewards: bool = static(default=False)
     """Divide rewards by the standard deviation of the discounted returns."""
     anneal_updates: int = static(default=0, low=0)
@@ -139,7 +139,7 @@ class PPO:
             learner.return_moments, state.local, trajectory, discount=self.discount, axis=axis
         )
         batch = self._make_batch(learner.params, trajectory)
-        # Measured in one call, so in one reduction (docs/decisions/0012).
+        # Computed in one call, so in one reduction (docs/decisions/0012).
         measured = (batch.advantage, observations if self.normalize_observations else None)
         advantage_moments, observation_moments = moments_of_each(measured, axis)
         advantage = normalization.standardize(batch.advantage, advantage_moments)

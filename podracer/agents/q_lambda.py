@@ -2,7 +2,7 @@
 
 It acts greedily in its action values, without exploration and without a target network; the loss is
 the mean squared error to λ-returns that bootstrap from the best action. Its loss is a function of
-what acting computed, so Anakin can run it as the paper's fused unit.
+the outputs of `act`, so Anakin can run it as the paper's fused unit.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class QLambda:
     ) -> tuple[jax.Array, jax.Array]:
         """Return the action values of each step `[T, B, A]` and of the final timestep `[1, B, A]`.
 
-        With `reuse` the values of the steps are those that acting left in the extras.
+        With `reuse` the values of the steps are those that `act` stored in the extras.
         """
         if not reuse:
             q, _ = self._action_values(params, trajectory.carry, trajectory.timesteps())
@@ -98,7 +98,7 @@ class QLambda:
     def _action_values(
         self, params: Params, carry: Carry, timesteps: TimeStep
     ) -> tuple[jax.Array, Carry]:
-        """Return action values `[T, B, A]` of timesteps `[T, B]`, and the new memory."""
+        """Return action values `[T, B, A]` of timesteps `[T, B]`, and the new recurrent state."""
         outputs, carry = self._network.apply(params, carry, timesteps.observation, timesteps.first)
         return actor_critic.mask_logits(timesteps.observation, outputs["q"]), carry
 

@@ -34,7 +34,7 @@ from podracer.types import (
 
 @struct
 class R2D2Carry:
-    """What stays with each environment while acting, `[B, ...]`."""
+    """Recurrent state of each environment, `[B, ...]`."""
 
     memory: PyTree  # recurrent state of the network
     epsilon_exponent: jax.Array  # f32 [B]

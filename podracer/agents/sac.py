@@ -33,7 +33,7 @@ from podracer.types import (
 
 
 class SACParams(NamedTuple):
-    """What SAC learns, each by an optimizer of its own."""
+    """Parameters of SAC; each field has an optimizer of its own."""
 
     actor: Params
     critics: tuple[Params, ...]
@@ -113,7 +113,7 @@ class SAC:
         transition: Transition,
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Sum the losses of critics, actor and temperature; each sees the others as constants."""
+        """Sum the losses of critics, actor and temperature; each takes the others as constants."""
         fixed = jax.lax.stop_gradient(params)
         temperature = jnp.exp(fixed.log_temperature)
         next_action_keys, action_keys = jax.random.split(key, (2, *transition.mask.shape))

@@ -1,7 +1,7 @@
 """STACX: an actor-critic that tunes its own discount, λ, costs and V-trace while it learns.
 
-The inner loss has metaparameters, which follow the gradient of an outer loss with fixed
-hyperparameters through the update that they caused. Auxiliary policies and values, with
+The inner loss has metaparameters. The gradient of an outer loss with fixed hyperparameters is taken
+with respect to them through the inner update. Auxiliary policies and values, with
 metaparameters of their own, shape the features.
 Source: Zahavy et al. 2020, "A Self-Tuning Actor-Critic Algorithm" (arXiv 2002.12928).
 """
@@ -116,7 +116,7 @@ class Stacx:
             ParamsState(learner.params, learner.optimizer_state),
             jax.tree.map(lambda x: x[None], trajectory),
         )
-        # A shard has its own part of the gradient, through the mean of all inner gradients.
+        # Each shard has a part of the gradient, through the mean of all inner gradients.
         meta_grads = global_mean(meta_grads, axis)
         meta = ParamsState(learner.metaparams, learner.meta_optimizer_state)
         meta, meta_metrics = actor_critic.optimizer_step(self._meta_optimizer, meta, meta_grads)
@@ -145,7 +145,7 @@ class Stacx:
     def _outer_loss(
         self, trajectory: Trajectory, metaparams: Metaparams, learner: ParamsState, aux: PyTree
     ) -> tuple[jax.Array, Metrics]:
-        """Return the fixed loss of the main head after the update, plus how far it moved."""
+        """Return the fixed loss of the main head after the update, plus the KL penalty."""
         old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
         policy, values = _main_head(self._unroll(learner.params, trajectory))
         (loss,), _ = self._losses(policy, values, trajectory, self._outer_hyperparams())

@@ -66,7 +66,7 @@ class AnakinConfig:
     """Configuration of the Anakin driver."""
 
     num_envs: int = bounded(128, low=1)
-    """Number of environments in all; the devices share them evenly."""
+    """Total number of environments; the devices share them evenly."""
     rollout_length: int = bounded(16, low=1)
     """Environment steps T of each environment before each update."""
     updates_per_chunk: int = bounded(100, low=1)
@@ -83,14 +83,14 @@ class AnakinConfig:
 
 
 def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int) -> None:
-    """Raise `ConfigError` for what cannot run, before anything is compiled."""
+    """Raise `ConfigError` if the configuration cannot run, before anything is compiled."""
     check_ranges(config, "driver")
     check_divisible("num_envs", config.num_envs, num_devices)
     check_environment(env)
     check_agent(agent, num_envs=config.num_envs // num_devices, length=config.rollout_length)
     if config.fused and not isinstance(agent, FusedAgent):
         raise ConfigError(
-            f"{type(agent).__name__} has no fused form: its loss needs more than acting computes. "
+            f"{type(agent).__name__} has no fused form: its loss needs more than `act` computes. "
             "Run it with --no-fused."
         )
 
@@ -111,7 +111,7 @@ def anakin(
     A chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
     boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
-    next chunk when the iterator moves on. At every other chunk metrics come one chunk late.
+    next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
     Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
     """
     program = make_chunk(agent, env, mesh, config)
@@ -136,7 +136,7 @@ def make_chunk(
     """Return the jitted program `(state, request) -> (state, metrics)`; it donates the state.
 
     `request`, i32 `[devices]`, holds the `Request` of each device's host. The metrics hold the
-    largest, which is how hosts agree to save or stop at the same update.
+    largest one, so that all hosts save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
     program = jax.shard_map(
@@ -206,7 +206,7 @@ def _rollout_and_learn(
     step_keys: jax.Array,
     axis: str | None,
 ) -> tuple[LearnerState, ActorState, Trajectory, Metrics]:
-    """Differentiate through the rollout: acting's forward pass is the loss's forward pass."""
+    """Differentiate through the rollout, whose forward pass is that of the loss."""
 
     def loss(params: Params) -> tuple[jax.Array, Any]:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)

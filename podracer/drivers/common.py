@@ -36,7 +36,7 @@ from podracer.types import (
 
 
 class Request(enum.IntEnum):
-    """Request of a host to the run; the largest of all hosts counts."""
+    """Request of a host to the run; the largest over all hosts takes effect."""
 
     NONE = 0
     SAVE = 1
@@ -82,7 +82,7 @@ class Progress:
 
 
 class HasNumEnvs(Protocol):
-    """Configuration of any driver: the part that a state depends on."""
+    """Driver configuration with a number of environments, on which a state depends."""
 
     @property
     def num_envs(self) -> int: ...
@@ -102,7 +102,7 @@ def init_state(
 def abstract_state(
     agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs
 ) -> TrainState:
-    """Return shape, dtype and sharding of every leaf of a state, as restoring one needs them."""
+    """Return shape, dtype and sharding of every leaf of a state, to restore one."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return with_shardings(
         jax.eval_shape(partial(make_initial_state, agent, env, config), key), mesh, TRAIN_SPEC
@@ -155,7 +155,7 @@ def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
 def learn_key(state: TrainState, axis: str | None, part: jax.Array | None = None) -> jax.Array:
     """Return the key of this shard's next update.
 
-    `part` numbers the updates that are made in turn from one batch of trajectories.
+    `part` numbers the consecutive updates from one batch of trajectories.
     """
     shard = jax.lax.axis_index(axis) if axis else jnp.uint32(0)
     key = jax.random.fold_in(purpose_key(state.key, Purpose.LEARN), state.update)
@@ -170,7 +170,7 @@ def apply_if_finite(
     metrics: Metrics,
     axis: str | None,
 ) -> tuple[TrainState, Metrics]:
-    """Apply one shard's update, unless this or an earlier update met a `Fault` on any shard.
+    """Apply one shard's update, unless this or an earlier one had a `Fault` on any shard.
 
     After a fault `learner.shared` stays as it was before that update. Metrics gain `frames`, the
     number of valid transitions.
@@ -194,7 +194,7 @@ def apply_if_finite(
 def _fault_bits(
     trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: str | None
 ) -> jax.Array:
-    """Return the bits of `Fault` that any shard met in this update."""
+    """Return the bits of `Fault` of this update on any shard."""
     final, steps = trajectory.final, trajectory.steps.timestep
     losses = {name: value for name, value in metrics.items() if name != "gradient_norm"}
     gradient = metrics.get("gradient_norm", ())
@@ -251,10 +251,10 @@ def reduce_metrics(
 
 
 def to_progress(updates: int, values: Any) -> Progress:
-    """Return the report on a chunk from what `reduce_metrics` gave, fetched to the host.
+    """Return the report on a chunk from the output of `reduce_metrics`, on the host.
 
     Raises `NonFiniteError`, or `ConfigError` for an environment that does not restart, if an update
-    met a `Fault`.
+    had a `Fault`.
     """
     bits, failed_update = (int(x) for x in values["fault"])
     if bits:

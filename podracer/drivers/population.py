@@ -4,7 +4,7 @@
 
 The chunk is Anakin's. Pods share nothing, so the mesh axis `pod` needs no reduction; each device
 has an equal share of the pods. The agent's float leaves are an argument of the program, so other
-values need no other program.
+values need no recompilation.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def with_hyperparameters(agent: Any, values: Mapping[str, float]) -> Any:
     for name in values:
         if name not in defaults:
             raise ConfigError(
-                f"{type(agent).__name__} has no hyperparameter {name!r} that pods of one program "
-                f"can differ in: {nearest(name, defaults)}"
+                f"{type(agent).__name__} has no float hyperparameter {name!r} that "
+                f"can differ between pods: {nearest(name, defaults)}"
             )
     leaves = [values.get(name, value) for name, value in defaults.items()]
     return jax.tree.unflatten(jax.tree.structure(agent), leaves)
@@ -88,7 +88,7 @@ def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
     """Return a mesh of as many of the devices as can share the pods evenly, with the axis `pod`."""
     if jax.process_count() > 1:
         raise ConfigError(
-            "a population lives in one process: start one on each host, or a tournament."
+            "a population runs in one process: start one on each host, or a tournament."
         )
     count = max(n for n in range(1, len(devices) + 1) if num_pods % n == 0)
     return make_mesh(devices[:count], POD)
@@ -139,7 +139,7 @@ def population(
     """Train all pods, as `anakin` trains one learner, until `num_updates` updates are done.
 
     `Progress.metrics` are means over the pods, and `Progress.pods` has the metrics of each pod. A
-    pod that meets a non-finite value keeps the state before it, and the others go on. Raises
+    pod that meets a non-finite value keeps the state before it, and the others continue. Raises
     `NonFiniteError` when all pods have failed.
     """
     program = make_chunk(env, mesh, config)
@@ -181,10 +181,10 @@ def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:
 
 
 def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
-    """Return how many of a device's pods run a chunk side by side; the others follow in turn.
+    """Return how many of a device's pods run a chunk in one batch; the batches run in turn.
 
-    On an accelerator all. On a CPU as many as make a batch of 128 environments: more do not stay in
-    its cache and were up to twice as slow.
+    On an accelerator all of them. On a CPU as many as make a batch of 128 environments: larger
+    batches exceed its cache and were up to twice as slow.
     """
     if mesh.devices.flat[0].platform != "cpu":
         return num_pods

@@ -37,7 +37,7 @@ class TimedState:
 
 @dataclasses.dataclass(frozen=True)
 class Brax:
-    """One environment, which only marks its ends. Actions are in [-1, 1]."""
+    """One environment, without restarts. Actions are in [-1, 1]."""
 
     name: str
     backend: str = "spring"

@@ -36,7 +36,7 @@ class CartPoleState:
 
 @dataclasses.dataclass(frozen=True)
 class CartPole:
-    """CartPole-v1, which only marks its ends: see `auto_reset`.
+    """CartPole-v1, without restarts: see `auto_reset`.
 
     Observation: f32 `[4]`, position (m), velocity (m/s), angle (rad), angular velocity (rad/s).
     Actions: 0 left, 1 right. Reward: 1 for each step. Falling over or driving off is terminal, 500

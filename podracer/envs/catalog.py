@@ -1,6 +1,6 @@
-"""Environments that have a name, for the command line and for recipes.
+"""Catalog of named environments, for the command line and for recipes.
 
-An environment without a name is passed as an object instead.
+Other environments are passed as objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Builtin(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """A prefix of names that stands for a family of environments, most often of another package."""
+    """Prefix of names for a family of environments, mostly those of another package."""
 
     make: Callable[..., Environment | HostEnvironments]
     """Function of the name without the prefix, and of options."""
@@ -198,7 +198,7 @@ def _parse_option(setting: str) -> tuple[str, Any]:
     """Return a name and its value: a number, `true`, `false`, `null`, or else a string."""
     key, equals, value = setting.partition("=")
     if not equals or not key.isidentifier():
-        raise ConfigError(f"{setting!r} is no option of an environment: write name,key=value.")
+        raise ConfigError(f"{setting!r} is not an option of an environment: write name,key=value.")
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

@@ -28,7 +28,7 @@ def array_specs(tree: PyTree) -> PyTree:
 
 
 def as_dict(value: Any) -> PyTree:
-    """Return a tree whose named tuples, which some packages observe, are dictionaries."""
+    """Return a tree whose named tuples (observations of some packages) are dictionaries."""
     if hasattr(value, "_asdict"):
         return {name: as_dict(x) for name, x in value._asdict().items()}
     if isinstance(value, dict):

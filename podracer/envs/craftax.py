@@ -34,7 +34,7 @@ def craftax(name: str, *, resets_per_step: int = 4) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Craftax:
-    """One environment, which only marks its ends."""
+    """One environment, without restarts."""
 
     name: str
 
@@ -66,7 +66,7 @@ class Craftax:
 
 
 def _without_key(state: PyTree) -> PyTree:
-    """Return the state without its key, as each step is given one."""
+    """Return the state without its key, as each step gets one."""
     return state.replace(state_rng=())
 
 

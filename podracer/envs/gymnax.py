@@ -36,7 +36,7 @@ def gymnax(name: str, **params: Any) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Gymnax:
-    """One environment of gymnax, which only marks its ends. Observations are gymnax's own."""
+    """One environment of gymnax, without restarts. Observations are gymnax's own."""
 
     name: str
     params: tuple[tuple[str, Any], ...] = ()
@@ -90,7 +90,7 @@ def _load(name: str, params: tuple[tuple[str, Any], ...]) -> tuple[Any, Any, Env
 
 
 def _spec(name: str, env: Any, params: Any) -> EnvironmentSpec:
-    # The observation space of some environments names another dtype than they observe.
+    # The observation space of some environments has another dtype than their observations.
     observation, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
     space = env.action_space(params)
     action: Discrete | Continuous

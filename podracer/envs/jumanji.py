@@ -32,7 +32,7 @@ def jumanji(name: str, **options: Any) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Jumanji:
-    """One environment, which only marks its ends.
+    """One environment, without restarts.
 
     Observations are dictionaries, with `action_mask` where jumanji has one.
     """
@@ -67,7 +67,7 @@ class Jumanji:
 
 
 def _without_key(state: Any) -> Any:
-    """Return the state without its key, as each step is given one."""
+    """Return the state without its key, as each step gets one."""
     return dataclasses.replace(state, key=()) if hasattr(state, "key") else state
 
 

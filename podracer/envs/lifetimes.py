@@ -1,4 +1,4 @@
-"""Lifetimes: any environment of the device in groups, each of which shows one task for a while.
+"""Lifetimes: a device environment in groups, each of which has one task for a lifetime.
 
 The environment of agents that learn an update rule: a group is the lifetime of one student in one
 task, and then of the next (Oh et al. 2020, arXiv 2007.08794, section 3).
@@ -46,10 +46,10 @@ class Lifetimes:
     A group shares a task for a lifetime of `steps` steps. Observations and
     `EnvironmentSpec.extension` are those of `TaskGroups`; `task_count` numbers the lifetimes.
 
-    The last timestep of a lifetime is shown with `last` set, and may be a terminal, too; the step
-    after it ignores its action and begins the next lifetime in a new task. First lifetimes begin
-    at a random age, so that they do not all end together. Environments that are `HasWorlds`
-    have many tasks, their worlds; any other is one task that begins again.
+    The last timestep of a lifetime has `last` set, and may also be a terminal; the next step
+    ignores its action and starts the next lifetime in a new task. First lifetimes start at a
+    random age, so that they do not all end together. Environments that are `HasWorlds`
+    have many tasks, their worlds; any other one repeats a single task.
     """
 
     inner: Any
@@ -59,7 +59,7 @@ class Lifetimes:
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Environment):
             kind = type(self.inner).__name__
-            raise ConfigError(f"{kind} is no environment of the device, so it has no lifetimes.")
+            raise ConfigError(f"{kind} is not a device environment, so it cannot have lifetimes.")
         if isinstance(self.inner, Renderable):  # on the instance, where `isinstance` looks
             object.__setattr__(self, "render", self._render)
         for name in ("envs", "steps"):
@@ -121,13 +121,13 @@ def _observation(timestep: TimeStep, task: jax.Array, lifetime: jax.Array) -> di
     return {"observation": timestep.observation, "task": task, "task_count": lifetime}
 
 
-# --- functions that see the batch ----------------------------------------------------------------
+# --- functions with batching rules ---------------------------------------------------------------
 
 
 def shared_by_group(function: Callable[[jax.Array], T], key: jax.Array, envs: int) -> T:
     """Return `function(key)`; in a batch, one result for each `envs` rows.
 
-    It is computed with the key of the first row of its group. Where the batch is no multiple of
+    It is computed with the key of the first row of its group. Where the batch is not a multiple of
     `envs`, the last group is shorter.
     """
     batched_function = jax.custom_batching.custom_vmap(function)

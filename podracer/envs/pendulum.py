@@ -34,7 +34,7 @@ class PendulumState:
 
 @dataclasses.dataclass(frozen=True)
 class Pendulum:
-    """Pendulum-v1, which only marks its ends: see `auto_reset`.
+    """Pendulum-v1, without restarts: see `auto_reset`.
 
     Observation: f32 `[3]`, cosine and sine of the angle, angular velocity (rad/s). Action: f32
     `[1]`, the torque (N m), clipped to [-2, 2]. Reward: minus the cost of angle and velocity before

@@ -27,7 +27,7 @@ def random_opponent(key: jax.Array, observation: jax.Array, legal: jax.Array) ->
 def pgx(name: str, opponent: Opponent = random_opponent) -> AutoReset:
     """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
 
-    In a game of two players the agent plays one, drawn anew for each game, and `opponent` the
+    In a game of two players the agent plays one, redrawn for each game, and `opponent` the
     other. Raises `ConfigError` where pgx is not installed, for an unknown game and for more than
     two players.
     """
@@ -36,10 +36,10 @@ def pgx(name: str, opponent: Opponent = random_opponent) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Pgx:
-    """One game, which only marks its ends.
+    """One game, without restarts.
 
-    The observation is a dictionary of `board` and `action_mask`, but in MinAtar, where every action
-    is legal, an array.
+    The observation is a dictionary of `board` and `action_mask`; in MinAtar, where every action is
+    legal, it is an array.
     """
 
     name: str

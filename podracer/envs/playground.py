@@ -29,7 +29,7 @@ def playground(name: str, **config: Any) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class Playground:
-    """One task, which only marks its ends. Actions are in [-1, 1]."""
+    """One task, without restarts. Actions are in [-1, 1]."""
 
     name: str
     config: tuple[tuple[str, Any], ...] = ()
@@ -59,7 +59,7 @@ class Playground:
 
 
 def _without_key(state: PyTree) -> PyTree:
-    """Return the state without its key, as each step is given one."""
+    """Return the state without its key, as each step gets one."""
     return state.replace(info={name: x for name, x in state.info.items() if name != "rng"})
 
 
@@ -72,7 +72,7 @@ def _load(name: str, config: tuple[tuple[str, Any], ...]) -> tuple[Any, Environm
     with jax.ensure_compile_time_eval():
         try:
             env = registry.load(name, config_overrides={"impl": "jax", **dict(config)})
-        except Exception as error:  # whatever a download or a wrong setting raises
+        except Exception as error:  # any error of a download or a wrong setting
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"Playground cannot make {name!r}: {reason}.") from error
         state = jax.eval_shape(env.reset, jax.random.key(0))

@@ -1,7 +1,7 @@
 """Probe environments: tiny, with known values, each to detect one kind of bug.
 
 After A. Jones 2021, "Debugging Reinforcement Learning Systems". Each probe adds one thing to the
-one before it: the first that an agent does not learn shows where its bug is. Values are those of
+previous one: the first that an agent does not learn shows where its bug is. Values are those of
 the optimal policy with the discount `GAMMA`. `make("probe:NAME")` makes one.
 """
 

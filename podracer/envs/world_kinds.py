@@ -1,4 +1,4 @@
-"""The kinds of worlds that update rules are learned in, and families of them; see `envs/worlds.py`.
+"""Kinds of worlds in which update rules are learned, and families of them; see `envs/worlds.py`.
 
 Tabular grids and chains of Oh et al. 2020 (arXiv 2007.08794, appendix); parameters, and kinds drawn
 at random, of GROOVE (Jackson et al. 2023, arXiv 2310.02782).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-FOREVER = 2**30  # steps, the limit of chains, whose episodes end before
+FOREVER = 2**30  # steps, the limit of chains, whose episodes end earlier
 
 Interval = float | tuple[float, float]  # a number, or the bounds to draw one between, inclusive
 # Reward, probability of a terminal when collected, probability to come back at each step.

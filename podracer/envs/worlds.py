@@ -46,8 +46,8 @@ class World:
     cells: jax.Array  # i32 [K], where objects are
     rewards: jax.Array  # f32 [K]
     ends: jax.Array  # f32 [K], P(terminal when collected)
-    returns: jax.Array  # f32 [K], P(back, at each step)
-    roams: jax.Array  # bool, start and objects lie elsewhere each time
+    returns: jax.Array  # f32 [K], P(reappears, at each step)
+    roams: jax.Array  # bool, start and objects are redrawn in each episode
     walls: jax.Array  # u32 [C / 32], a bit for each cell: states are copied at every step
     length: jax.Array  # i32, of the chain; 0 for a grid
     good: jax.Array  # i32, the branch of the chain that ends well, 0 or 1
@@ -61,7 +61,7 @@ class WorldState:
     world: World
     time: jax.Array  # i32, steps since the episode began; the limit where it has been cut
     cell: jax.Array  # i32, the agent's; in a chain the index of the state
-    objects: jax.Array  # i32 [K], the cells of those that are there, -1 for those that are not
+    objects: jax.Array  # i32 [K], their cells, -1 for absent ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,9 @@ class Worlds:
     """Worlds of these kinds, any of `KINDS` and `FAMILIES`.
 
     Grids. Actions: up, down, left, right, stay; walls stop a move. An object is collected where the
-    agent is after its move: its reward, perhaps a terminal, and it is gone, perhaps to be back
-    after a later step. Observation: the index of the state, cell + size^2 * (bits of objects).
+    agent is after its move: it gives its reward, perhaps a terminal, and disappears; it may
+    reappear after a later step. Observation: the index of the state, cell + size^2 * (bits of
+    objects).
 
     Chains. The first action, 1 or another, takes one of two branches, whose rewards at the end are
     1 and -1. Observation: the index of the state, of time and branch. Rewards before the end are 0,
@@ -80,7 +81,8 @@ class Worlds:
     random grids, and `render`, f32 `[M, M, types + 1]`, the agent and the objects of each type,
     blank in the others.
 
-    As an environment all copies show one world, the `layout`th; `draw` and `enter` make others.
+    As an environment all copies are one world, drawn with the seed `layout`; `draw` and `enter`
+    give others.
     """
 
     names: tuple[str, ...]
@@ -312,7 +314,7 @@ def _pair(interval: Interval) -> tuple[float, float]:
 
 
 def _states(kind: Kind) -> int:
-    """How many indices the largest world of a kind has."""
+    """Return the number of state indices of the largest world of a kind."""
     if kind.roams:
         return 1
     length, size = int(_pair(kind.length)[1]), int(_pair(kind.size)[1])

@@ -26,7 +26,7 @@ def xminigrid(name: str) -> AutoReset:
 
 @dataclasses.dataclass(frozen=True)
 class XMiniGrid:
-    """One environment, which only marks its ends.
+    """One environment, without restarts.
 
     Observations are bool `[H, W, tiles + colors]`, one-hot, because numbers of tiles have no order.
     """
@@ -60,7 +60,7 @@ class XMiniGrid:
 
 
 def _without_key(inner: PyTree) -> PyTree:
-    """Return the state without its key, as each step is given one."""
+    """Return the state without its key, as each step gets one."""
     return inner.replace(state=inner.state.replace(key=()))
 
 

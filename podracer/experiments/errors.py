@@ -18,7 +18,7 @@ class DeviceError(PodracerError):
 
 @contextlib.contextmanager
 def tag_component(name: str) -> Iterator[None]:
-    """Let an error that is raised within name this component in `crash.json`."""
+    """Tag errors raised within the context with a component's name, for `crash.json`."""
     try:
         yield
     except Exception as error:
@@ -27,7 +27,7 @@ def tag_component(name: str) -> Iterator[None]:
 
 
 def classify_error(error: Exception) -> Exception:
-    """Return a `DeviceError` for a failure of XLA, and every other error as it is."""
+    """Return a `DeviceError` for a failure of XLA, and every other error unchanged."""
     if not isinstance(error, jax.errors.JaxRuntimeError):
         return error
     text = str(error)

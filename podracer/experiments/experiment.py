@@ -35,7 +35,7 @@ class Experiment:
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
     """Members of a population that trains as one program, see `podracer sweep`."""
     devices: int = 0
-    """Number of devices to use, of those of all hosts together; 0 for all."""
+    """Number of devices to use, over all hosts; 0 for all."""
     evaluations: int = 10
     """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none."""
     evaluation_episodes: int = 100
@@ -55,7 +55,7 @@ class Experiment:
         return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
 
     def under(self, arch: str) -> Experiment:
-        """Return this experiment under an architecture, with the settings that both have."""
+        """Return this experiment under an architecture, with the settings that both share."""
         if arch == self.arch:
             return self
         kind = AnakinConfig if arch == "anakin" else SebulbaConfig
@@ -88,13 +88,13 @@ class Experiment:
         return math.ceil(self.frames / self.driver.steps_per_update)
 
     def of_pod(self, pod: Pod) -> Experiment:
-        """Return what one pod of a population runs, as a run of its own."""
+        """Return the experiment of one pod of a population, as a run of its own."""
         values = {parameter.name: parameter.value for parameter in pod.hyperparameters}
         agent = with_hyperparameters(self.agent, values)
         return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=())
 
     def check(self) -> None:
-        """Raise `ConfigError` for values that cannot be meant."""
+        """Raise `ConfigError` for values out of range."""
         for name, least in (
             ("frames", 1),
             ("seed", 0),

@@ -1,4 +1,4 @@
-"""JAX set up for one process or for several that make one run."""
+"""Setup of JAX for one process or for several that share one run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Processes that make one run. Under Slurm's srun and on TPU pods they find each other.
+    """Processes that share one run. Under Slurm's srun and on TPU pods they find each other.
 
     Elsewhere give all three flags, or set them as JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID (an indexed Kubernetes job numbers its processes itself).
@@ -18,12 +18,12 @@ class Hosts:
     coordinator: str | None = None
     """Address of process 0, such as 10.0.0.1:1234."""
     num_processes: int | None = None
-    """Number of processes that make the run."""
+    """Number of processes that share the run."""
     process_id: int | None = None
     """Number of this process, from 0 to one less than the number of processes."""
 
     def with_environment(self) -> Hosts:
-        """Return these settings, or if none is given those in the environment variables."""
+        """Return these settings, or those of the environment variables if none is set."""
 
         def number(*names: str) -> int | None:
             texts = [os.environ[name] for name in names if name in os.environ]
@@ -39,7 +39,7 @@ class Hosts:
 
 
 def initialize_devices(hosts: Hosts, devices: int) -> None:
-    """Set JAX up for this process's share of the devices; 0 `devices` are all that there are.
+    """Set JAX up for this process's share of the devices; `devices=0` takes all.
 
     Call it before anything touches a device. On a CPU, `devices` are virtual ones. Raises
     `ConfigError` if `hosts` is incomplete or the processes cannot share the devices evenly.
@@ -62,7 +62,7 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
             raise ConfigError(
                 f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes."
             )
-        # Virtual devices, where the run is on a CPU; accelerators do not look at this.
+        # Virtual devices, where the run is on a CPU; accelerators ignore this.
         jax.config.update("jax_num_cpu_devices", devices // (hosts.num_processes or 1))
     if several:
         jax.distributed.initialize(hosts.coordinator, hosts.num_processes, hosts.process_id)
@@ -73,8 +73,8 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
 def disable_async_dispatch() -> None:
     """Disable JAX's asynchronous dispatch on a CPU.
 
-    An actor waits for each inference anyway, and handing it to another thread costs half of a
-    small one. With several CPU devices the collectives need those threads.
+    An actor waits for each inference anyway, and a dispatch to another thread costs half the time
+    of a small one. With several CPU devices the collectives need those threads.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""Runs read back: the agent, the environment and the state at a checkpoint."""
+"""Loading of runs: the agent, the environment and the state at a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def load(
     """Return the agent of a run and its state at the newest valid checkpoint, on one device.
 
     A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
-    as an `Experiment` or by name. `environment` takes the place of the run's own. Of a population
-    the agent is that of one pod: the given one, or the best in the last evaluation.
+    as an `Experiment` or by name. `environment` replaces the run's own. For a
+    population the agent is that of one pod: `pod`, or the best one in the last evaluation.
 
-    Raises `ConfigError` if there is no run, `CheckpointError` if no checkpoint can be trusted.
+    Raises `ConfigError` if there is no run, `CheckpointError` if no checkpoint is valid.
     """
     agent, _, state = load_run(run_dir, recipe=recipe, environment=environment, pod=pod)
     return agent, state.learner
@@ -56,7 +56,7 @@ def load_run(
         return agent, env, checkpoint.load(directory / "checkpoints", like).state
     pod = sweep.best_pod(directory) if pod is None else pod
     if not 0 <= pod < len(experiment.pods):
-        raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, no {pod}.")
+        raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
     states = checkpoint.load(directory / "checkpoints", like).state

@@ -1,4 +1,4 @@
-"""Ranges of hyperparameters: where a sweep and a tournament draw from."""
+"""Ranges of hyperparameters, from which sweeps and tournaments draw."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from podracer.types import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Where a hyperparameter may lie. Raises `ConfigError` if there is nothing in between."""
+    """Interval of a hyperparameter's values. Raises `ConfigError` if it is empty."""
 
     name: str
-    """A float of the agent, dotted where it lies deeper."""
+    """Name of a float field of the agent, dotted if nested."""
     low: float
-    """The least value. Draws are even on a logarithmic scale if it is positive."""
+    """Smallest value. Draws are log-uniform if it is positive."""
     high: float
-    """The greatest value."""
+    """Largest value."""
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low < self.high < math.inf:

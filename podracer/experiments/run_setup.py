@@ -1,4 +1,4 @@
-"""An experiment set up on this machine: agent, environment, devices and driver, checked."""
+"""Setup of an experiment on this machine: agent, environment, devices and driver, checked."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def checkpointed_environment(
 
 
 def to_host_environments(env: Environment | HostEnvironments) -> HostEnvironments:
-    """Environments for actors on the host; those of the device are served there."""
+    """Return host environments for actors; a device environment is wrapped."""
     return env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
 
 
 class Drive(Protocol):
-    """A driver with everything but the state that it starts from."""
+    """A driver with all arguments but the initial state."""
 
     def __call__(
         self,
@@ -174,7 +174,7 @@ def _population_setup(
 def _on_device(env: Environment | HostEnvironments) -> Environment:
     if isinstance(env, HostEnvironments):
         raise ConfigError(
-            f"{env.spec.name} lives on the host, and Anakin needs its environment on the "
+            f"{env.spec.name} runs on the host, and Anakin needs an environment on the "
             "device: take --arch sebulba."
         )
     return env
@@ -202,7 +202,7 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
 
 
 def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
-    """Return what `config.json` holds: all that is needed to run this again and to compare it."""
+    """Return the content of `config.json`: everything needed to repeat and compare the run."""
     packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
     device, env = setup.mesh.devices.flat[0], setup.env
     return {
@@ -225,9 +225,9 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
 
 
 def check_same_environment(directory: Path, env: Any) -> None:
-    """Raise `ConfigError` if `env` is not the environment that the run in `directory` began in.
+    """Raise `ConfigError` if `env` is not the environment that the run in `directory` started with.
 
-    Its data may have come from a file that was changed since.
+    Its data may come from a file that has changed since.
     """
     saved = json.loads(read_limited(directory / "config.json"))["environment"]
     if changed := differences(saved, to_json(env)):

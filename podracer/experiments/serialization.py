@@ -1,7 +1,7 @@
-"""Experiments as JSON: what a run keeps in `config.json`, and how it comes back.
+"""Experiments as JSON: writing and reading a run's `config.json`.
 
 A file names classes by their bare names. Only the library's own classes (`KINDS`) and those of a
-recipe that the user names may come back from it; a file never says what to import.
+recipe that the user names are created from it; a file never decides what is imported.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def to_json(value: Any) -> Any:
 def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) -> Any:
     """Return a configuration of these kinds from its JSON.
 
-    Where the JSON describes a part of `like`, that part itself is taken: so come back the objects
-    that JSON cannot hold. Raises `ConfigError` naming what is unknown or missing.
+    Where the JSON describes a part of `like`, that part itself is taken, so that objects that
+    JSON cannot hold are restored. Raises `ConfigError` that names what is unknown or missing.
     """
     if like is not None and to_json(like) == data:
         return like
@@ -126,7 +126,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return hint is Any or isinstance(value, hint)
 
 
-# These decide when things happen, not what is computed, so a run may go on with others.
+# These decide when things happen, not what is computed, so a resumed run may change them.
 FREE_ON_RESUME = {
     "frames",
     "evaluations",
@@ -145,8 +145,8 @@ def read_experiment(
 ) -> Experiment:
     """Return the experiment of a run.
 
-    `recipe` is the experiment whose classes and objects may come back besides the library's, and
-    `environment` takes the place of the run's own. Raises `ConfigError` if there is no run or it
+    `recipe` is the experiment whose classes and objects may be used besides the library's, and
+    `environment` replaces the run's own. Raises `ConfigError` if there is no run or it
     cannot be read.
     """
     path = directory / "config.json"

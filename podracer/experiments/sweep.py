@@ -26,14 +26,14 @@ def make_pods(
 
     `vary` holds `name=a,b,c` or, to draw from, `name=low:high` (evenly on a logarithmic scale where
     both are positive). Without ranges the configurations are the grid of all values, with them
-    `draws` random ones. Raises `ConfigError` for what cannot be read.
+    `draws` random ones. Raises `ConfigError` if it cannot be read.
     """
     spaces = dict(map(_space, vary))
     if len(spaces) < len(vary):
-        raise ConfigError("--vary names a hyperparameter twice: give each one its values once.")
+        raise ConfigError("--vary names a hyperparameter twice: give each name its values once.")
     ranges = [name for name, space in spaces.items() if isinstance(space, Range)]
     if ranges and draws < 1:
-        raise ConfigError(f"{ranges[0]} has a range to draw from: say how often with --draws N.")
+        raise ConfigError(f"{ranges[0]} has a range: give the number of draws with --draws N.")
     if draws and not ranges:
         raise ConfigError("--draws needs a range to draw from, such as learning_rate=1e-5:1e-2.")
     if ranges:

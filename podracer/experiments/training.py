@@ -74,14 +74,14 @@ MakeSink = Callable[[RunInfo], Sink]
 
 @dataclasses.dataclass
 class Totals:
-    """What the host counts; part of every checkpoint."""
+    """Counters of the host; part of every checkpoint."""
 
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
     evaluation_return: float | None = None  # the last one
     collected: int = 0  # steps that actors finished, learned from or not
-    dropped: int = 0  # those that were finished, but lost when the run stopped
+    dropped: int = 0  # of these, lost when the run stopped
 
 
 def train(
@@ -94,20 +94,22 @@ def train(
     callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> Result:
-    """Run an experiment, or a recipe by its name, to its end; everything is left in `run_dir`.
+    """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
     `overrides` replace fields of the experiment, such as its seed or its environment. With `resume`
-    the newest valid checkpoint of `run_dir` goes on, exactly; `begin` makes the first state of a
-    run that does not begin afresh. SIGTERM and Ctrl-C end the run after the current chunk, saved.
+    the run continues exactly from the newest valid checkpoint of `run_dir`; `begin` returns the
+    first state of a new run in place of `RunSetup.init`. SIGTERM and Ctrl-C save the run and end it
+    after the current chunk.
 
     `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
     of its own; a function is called with the `RunInfo` and returns one. `podracer.console` shows
     the run in the terminal. `callbacks` are called in order at each boundary, that is where the run
-    evaluates or saves; the run ends there, saved, if one of them returns True. With several
-    processes, each calls its own, and the run ends if that is so in any.
+    evaluates or saves; the run is saved and ends there if one of them returns True. With several
+    processes, each calls its own, and the run ends if one returns True in any process.
 
-    Raises `ConfigError` before any compile for what cannot run; later `NonFiniteError`,
-    `CheckpointError`, `StorageError` or `DeviceError`, with the reason left in `crash.json`.
+    Raises `ConfigError` before anything is compiled if the run is impossible; later
+    `NonFiniteError`, `CheckpointError`, `StorageError` or `DeviceError`, with the reason in
+    `crash.json`.
     """
     experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
     experiment = dataclasses.replace(experiment, **overrides)
@@ -115,7 +117,7 @@ def train(
     use_compilation_cache()
     setup = make_run_setup(experiment)
     directory = claim_run_directory(experiment, run_dir, resume)
-    wait_for_all_processes("directory claimed")  # or a slow process would find a fast one's run
+    wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
     with RunLock(directory) if run.is_main else contextlib.nullcontext():
         try:
@@ -151,12 +153,12 @@ class Run:
         self._is_stopped = False  # by a callback
         self.is_main = jax.process_index() == 0
         self.totals = Totals()
-        self._collected_before = 0  # of the run that goes on
+        self._collected_before = 0  # by the resumed run
         self.saved: int | None = None  # updates at the newest checkpoint
         self._pods: Sink | None = None  # of a population: a record of each pod
 
     def execute(self, resume: bool) -> Result:
-        """From the first or the restored state to the end."""
+        """Run from the first or the restored state to the end."""
         signals = StopSignals()
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.installed())
@@ -190,7 +192,7 @@ class Run:
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if restored.metadata["devices"] != self.mesh.size and self.is_main:
             _LOG.warning(
-                "The run was saved on %d devices and goes on with %d: correct, but not bit-exact.",
+                "The run was saved on %d devices and continues on %d: correct, but not bit-exact.",
                 restored.metadata["devices"],
                 self.mesh.size,
             )
@@ -220,7 +222,7 @@ class Run:
             try:
                 sinks.append(sink(info) if callable(sink) else sink)
             except Exception as error:
-                _LOG.warning("a sink could not be made; the run goes on. %r", error)
+                _LOG.warning("a sink could not be made; the run continues. %r", error)
         return Sinks(sinks)
 
     def _pods_sink(self, resume: bool) -> JsonlSink:
@@ -321,7 +323,7 @@ class Run:
         }
 
     def _accounts(self, progress: Progress) -> dict[str, int]:
-        """Return the numbers of steps that this host's actors took, by what became of them."""
+        """Return the numbers of steps of this host's actors: collected, trained on and dropped."""
         if progress.collected is None:
             return {}
         totals = self.totals

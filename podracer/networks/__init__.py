@@ -1,4 +1,4 @@
-"""Networks: pairs of pure functions, and the built-in torsos, memories and heads."""
+"""Networks: pairs of pure functions, and the built-in torsos, recurrent layers and heads."""
 
 from podracer.networks.network import Head as Head
 from podracer.networks.network import Network as Network

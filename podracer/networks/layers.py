@@ -18,8 +18,8 @@ from podracer.ops.dense import dense
 def relu(x: jax.Array) -> jax.Array:
     """Return the larger of x and 0.
 
-    The gradient uses the result, which the next layer keeps anyway; that of `jax.nn.relu` keeps the
-    sign of x as well.
+    The gradient uses the result, which the next layer stores anyway; that of `jax.nn.relu` also
+    stores the sign of x.
     """
     return jnp.maximum(x, 0.0)
 

@@ -22,10 +22,10 @@ class Network:
     """Pure functions of a network.
 
     - `init(key) -> params`;
-    - `carry(num_envs) -> carry`: the empty memory `[B, ...]`, `()` for a network without memory;
-    - `apply(params, carry, observation [T, B, ...], first [T, B]) -> (outputs, carry)`: the numbers
-      of each head, `{head: f32 [T, B, n]}`, and the memory after the last step. Memory is cleared
-      where `first` is set.
+    - `carry(num_envs) -> carry`: the initial recurrent state `[B, ...]`, `()` if there is none;
+    - `apply(params, carry, observation [T, B, ...], first [T, B]) -> (outputs, carry)`: the
+      outputs of each head, `{head: f32 [T, B, n]}`, and the recurrent state after the last step. It
+      is reset where `first` is set.
 
     With noisy heads `apply` also takes `noise`: a key for each item `[T, B]`, one key for all
     `[1, 1]`, or None for no noise.
@@ -59,7 +59,7 @@ class NetworkBuilder(Protocol):
 
 
 def outputs(network: Network, params: Params, observation: PyTree) -> dict[str, jax.Array]:
-    """Return each head's outputs `[N, n]` for observations `[N, ...]`; without memory."""
+    """Return each head's outputs `[N, n]` of a feed-forward network for observations `[N, ...]`."""
     observation = jax.tree.map(lambda x: x[None], observation)
     first = jnp.zeros(jax.tree.leaves(observation)[0].shape[:2], bool)
     head_outputs, _ = network.apply(params, (), observation, first)

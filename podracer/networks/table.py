@@ -1,4 +1,4 @@
-"""Tabular networks: a row of numbers for each state."""
+"""Tabular networks: a row of outputs for each state."""
 
 from __future__ import annotations
 

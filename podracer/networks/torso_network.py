@@ -1,4 +1,4 @@
-"""Built-in networks: a torso, optionally memory, and linear heads.
+"""Built-in networks: a torso, optionally a recurrent layer, and linear heads.
 
 They are Equinox modules, partitioned once, so that a learner's state holds arrays only.
 """
@@ -32,7 +32,7 @@ class TorsoNetwork:
     torso: Torso = dataclasses.field(default=MLP())
     """Layers between the observation and the heads or the recurrent layer."""
     shared: bool = True
-    """Whether all heads use one torso and memory; otherwise each head has its own."""
+    """Whether all heads use one torso and recurrent layer; otherwise each head has its own."""
     memory: Literal["none", "gru", "lstm"] = "none"
     """Kind of the recurrent layer."""
     memory_size: int = bounded(128, low=1)
@@ -97,7 +97,7 @@ def _build(
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
-    """Return the spec of what a torso takes for one leaf of an observation; see `_one_hot`."""
+    """Return the spec of a torso's input for one leaf of an observation; see `_one_hot`."""
     if spec.num_values is None:
         return spec
     if spec.num_values > MAX_ONE_HOT:
@@ -113,7 +113,7 @@ def _one_hot(spec: ArraySpec, x: jax.Array) -> jax.Array:
 
 
 class _Trunk(eqx.Module):
-    """Torso, memory and heads over `[T, B, ...]`."""
+    """Torso, recurrent layer and heads over `[T, B, ...]`."""
 
     layers: tuple[Any, ...]
     cell: Any

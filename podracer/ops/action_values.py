@@ -57,7 +57,7 @@ class Atoms:
     high: float = bounded(10.0, low=-math.inf)
     """Largest return of the distribution."""
     atoms: int = bounded(51, low=1)
-    """Number of returns in the distribution; at least 1."""
+    """Number of atoms of the distribution."""
 
     @property
     def size(self) -> int:
@@ -95,7 +95,7 @@ class Quantiles:
     """
 
     quantiles: int = bounded(51, low=1)
-    """Number of quantiles; at least 1."""
+    """Number of quantiles."""
 
     @property
     def size(self) -> int:

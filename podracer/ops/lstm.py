@@ -26,7 +26,7 @@ Gates = Float[Array, "T B G"]  # G = 4 H: input, forget, cell and output gate
 def backward_lstm(
     pushed: Gates, weight: Float[Array, "H G"], ends: Bool[Array, "T B"]
 ) -> Float[Array, "T B H"]:
-    """Compute hidden states `[T, B, H]` from the last step on; `ends` clears the memory.
+    """Compute hidden states `[T, B, H]` from the last step on; `ends` resets the state.
 
         i, f, g, o = pushed_t + h_{t+1} weight
         c_t = sigmoid(f) c_{t+1} + sigmoid(i) tanh(g)        h_t = sigmoid(o) tanh(c_t)
@@ -39,7 +39,7 @@ def backward_lstm(
 def _run(pushed: jax.Array, weight: jax.Array, ends: jax.Array):
     H = weight.shape[0]
     # A sigmoid is a tanh of half its argument: all gates are one call, behind a barrier, or the
-    # compiler computes them anew wherever they are used.
+    # compiler recomputes them wherever they are used.
     half = np.repeat(np.asarray([0.5, 0.5, 1.0, 0.5], np.float32), H)[None]
 
     def step(carry: tuple[jax.Array, jax.Array], x: tuple[jax.Array, jax.Array]):

@@ -14,10 +14,10 @@ from podracer.types import PyTree
 
 
 def permutation(key: jax.Array, n: int) -> UInt32[Array, "n"]:
-    """Return a pseudo-random permutation of 0 .. n-1, in a few multiplications an item.
+    """Return a pseudo-random permutation of 0 .. n-1, in a few multiplications per index.
 
     Rounds of `x -> odd * x + b (mod 2^k)` and `x -> x ^ (x >> s)` are bijections of k-bit numbers;
-    where n is not a power of two, items that land outside follow their cycle until they are
+    where n is not a power of two, indices that land outside follow their cycle until they are
     inside. `jax.random.permutation` sorts, which on a CPU takes 300 times as long. This one
     is drawn from at most 2^256 permutations, not from all n!: enough for minibatches.
     """

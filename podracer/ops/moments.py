@@ -31,7 +31,7 @@ class Moments:
 
 
 def init_moments(item: PyTree) -> Moments:
-    """Return moments of no items, which normalize nothing; `item` is a tree with their shapes."""
+    """Return the moments of zero items; `item` is a tree with the shapes of one item."""
     return Moments(
         count=jnp.float32(0),
         mean=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), item),

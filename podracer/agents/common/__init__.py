@@ -1,1 +1,1 @@
-"""What agents share."""
+"""Shared parts of agents."""

@@ -38,7 +38,7 @@ from podracer.types import (
 
 
 class ActorCritic(Protocol):
-    """What the functions below read of an agent; most need the heads that `build` makes."""
+    """Attributes of an agent that the functions below use; most need the heads of `build`."""
 
     @property
     def spec(self) -> EnvironmentSpec | None: ...
@@ -144,12 +144,12 @@ def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
 
 
 def init(agent: ActorCritic, key: jax.Array, num_envs: int) -> LearnerState:
-    """Return the state of an agent that keeps its parameters and their optimizer only."""
+    """Return a learner state of parameters and the state of their optimizer only."""
     return LearnerState(init_params(agent._network, agent._optimizer, key))
 
 
 def carry(agent: ActorCritic, num_envs: int) -> Carry:
-    """Return the empty recurrent memory of each environment, `[B, ...]`."""
+    """Return the initial recurrent state of each environment, `[B, ...]`."""
     return agent._network.carry(num_envs)
 
 
@@ -166,7 +166,7 @@ def act(
     keys: jax.Array,
     explore: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
-    """Return an action for each environment `[B, ...]`, extras and the new memory.
+    """Return an action for each environment `[B, ...]`, extras and the new recurrent state.
 
     Extras are the outputs `policy` and `value` of the network and `sample`, the action before it is
     brought to the environment's bounds: log-probabilities are those of the sample. No gradient
@@ -204,7 +204,7 @@ def act_with_log_prob(
 
 
 def make_policy(agent: ActorCritic, outputs: jax.Array) -> Policy:
-    """Return the distributions of actions that the outputs of a policy head `[*b, n]` mean."""
+    """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
     return policy(require_spec(agent.spec).action, outputs)
 
 
@@ -223,8 +223,8 @@ def unroll(
 ) -> tuple[Policy, jax.Array]:
     """Return the policy of each step `[T, B]` and the values of all timesteps `[T+1, B]`.
 
-    With `reuse` the outputs that `act` left in the extras are taken and only the final timestep
-    has a forward pass; without, all T+1 timesteps have one.
+    With `reuse` the outputs are those that `act` stored in the extras, and only the final timestep
+    has a forward pass; without it all T+1 timesteps have one.
     """
     if reuse:
         extras = trajectory.steps.extras

@@ -47,7 +47,7 @@ def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic:
-    """Policy network and Q-network; their actions are in [-1, 1] a coordinate."""
+    """Policy network and Q-network; each coordinate of their actions is in [-1, 1]."""
 
     space: Continuous
     actor: Network
@@ -101,7 +101,7 @@ State = TypeVar("State", bound=ActorCriticState)
 
 
 class Agent(Protocol):
-    """What `learn`, which also serves as a method, reads of an agent."""
+    """Attributes of an agent that `learn`, which also serves as a method, uses."""
 
     @property
     def learning_rate(self) -> float: ...
@@ -249,12 +249,12 @@ class ActorParams:
 
 
 def carry(agent: Agent, num_envs: int) -> Carry:
-    """Return no carry: the networks are feed-forward."""
+    """Return `()`: the networks are feed-forward."""
     return ()
 
 
 def actor_params(agent: Agent, state: LearnerState) -> ActorParams:
-    """Return the part of the learner state that acting needs."""
+    """Return the parameters that `act` takes, from the learner's state."""
     shared: ActorCriticState = state.shared
     return ActorParams(shared.params.actor, shared.obs_moments, shared.exploration_progress)
 
@@ -271,10 +271,10 @@ def random_at_start(action: jax.Array, keys: jax.Array, progress: jax.Array) -> 
 
 
 def init_obs_moments(enabled: bool, spec: EnvironmentSpec | None) -> Moments | None:
-    """Return moments of no observations yet; None if observations are not normalized."""
+    """Return the moments of zero observations; None if observations are not normalized."""
     return init_moments(actor_critic.require_spec(spec).observation) if enabled else None
 
 
 def normalized_obs(moments: Moments | None, observation: PyTree) -> PyTree:
-    """Return the observation with zero mean and unit variance; as it is without moments."""
+    """Return the normalized observation; unchanged if there are no moments."""
     return observation if moments is None else normalize(moments, observation)

@@ -1,4 +1,4 @@
-"""MuZero's learned model: its three functions, and values and rewards as categorical numbers.
+"""MuZero's learned model: its three functions, with categorical values and rewards.
 
 Source: Schrittwieser et al. 2020 (arXiv 1911.08265).
 """

@@ -43,7 +43,7 @@ def require_feed_forward(network: Network) -> Network:
     Samples that start anywhere have no recurrent state to start from.
     """
     if jax.tree.leaves(network.carry(1)):
-        raise ConfigError("the agent's network has a memory: of agents with a replay R2D2 has one.")
+        raise ConfigError("the agent needs a feed-forward network; for a recurrent one take R2D2.")
     return network
 
 
@@ -133,7 +133,7 @@ def update_with_target_network(
     target_update_period: int,
     axis: str | None,
 ) -> tuple[TargetState, Metrics, jax.Array]:
-    """Take one optimizer step, and copy the parameters to the target network if that is due.
+    """Take one optimizer step, and periodically copy the parameters to the target network.
 
     The loss is called as `loss(params, target_params, sample, key)` and returns the loss and
     `(metrics, priorities)`.

@@ -80,13 +80,13 @@ def linear_epsilon(final_epsilon: float | jax.Array, progress: jax.Array) -> jax
 
 
 def epsilon_greedy(values: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """Choose actions i32 `[B]` from values `[B, A]`: with probability epsilon any, else the best.
+    """Choose actions i32 `[B]` from values `[B, A]`: random with probability epsilon, else greedy.
 
     Random actions are uniform over the allowed ones, see `actor_critic.mask_logits`.
     """
     num_allowed = jnp.cumsum(values > -1e8, axis=-1)  # among actions 0 to a
     uniform = random_uniform(keys)
-    # Given that it is below epsilon, it is uniform in [0, epsilon): it draws the action, too.
+    # Given that it is below epsilon it is uniform in [0, epsilon), so it also draws the action.
     rescaled = uniform / jnp.maximum(epsilon, 1e-6)
     index = jnp.minimum(jnp.int32(rescaled * num_allowed[:, -1]), num_allowed[:, -1] - 1)
     random_action = jnp.sum(num_allowed <= index[:, None], axis=-1, dtype=jnp.int32)

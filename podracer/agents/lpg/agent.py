@@ -82,7 +82,7 @@ class LPG:
     prediction_target_cost: float = bounded(1e-3)
     """Weight beta_3 of the squared prediction targets y-hat, a penalty in the meta-objective."""
     max_gradient_norm: float = bounded(0.5)
-    """Norm to which the gradient of the update rule is clipped."""
+    """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
     inner_updates: int = static(default=5, low=1)
     """Number K of a student's updates that the meta-gradient goes back through."""
     optimizer: Literal["sgd", "adam"] = static(default="sgd")
@@ -145,7 +145,7 @@ class LPG:
         groups = self._task_groups
         data, lifetime, task = lifetime_experience(trajectory, groups, self.rollout_length)
         is_new = lifetime != local.lifetime
-        # A window over two lifetimes does not tell what the rule's updates led to.
+        # A window across two lifetimes does not show the effect of the rule's updates.
         is_whole = local.is_whole & ~is_new
         critics, advantages = students.update_critics(local.critics, data)
         rollout = group_by_lifetime(data, groups.num_envs)
@@ -212,7 +212,7 @@ class LPG:
         heads = student_heads(num_actions, self.rule.predictions)
         network = self.network.build(self._observation_spec, heads)
         if network.carry(1) != ():
-            raise ConfigError("students of LPG have no memory: take a network without.")
+            raise ConfigError("students of LPG need a feed-forward network.")
         return Students(
             self.rule,
             network,

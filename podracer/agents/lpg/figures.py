@@ -1,4 +1,4 @@
-"""What a learned update rule does, as a figure: its targets over the return.
+"""Figure of a learned update rule: its targets as functions of the return.
 
 The rule is applied to episodes of a synthetic student with a constant policy and a uniform
 prediction, and with random rewards. Its targets then depend on the rewards that follow an action.

@@ -34,7 +34,7 @@ class MetaObjective:
     recompute: bool
 
     def grad_in_groups(self, rule: RuleParams, batch: MetaBatch, groups: int) -> Grads:
-        """Return the mean of `grad` over equal groups of lifetimes, which take turns in memory."""
+        """Return the mean of `grad` over equal groups of lifetimes, computed one after another."""
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), batch)
 
         def add(total: Grads, part: MetaBatch) -> tuple[Grads, None]:
@@ -47,7 +47,7 @@ class MetaObjective:
     def grad(self, rule: RuleParams, batch: MetaBatch) -> Grads:
         """Return the gradient and the loss, and means of rewards and of valid steps by task.
 
-        Lifetimes that ended within the window count for nothing.
+        Lifetimes that ended within the window have weight 0.
         """
         data, advantages = to_rollout((batch.rollout, batch.advantages))
         weights = batch.is_whole.astype(jnp.float32)

@@ -2,7 +2,7 @@
 
 A student has a policy pi and, instead of values, a categorical prediction y(s), which means nothing
 until the rule gives it a meaning. For every step the rule returns pi-hat, by how much the action
-taken should become more likely, and y-hat, what the prediction should have been.
+taken should become more likely, and y-hat, the target of the prediction.
 Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 """
 
@@ -34,7 +34,7 @@ class Experience:
     reward: jax.Array  # f32 [T, B], for that action
     discount: jax.Array  # f32 [T, B], 0 where the action ended the episode
     valid: jax.Array  # bool [T, B], False where a time-out ignored the action
-    carry: Carry  # the network's memory at the first step
+    carry: Carry  # the network's recurrent state at the first step
 
 
 def to_experience(trajectory: Trajectory) -> Experience:
@@ -117,7 +117,7 @@ class UpdateRule:
         ], axis=-1)  # fmt: skip
         core = params.core
         gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
-        # No information flows back over the end of an episode: the memory is reset there.
+        # No information flows back across the end of an episode: the LSTM is reset there.
         is_cut = jnp.concatenate([~data.valid[1:], jnp.zeros_like(data.valid[:1])])
         hidden: jax.Array = backward_lstm(gates, core.weight_hh.T, is_terminal | is_cut)
         return Targets(
@@ -137,7 +137,7 @@ def _linear(layer: Any, x: jax.Array) -> jax.Array:
     return product + layer.bias.reshape((1,) * (product.ndim - 1) + (-1,))
 
 
-# --- what a student does with the targets --------------------------------------------------------
+# --- updates of a student with the targets -------------------------------------------------------
 
 
 def student_heads(num_actions: int, predictions: int) -> dict[str, Head]:

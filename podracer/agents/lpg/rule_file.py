@@ -37,7 +37,7 @@ def encode_rule(rule: UpdateRule, params: Params, about: Mapping[str, Any]) -> b
 def decode_rule(content: bytes, name: str) -> tuple[UpdateRule, Params]:
     """Return the rule and its parameters, exactly as they were encoded.
 
-    Raises `ConfigError`, in which the file is called `name`, for damaged or other content.
+    Raises `ConfigError`, which calls the file `name`, if the content is damaged or not a rule.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -50,7 +50,7 @@ def decode_rule(content: bytes, name: str) -> tuple[UpdateRule, Params]:
             like = jax.eval_shape(rule.init, jax.eval_shape(lambda: jax.random.key(0)))
             leaves = [_array(archive, key, leaf.shape) for key, leaf in _named(like).items()]
     except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{name} is no update rule: {error}.") from error
+        raise ConfigError(f"{name} is not an update rule: {error}.") from error
     return rule, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -69,7 +69,7 @@ def _array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None) -
     """
     with archive.open(f"{name}.npy") as file:
         if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{name} is no array")
+            raise ValueError(f"{name} is not an array")
         stored_shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         expected_dtype = np.dtype(np.uint8 if shape is None else np.float32)
         size = math.prod(stored_shape) * expected_dtype.itemsize

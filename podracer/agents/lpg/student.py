@@ -1,7 +1,7 @@
 """LPGStudent: an agent whose updates come from an update rule that was learned before.
 
 The rule's parameters come from a file (`rule_file`), are part of the state, and never change. There
-is no value function, no advantage and no bootstrap but what the rule has found for itself.
+is no value function, advantage or bootstrap except as the rule has learned them.
 Source: Oh et al. 2020, section 3 (arXiv 2007.08794).
 """
 

@@ -52,7 +52,7 @@ class Students:
                 ParamsState(critic, self.critic_optimizer.init(critic)),
             )
 
-        # On a CPU orthogonal weights of many at once can wait for ever, see population.
+        # On a CPU vmapped orthogonal initialization can deadlock, see `drivers/population.py`.
         return jax.lax.platform_dependent(
             keys, cpu=partial(jax.lax.map, init_one), default=jax.vmap(init_one)
         )

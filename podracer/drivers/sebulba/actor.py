@@ -36,7 +36,7 @@ class Parameters:
     """Actor parameters on an actor's device."""
 
     params: Params
-    version: int  # number of updates that they have seen
+    version: int  # number of updates that produced them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Rollout:
     shards: list[TrajectoryShard]  # one for each learner device of this host
     versions: Int64[np.ndarray, " T"]  # of the parameters of each step
     seconds: dict[str, float]  # of each stage of the actor
-    faults: dict[str, int]  # rows of bad data by kind, since the actor began
-    env_state: PyTree  # snapshot of the environments, () if they give none
+    faults: dict[str, int]  # rows of bad data by kind, since the actor started
+    env_state: PyTree  # snapshot of the environments, () if they cannot be saved
 
 
 @dataclasses.dataclass(frozen=True)
 class ActorContext:
-    """Device, environments and point of departure of one actor within the run."""
+    """Device, environments and initial state of one actor within the run."""
 
     name: str
     device: Device
@@ -60,7 +60,7 @@ class ActorContext:
     indices: UInt32[np.ndarray, " b"]  # of its environments within the run
     first_rollout: int  # number of updates done when the run began or was resumed
     seed: int
-    carry: Carry  # empty memory [b, ...], numpy
+    carry: Carry  # initial recurrent state [b, ...], numpy
     resume_from: ActorState | None  # [b, ...], numpy; None begins with a reset
 
 
@@ -90,7 +90,7 @@ class Actor:
         self._keys = jax.device_put(_row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:
-        """Act until a queue is closed, which raises `Closed`, or until a fault."""
+        """Act until a queue is closed (raises `Closed`) or a fault occurs."""
         timer, infer, finish = self.timer, self._programs.infer, self._programs.finish
         timer.start("environment")
         timestep = self._call_environment(self._first_timestep)
@@ -136,10 +136,10 @@ class Actor:
         return context.resume_from.timestep
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
-        """Return the parameters to begin a rollout with; `parameters` are those of the last.
+        """Return the parameters of the next rollout; `parameters` are those of the previous one.
 
         Each update puts one set into the queue. With a lag each rollout takes one out, so its
-        parameters are exactly `lag` updates old, and two runs with one seed are equal.
+        parameters are exactly `lag` updates old, and two runs with the same seed are equal.
         """
         lag = self._config.policy_lag
         if lag is not None and self._config.refresh_params == "rollout":
@@ -148,7 +148,7 @@ class Actor:
             parameters = self.parameters.get_newest() or parameters
             while parameters is None or (lag is not None and parameters.version < rollout - lag):
                 parameters = self.parameters.get()
-        # Or the first inference would wait for them, and its stage would count that time.
+        # Otherwise the first inference would wait for them, and its stage would count that time.
         jax.block_until_ready(parameters.params)
         return parameters
 
@@ -174,7 +174,7 @@ class Actor:
 def _start_of_run(
     buffer: TrajectoryBuffer, context: ActorContext, length: int
 ) -> tuple[TrajectoryBuffer, RolloutStart]:
-    """Return the buffer and the rollout start with which this actor begins."""
+    """Return the buffer and the rollout start of this actor's first rollout."""
     carry, episodes = context.carry, zero_episode_stats(len(context.indices))
     if context.resume_from is not None:
         carry = context.resume_from.carry

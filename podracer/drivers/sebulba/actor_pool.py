@@ -1,4 +1,4 @@
-"""Actors of one host: how they are made, fed with parameters, and waited for."""
+"""Actors of one host: construction, parameters for them, and rollouts from them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ActorPool:
         keep_actor_state: bool,
     ) -> None:
         self.shard = shard  # shapes of one learner's rows of one actor
-        self.first_update = first_update  # number of updates done before
+        self.first_update = first_update  # number of updates done when the run started
         self._actors, self._params, self._split = actors, params, split
         self._config, self._supervisor = config, supervisor
         self._keep_actor_state = keep_actor_state
         self._latest_rollouts: list[Rollout] = []
-        self._collected_rollouts: list[Rollout] = []  # for an update that lacks others
+        self._collected_rollouts: list[Rollout] = []  # for an update that still waits for others
         self._queue_lengths: list[Any] = []
 
     def start(self) -> None:
@@ -77,12 +77,12 @@ class ActorPool:
                 actor.parameters.put_newest(copies[actor.context.device])
 
     def collect(self, give_up: Callable[[], bool]) -> list[Rollout] | None:
-        """Wait for the next rollout of every actor, in their order; None if `give_up()`.
+        """Wait for the next rollout of every actor, in order; return None if `give_up()`.
 
         Raises the first fault of any thread.
         """
         self._queue_lengths.append(np.mean([len(actor.rollouts) for actor in self._actors]))
-        for actor in self._actors[len(self._collected_rollouts) :]:  # the rest after a `give_up`
+        for actor in self._actors[len(self._collected_rollouts) :]:  # missing after a `give_up`
             rollout = self._wait_for(actor, give_up)
             if rollout is None:
                 return None
@@ -100,7 +100,7 @@ class ActorPool:
                 return None
 
     def queue_occupancy(self) -> float:
-        """Return the mean share of full queue slots at the calls of `collect` since the last."""
+        """Return the mean fill level of the queues, at calls of `collect` since the last call."""
         lengths, self._queue_lengths = self._queue_lengths, []
         return float(np.mean(lengths)) / self._config.queue_depth
 
@@ -113,7 +113,7 @@ class ActorPool:
     def actor_state(self) -> PyTree:
         """Return the `ActorState` after the last update, sharded over all learners as Anakin's is.
 
-        () for a run that does not keep it: it begins new episodes when it is resumed.
+        () for a run that does not keep it, which starts new episodes when it is resumed.
         """
         if not self._keep_actor_state:
             return ()
@@ -147,7 +147,7 @@ def _final_actor_state(rollout: Rollout) -> ActorState:
     return ActorState(rollout.env_state, final, carry, episodes)
 
 
-# --- how they are made ----------------------------------------------------------------------------
+# --- construction --------------------------------------------------------------------------------
 
 
 def make_actor_pool(
@@ -199,7 +199,7 @@ def compile_actor_programs(
     spec: EnvironmentSpec,
     split: DeviceSplit,
 ) -> TrajectoryShard:
-    """Compile what actors run, on each of their devices; return the shapes of one shard."""
+    """Compile the actors' programs for each of their devices; return the shapes of one shard."""
     shapes: Any = None
     for device in split.actors:
         put = partial(jax.device_put, device=device)
@@ -223,7 +223,7 @@ def _actor_contexts(
     *,
     resume: bool,
 ) -> list[ActorContext]:
-    """Return the context of each actor; to `resume`, with its rows of `state.actor`."""
+    """Return the context of each actor; if `resume`, with its rows of `state.actor`."""
     host, num_hosts = jax.process_index(), jax.process_count()
     carry = jax.tree.map(np.asarray, jax.jit(partial(agent.carry, config.num_envs))())
     actor_state = _host_rows(state.actor) if resume else None

@@ -21,7 +21,7 @@ class SebulbaConfig:
     """Configuration of the Sebulba driver."""
 
     num_envs: int = bounded(64, low=1)
-    """Number of environments in all; the actor threads of all hosts share them evenly."""
+    """Total number of environments; the actor threads of all hosts share them evenly."""
     rollout_length: int = bounded(20, low=1)
     """Environment steps T of each environment before each update."""
     updates_per_chunk: int = bounded(20, low=1)
@@ -40,12 +40,12 @@ class SebulbaConfig:
     """Number of updates by which the parameters of a rollout are behind. 0 is
     lock-step; 1 or more overlaps acting with learning, reproducibly; None takes the newest."""
     refresh_params: Literal["rollout", "step"] = "rollout"
-    """When an actor takes newer parameters: before each rollout, or before each step as in the
+    """Whether an actor takes newer parameters before each rollout, or before each step as in the
     paper (the policy lag is then an upper bound, and runs are not reproducible to the bit)."""
     queue_depth: int = bounded(1, low=1)
     """Finished trajectories of each actor thread that may wait for the learner."""
     updates_per_batch: int = bounded(1, low=1)
-    """Updates made in turn from each batch of trajectories, each from an equal part of the
+    """Consecutive updates from each batch of trajectories, each from an equal part of the
     environments."""
     env_timeout_seconds: float = bounded(120.0, low=0.001)
     """Seconds that a step of the environments may take before the run ends with exit code 72."""
@@ -77,11 +77,11 @@ class DeviceSplit:
 
 
 def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSplit:
-    """Split devices into actors and learners, alike on every host.
+    """Split devices into actors and learners, equally on every host.
 
-    A single device is both. Otherwise all devices are used, unless the configuration says how many,
-    as near to three learners for each actor as the environments can be shared evenly.
-    Raises `ConfigError` if they cannot.
+    A single device is both. Otherwise all devices are used, unless the configuration sets the
+    numbers, with about three learners for each actor, so that the environments divide evenly.
+    Raises `ConfigError` if they do not.
     """
     hosts = sorted({device.process_index for device in devices})
     by_host = [[d for d in devices if d.process_index == host] for host in hosts]

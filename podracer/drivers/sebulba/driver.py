@@ -1,4 +1,4 @@
-"""Driver: start the actors, learn from their trajectories as they come, and report."""
+"""Driver: start the actors, learn from their trajectories, and report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from podracer.types import ConfigError, check_ranges
 
 
 def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: DeviceSplit) -> None:
-    """Raise `ConfigError` for what cannot run, before anything is compiled or started."""
+    """Raise `ConfigError` if the configuration cannot run, before anything is started."""
     check_ranges(config, "driver")
     if not isinstance(env, HostEnvironments):
         raise ConfigError(
@@ -52,11 +52,11 @@ def sebulba(
 ) -> Generator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done.
 
-    `seed` is the run's seed, which the environments are reset with. From a state with `actor` set,
-    lock-step training in environments that are `Resumable` continues exactly. Progress comes every
-    `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in `anakin`; a
-    single host that is asked to stop does so after the current update. Close the iterator to stop:
-    when that returns, no thread, process or memory of it is left.
+    `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
+    lock-step training in environments that are `Resumable` continues exactly. Progress is reported
+    every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
+    `anakin`; a single host that is asked to stop does so after the current update. Close the
+    iterator to stop: when that returns, no thread, process or memory of it is left.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.

@@ -78,7 +78,7 @@ class Learner:
         return jax.make_array_from_process_local_data(self._request_sharding, local)
 
     def _fetch_metrics(self) -> None:
-        """Wait for the oldest update. Raises what it met, see `to_progress`."""
+        """Wait for the oldest update. Raises its fault, see `to_progress`."""
         values = jax.device_get(self._pending.pop(0))
         self.agreed_request = to_progress(self._version - len(self._pending), values).request
         self._fetched.append(values)
@@ -95,7 +95,7 @@ class Learner:
             **progress.metrics,
             **_utilization_metrics(self._stats, self._timer.collect(), num_actors),
             "queue_occupancy": self._actors.queue_occupancy(),
-            # Each actor counts since it began, so its newest count is the total.
+            # Each actor counts from its start, so its newest count is the total.
             "environment_faults": sum(sum(s.faults.values()) for s in self._stats[-num_actors:]),
         }
         self._fetched, self._stats = [], []
@@ -103,7 +103,7 @@ class Learner:
         return dataclasses.replace(progress, metrics=metrics, collected=collected)
 
     def resume(self) -> None:
-        """Go on after a report: the time until here counts as reporting."""
+        """Continue after a report: the time until now counts as reporting."""
         self._timer.start("collect")
 
 
@@ -113,7 +113,7 @@ class TrajectoryStats:
 
     lags: Int64[np.ndarray, " T"]  # updates that the parameters of each step were behind
     seconds: dict[str, float]  # of each stage of its actor
-    faults: dict[str, int]  # rows of bad data by kind, since the actor began
+    faults: dict[str, int]  # rows of bad data by kind, since the actor started
 
 
 def _utilization_metrics(

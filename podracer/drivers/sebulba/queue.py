@@ -1,4 +1,4 @@
-"""Bounded queue that can be closed; every wait on it ends by an item, by closing or by time."""
+"""Bounded queue that can be closed; every wait ends with an item, the closing or a timeout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAKE_SECONDS = 1.0  # a waiting thread wakes this often, even if no other wakes 
 
 
 class Closed(Exception):
-    """Raised by every operation on a queue that was closed, also by those that wait already."""
+    """Raised by every operation on a closed queue, also by those already waiting."""
 
 
 class ClosableQueue(Generic[T]):

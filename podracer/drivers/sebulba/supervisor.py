@@ -1,4 +1,4 @@
-"""Owner of every thread: the first fault stops them all and is the one that the run ends with."""
+"""Owner of every thread: the first fault stops them all and is raised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOIN_SECONDS = 5.0  # a thread that takes longer to end is left behind, and name
 
 
 class Closable(Protocol):
-    """Queue, as far as the supervisor needs it."""
+    """Object that the supervisor closes, such as a queue."""
 
     def close(self) -> None: ...
 
@@ -52,8 +52,9 @@ class StageTimer:
 class Supervisor:
     """Context that starts threads, records their faults, and stops them; no thread outlives it.
 
-    The context raises the first fault of all, the caller's own included. Faults after that, or
-    after the order to stop, are only printed. `env_timeout_seconds` bounds the stage "environment".
+    The context raises the first fault of all, the caller's own included. Later faults, or faults
+    while the threads are stopping, are only printed. `env_timeout_seconds` bounds the stage
+    "environment".
     """
 
     def __init__(self, env_timeout_seconds: float) -> None:
@@ -71,7 +72,7 @@ class Supervisor:
     def start(
         self, name: str, timer: StageTimer, run: Callable[[], None], close: Callable[[], None]
     ) -> None:
-        """Run a component in a thread and then close it. `Closed` from `run` is no fault."""
+        """Run a component in a thread and then close it. `Closed` from `run` is not a fault."""
 
         def body() -> None:
             for function in (run, close):  # a fault is recorded before the closing, which may hang
@@ -94,7 +95,7 @@ class Supervisor:
                 self._fault = error
         self._close_queues()
         if not is_first and not isinstance(error, Closed):
-            _print(f"{component}, while all stopped: {type(error).__name__}: {error}")
+            _print(f"{component}, while stopping: {type(error).__name__}: {error}")
 
     def check(self) -> None:
         """Raise the first fault, or `EnvironmentFault` if an environment does not answer."""
@@ -102,7 +103,7 @@ class Supervisor:
             if self._hangs(timer):
                 seconds = time.perf_counter() - timer.current[1]
                 _print(f"{name} hangs; all stacks follow.")
-                with contextlib.suppress(Exception):  # a notebook's stderr is no file
+                with contextlib.suppress(Exception):  # a notebook's stderr is not a file
                     faulthandler.dump_traceback(all_threads=True)
                 message = f"{name}: the environment did not answer for {seconds:.0f} s."
                 self.fail(name, EnvironmentFault(message))

@@ -5,8 +5,8 @@ timestep to the device, gets the actions back, and nothing else. The trajectory 
 in a buffer that is donated from step to step. `finish` closes it and splits it over the learners.
 
 Each array that a program takes costs 1 to 2 microseconds a call on a CPU (decision 0014). So a
-timestep travels as its observation and one array of all its scalars, and what `infer` does not need
-(`RolloutStart`) is apart from what it does (`TrajectoryBuffer`).
+timestep is sent as its observation and one array of all its scalars, and the state that `infer`
+needs (`TrajectoryBuffer`) is separate from the rest (`RolloutStart`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class TrajectoryBuffer:
     """Steps of an unfinished trajectory and the state of acting, on the actor's device."""
 
     observation: PyTree[Shaped[Array, "T b ..."]]
-    scalars: Float32[Array, "T 4 b"]  # all else of each timestep, see `pack_timestep`
+    scalars: Float32[Array, "T 4 b"]  # the scalars of each timestep, see `pack_timestep`
     action: PyTree[Shaped[Array, "T b ..."]]
     extras: PyTree[Shaped[Array, "T b ..."]]
-    carry: PyTree[Shaped[Array, "b ..."]]  # the agent's memory at the next step
+    carry: PyTree[Shaped[Array, "b ..."]]  # the agent's recurrent state at the next step
     global_step: UInt32[Array, ""]  # number of the next step within the run
 
     @property
@@ -47,7 +47,7 @@ class TrajectoryBuffer:
 
 @struct
 class RolloutStart:
-    """Memory and episode statistics `[b, ...]` at the first step of a trajectory."""
+    """Recurrent state and episode statistics `[b, ...]` at the first step of a trajectory."""
 
     carry: Carry
     episodes: EpisodeStats  # running sums; the totals are zero
@@ -80,7 +80,7 @@ def map_over_rows(function: Callable[..., Any], *shards: TrajectoryShard) -> Tra
 def empty_buffer(
     agent: Agent, spec: EnvironmentSpec, params: Params, num_envs: int, length: int
 ) -> TrajectoryBuffer:
-    """Return a buffer of zeros for `num_envs` rows and `length` steps, the memory empty."""
+    """Return a buffer of zeros for `num_envs` rows and `length` steps, with the initial carry."""
     observation, scalars = zero_timestep(spec, num_envs)
     keys = jax.random.split(jax.random.key(0), num_envs)
     carry = agent.carry(num_envs)
@@ -151,7 +151,7 @@ def finish(
     """Close a trajectory with its final timestep, packed, and split its rows over the learners.
 
     Returns the start of the next rollout too. An episode that begins without an end before it was
-    lost to a fault: the transition into it is cut, as if the timestep before it had been a
+    lost to a fault: the transition into it is cut, as if the previous timestep had been a
     time-out, and the lost episode is not counted.
     """
     steps, final = buffer.steps, unpack_timestep(observation, scalars)

@@ -37,7 +37,7 @@ def make_update(
     """Return the jitted program `(state, shards, request) -> (state, actor params, metrics)`.
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
-    actors' parameters are an output of their own, so that they can travel during the next update.
+    actors' parameters are an output of their own, so that they can be sent during the next update.
     """
     axis = DATA if mesh.size > 1 else None
     update = jax.shard_map(

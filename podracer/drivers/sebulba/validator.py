@@ -23,7 +23,7 @@ class TimestepValidator:
     """Validator of one batch of host environments.
 
     A row with a non-finite value is counted in `faults`. It is zeroed and marked as cut (`first`
-    and `last`), so that nothing of it trains, until its environment begins a new episode.
+    and `last`), so that it does not train, until its environment starts a new episode.
     """
 
     def __init__(self, spec: EnvironmentSpec, num_envs: int) -> None:
@@ -37,7 +37,7 @@ class TimestepValidator:
     def validate(self, timestep: TimeStep) -> TimeStep:
         """Return the timestep with bad rows masked.
 
-        Raises `EnvironmentFault` for a structure, shape or dtype that the spec does not promise.
+        Raises `EnvironmentFault` for a structure, shape or dtype other than the spec's.
         """
         leaves, structure = jax.tree.flatten(timestep.observation)
         if structure != self._structure:

@@ -200,10 +200,10 @@ class TimestepBuilder:
     ) -> TimeStep:
         """Return the timestep after a step; all arguments are `[B, ...]`.
 
-        A terminal wins where both ends fall together.
+        Where both ends coincide it is a terminal.
         """
         restarted, game_ended = self._game_ended, terminal | timeout
-        # Some games show no life left for some frames before they are over: one end, not two.
+        # Some games report zero lives for some frames before their end: one end, not two.
         life_lost = ~restarted & (lives < self._lives) & (lives > 0) & self._life_loss_ends_episode
         self._lives, self._game_ended = lives, game_ended
         if self._clip_rewards:
@@ -215,7 +215,7 @@ class TimestepBuilder:
 
 
 def row_seeds(seed: int, indices: np.ndarray, start: int) -> np.ndarray:
-    """Return a seed of 31 bits for each row, i64 `[B]`, that depends on its own index alone."""
+    """Return a seed of 31 bits for each row, i64 `[B]`, that depends only on its own index."""
     sequences = (np.random.SeedSequence([seed, int(index), start]) for index in indices)
     return np.array([int(sequence.generate_state(1)[0]) >> 1 for sequence in sequences], np.int64)
 
@@ -223,7 +223,7 @@ def row_seeds(seed: int, indices: np.ndarray, start: int) -> np.ndarray:
 def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
     """Return discrete actions as i32 `[B]`. Raises `EnvironmentFault` for one that does not exist.
 
-    Such an action would leave ale-py waiting for ever and EnvPool reading beyond its memory.
+    With such an action ale-py would wait forever and EnvPool read beyond its memory.
     """
     action = np.asarray(action, np.int32)
     if action.min() < 0 or action.max() >= num_actions:
@@ -243,7 +243,7 @@ def _num_actions(game: str, full: bool) -> int:
     games = roms.get_all_rom_ids()
     if game not in games:
         raise ConfigError(f"ale-py has no game {game!r}: {nearest(game, games)}")
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it greets on stderr
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it prints a greeting to stderr
     ale = ale_py.ALEInterface()
     ale.loadROM(str(roms.get_rom_path(game)))
     return len(ale.getLegalActionSet() if full else ale.getMinimalActionSet())

@@ -2,8 +2,8 @@
 
 EnvPool restarts a row in the step after its end, as a `HostEnvironment` does. Its Python layer
 reports a termination where an episode ends before the limit of steps. Tasks that also say which
-ends are terminal (`info["terminated"]`: Atari, MuJoCo Playground) are taken at their word. Where
-any other task ends by itself in the very step of its limit, EnvPool reports only the time-out.
+ends are terminal (`info["terminated"]`: Atari, MuJoCo Playground) are believed. Where any
+other task ends by itself in the very step of its limit, EnvPool reports only the time-out.
 
 The asynchronous mode is not used: several actor threads serve the same purpose and stay
 reproducible (decision 0017).
@@ -115,7 +115,7 @@ class EnvPoolBatch:
         self._pool: Any = None
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """Begin new episodes, `[B, ...]`, in a new pool: EnvPool takes seeds nowhere else."""
+        """Begin new episodes, `[B, ...]`, in a new pool: EnvPool takes no seeds later."""
         self.close()
         self._pool = _library().make_gymnasium(
             self._envpool.task,

@@ -1,7 +1,7 @@
 """Any environment of Gymnasium (Towers 2024) on the host, stepped by a pool of processes.
 
-A worker that dies or hangs is replaced, an environment that raises or returns bad data is made
-anew; only the rows concerned lose their episode. The workers run `gymnasium_worker.py`.
+A worker that dies or hangs is replaced, an environment that raises or returns bad data is
+made again; only the affected rows lose their episode. The workers run `gymnasium_worker.py`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Gymnasium:
     """Registered id such as `"CartPole-v1"` (or `"module:Name-v0"`, where the module registers it),
     or a class or function that makes one environment when called without arguments. It must be
     importable by name in another process, as must be the function of a `functools.partial`; in a
-    script that needs `if __name__ == "__main__":` around what is not a definition."""
+    script that needs `if __name__ == "__main__":` around all code that is not a definition."""
     step_seconds: float = 10.0
     """Longest time that one environment's `step` may take, in seconds."""
     reset_seconds: float = 60.0
     """Longest time that making and resetting one environment may take, in seconds."""
     max_restarts: int = 100
-    """Restarts of rows or workers after faults that a batch may need in its whole life."""
+    """Largest number of restarts of rows or workers after faults, over the life of a batch."""
 
     def __post_init__(self) -> None:
         for field, low in (("step_seconds", 1e-3), ("reset_seconds", 1e-3), ("max_restarts", 0)):
@@ -117,9 +117,9 @@ class Gymnasium:
 class GymnasiumBatch:
     """A batch of environments in processes of their own, as a `HostEnvironment`.
 
-    `faults` counts what went wrong, by kind; `pids` are the workers' process ids. After an
+    `faults` counts the faults by kind; `pids` are the workers' process ids. After an
     `EnvironmentFault` everything is freed. Timesteps are views of memory that the next step
-    overwrites, and `jax.device_put` on a CPU may share it: copy what must last (`jnp.array`).
+    overwrites, and `jax.device_put` on a CPU may share it: copy arrays that are kept (`jnp.array`).
     """
 
     def __init__(self, name: str, setup: WorkerSetup, max_restarts: int) -> None:
@@ -137,7 +137,7 @@ class GymnasiumBatch:
         self._start_fork_server()
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
-        """Begin anew, in new processes. Raises `EnvironmentFault`, also after `close`."""
+        """Start again, in new processes. Raises `EnvironmentFault`, also after `close`."""
         self._check_open()
         self._shared.seed[:] = seed, start
         self._shared.env_index[:] = indices
@@ -160,7 +160,7 @@ class GymnasiumBatch:
         for channel in self._channels:
             if channel is None:
                 self._fail("`reset` must come before `step`.")
-            with contextlib.suppress(OSError):  # a death is noticed where the reply is awaited
+            with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
                 channel.send(STEP)
         self._await_workers(range(len(self._channels)))
         return self._timestep
@@ -206,7 +206,7 @@ class GymnasiumBatch:
             try:
                 reply = channel.recv(1)
             except (TimeoutError, BlockingIOError):
-                if self._shared.deadline[worker] < time.monotonic():  # it may have been moved
+                if self._shared.deadline[worker] < time.monotonic():  # it may have been extended
                     return "hung"
             except OSError:
                 return "died"
@@ -277,7 +277,7 @@ class GymnasiumBatch:
         )
 
     def _start_fork_server(self) -> None:
-        """Start it without waiting: only its first reply is waited for, so it imports meanwhile."""
+        """Start it without waiting; it imports until its first reply is awaited."""
         self._control, server_end = socket.socketpair()
         self._control.settimeout(_IMPORT_SECONDS)
         with server_end, tempfile.TemporaryFile() as setup:
@@ -304,7 +304,7 @@ class GymnasiumBatch:
 
 
 def _anonymous_file() -> int:
-    """Open a file without a name, in memory where the system can: no death leaves it behind."""
+    """Open a file without a name, in memory if possible: it never outlives its processes."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("podracer-gymnasium")
     with tempfile.TemporaryFile() as file:

@@ -1,7 +1,7 @@
-"""What a batch of Gymnasium environments and its worker processes share. Without JAX.
+"""Data shared by a batch of Gymnasium environments and its worker processes. Imports no JAX.
 
-All data goes through one block of shared memory (`SharedMemory`). On sockets there is one byte
-that says "step" and one byte that answers.
+All data goes through one block of shared memory (`SharedMemory`). Sockets carry only a one-byte
+request for a step and a one-byte reply.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """Everything that the processes of one batch must know."""
+    """Settings of the processes of one batch."""
 
     environment: bytes  # a pickled callable that makes one environment
     main: str | None  # the script, or the module after a colon, to import first

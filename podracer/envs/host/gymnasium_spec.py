@@ -1,4 +1,4 @@
-"""What a Gymnasium environment declares, as an `EnvironmentSpec` and as its workers' setup."""
+"""Specification of a Gymnasium environment, and the setup of its workers."""
 
 from __future__ import annotations
 

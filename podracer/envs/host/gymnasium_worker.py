@@ -1,7 +1,7 @@
-"""The processes that step Gymnasium environments. Without JAX: it is slow to import, bad to fork.
+"""Processes that step Gymnasium environments, without JAX: slow to import and unsafe to fork.
 
 One *fork server* process per batch imports the environment's code once and forks the workers, so a
-worker that died is replaced in milliseconds. What they share is in `gymnasium_protocol.py`.
+worker that died is replaced in milliseconds. Shared data structures are in `gymnasium_protocol.py`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Worker:
         self.reply = OK
 
     def serve(self, channel: socket.socket) -> None:
-        """Begin all rows, then step them at every byte, until the parent is gone."""
+        """Reset all rows, then step them at every request, until the parent is gone."""
         seed = self.row_seed(self.start)
-        random.seed(seed)  # of no use to a good environment; the others at least differ
+        random.seed(seed)  # environments with global generators differ between workers
         np.random.seed(seed)  # noqa: NPY002
         for row in range(self.start, self.end):
             self.remake(row)
@@ -136,7 +136,7 @@ class Worker:
         observation, reward, terminated, truncated, _ = result
         terminal, timeout = _as_bool(terminated, "terminated"), _as_bool(truncated, "truncated")
         self.write_observation(self.setup.observation, observation, row)
-        if isinstance(reward, float):  # np.float64 is one too; a third of all our time otherwise
+        if isinstance(reward, float):  # also np.float64; other checks cost a third of the time
             self.shared.reward[row] = reward
         else:
             _write(self.shared.reward, row, _REWARD, reward)
@@ -160,7 +160,7 @@ class Worker:
                 self.write_observation(child, part, row)
 
     def find_faults(self, start: int, end: int) -> Iterator[Fault]:
-        """Iterate over what is wrong with the numbers of rows `start` to `end`."""
+        """Iterate over the faults in the numbers of rows `start` to `end`."""
         if not np.isfinite(self.shared.reward[start:end]).all():
             yield Fault("not_finite", "reward is not finite")
         for leaf, array in self.leaves:
@@ -184,7 +184,7 @@ class Worker:
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
     def extend_deadline(self, seconds: float) -> None:
-        """Tell the parent how long to wait for what comes next."""
+        """Set how long the parent waits for the next operation."""
         self.shared.deadline[self.number] = time.monotonic() + seconds
 
     def record_fault(self, row: int, error: BaseException) -> None:
@@ -213,7 +213,7 @@ def _write(array: np.ndarray, row: int, leaf: Leaf, value: Any) -> None:
     try:
         source = np.asarray(value)
     except ValueError as error:
-        raise Fault("wrong_shape", f"{leaf.name} is no array: {error}") from error
+        raise Fault("wrong_shape", f"{leaf.name} is not an array: {error}") from error
     if source.dtype != leaf.dtype:
         if not np.can_cast(source.dtype, leaf.source, "same_kind"):
             text = f"{leaf.name} must be {leaf.source}, but it is {source.dtype}"
@@ -241,7 +241,7 @@ def _as_bool(value: Any, name: str) -> bool:
 
 
 def run_fork_server(control: socket.socket, memory: int) -> None:
-    """Fork a worker at each request, until the parent is gone; then see that all workers are.
+    """Fork a worker at each request, until the parent is gone; then wait until all workers are.
 
     The `WorkerSetup` is read from stdin. A request is a worker's number, with the worker's end of
     its channel; a former worker of that number is ended first. The answer is a `FORK_REPLY`; a pid
@@ -288,7 +288,7 @@ def _enter_fork_server() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C and preemption are the parent's matter,
     signal.signal(signal.SIGTERM, lambda *_: None)  # but engines that we start may be terminated
     signal.siginterrupt(signal.SIGTERM, False)
-    warnings.simplefilter("ignore")  # the parent has made one environment, and showed them
+    warnings.simplefilter("ignore")  # the parent has made one environment and shown them
 
 
 def _worker_main(worker: Worker, channel: int, parent: int) -> None:
@@ -314,7 +314,7 @@ def _end_child(pid: int) -> int:
 
 
 def _import_environment(setup: WorkerSetup) -> Callable[[], Env]:
-    """Return what makes one environment, with all of its code imported, so that forks have it."""
+    """Return the environment's factory, with all its code imported before the forks."""
     if setup.main is not None:
         path, _, module = setup.main.partition(":")
         run, target = (runpy.run_module, module) if module else (runpy.run_path, path)

@@ -1,4 +1,4 @@
-"""Bars from files."""
+"""Markets from files of bars."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Trading: buy and sell whole shares of several tickers, bar by bar.
 
 The environment of FinRL-Podracer (Li et al. 2021, arXiv 2111.05188) on the device, after its
-released code. `Trading` says where it differs, because that code does what no trader can do.
+released code. `Trading` documents the differences, where that code does what no trader can do.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TradingState:
 
 @dataclasses.dataclass(frozen=True)
 class Trading:
-    """A portfolio of D tickers in one period of a market, which only marks its ends.
+    """A portfolio of D tickers in one period of a market, without restarts.
 
     Observation: f32 `[3 + 10 D]`: cash, turbulence (squashed), whether turbulence is above the
     threshold, then price, shares and steps since a trade of each ticker, then the 7 indicators of
@@ -101,7 +101,7 @@ class Trading:
     cash_scale: float = 2**-12
     """Factor of cash in observations."""
     cash_floor: float = 1e4
-    """Least cash in observations: less is observed as this much."""
+    """Smallest cash in observations; less cash is observed as this."""
     turbulence_scale: float = 2**-5
     """Factor of turbulence in observations."""
     price_scale: float = 2**-6
@@ -145,7 +145,7 @@ class Trading:
         return self._whole_period("validation")
 
     def for_backtest(self) -> Trading:
-        """Return the same environment in the whole back-test period, only to report."""
+        """Return the same environment in the whole back-test period, for the report only."""
         return self._whole_period("backtest")
 
     def reset(self, key: jax.Array) -> tuple[TradingState, TimeStep]:
@@ -261,7 +261,7 @@ def execute_orders(
 def backtest_environment(environment: Any) -> AutoReset:
     """Return a trading environment in its back-test period. Raises `ConfigError` for others."""
     if not isinstance(getattr(environment, "inner", None), Trading):
-        raise ConfigError(f"{environment.spec.name} has no period to back-test in.")
+        raise ConfigError(f"{environment.spec.name} has no back-test period.")
     return dataclasses.replace(environment, inner=environment.inner.for_backtest())
 
 

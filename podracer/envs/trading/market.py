@@ -90,7 +90,7 @@ class Period:
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """Three disjoint periods: to train in, to choose by, and to report."""
+    """Three disjoint periods: for training, for model selection, and for the report."""
 
     train: Period
     validation: Period
@@ -162,10 +162,10 @@ def _num_bars_until(market: Market, name: str, until: float | str) -> int:
             unit: Any = np.datetime_data(last)[0]
             end = last + np.timedelta64(1, unit)  # a date ends with its day
         except ValueError:
-            raise ConfigError(f"{name}={until} is no date: write it as 2019-05-25.") from None
+            raise ConfigError(f"{name}={until} is not a date: write it as 2019-05-25.") from None
         return int(np.searchsorted(market.times, end))
     if not 0 < until < 1:
-        raise ConfigError(f"{name}={until} is no fraction between 0 and 1, and no date.")
+        raise ConfigError(f"{name}={until} is neither a fraction between 0 and 1 nor a date.")
     return int(until * len(market))
 
 

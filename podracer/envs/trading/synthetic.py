@@ -1,4 +1,4 @@
-"""Generated markets: one with statistics of real ones, and one whose optimum is known."""
+"""Generated markets: one with the statistics of real ones, one with a known optimum."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _imported(name: str) -> Callable[..., Experiment]:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"There is no module {error.name!r}: install it, or work in the folder that holds it."
+            f"There is no module {error.name!r}: install it, or run in the folder that holds it."
         ) from error
     if not callable(function):
         raise ConfigError(f"There is no function {attribute!r} in the module {module}.")

@@ -18,7 +18,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
 
-# Of both actor-critics with V-trace, which can so be compared.
+# Settings of both actor-critics with V-trace, so that they can be compared.
 NETWORK = TorsoNetwork(MLP((64, 64), "tanh"))
 
 

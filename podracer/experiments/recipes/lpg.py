@@ -1,4 +1,4 @@
-"""Learned policy gradient (LPG): discovering an update rule, and training by one."""
+"""Learned policy gradient (LPG): discovering an update rule, and training with one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lpg_paper() -> Experiment:
 
 @recipe
 def worlds_a2c() -> Experiment:
-    """A2C with tables in a grid world of those that update rules are discovered in."""
+    """Tabular A2C in one of the grid worlds that update rules are discovered in."""
     return Experiment(
         environment="worlds:dense",
         agent=A2C(learning_rate=0.1, network=Table()),

@@ -1,4 +1,4 @@
-"""Tasks that only memory solves."""
+"""Tasks that only agents with memory solve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from podracer.replay import Replay
 
 @recipe
 def memory_ppo() -> Experiment:
-    """Recurrent PPO on a task that only memory solves."""
+    """Recurrent PPO on a task that needs memory."""
     return Experiment(
         environment="probe:memory",
         agent=PPO(
@@ -30,7 +30,7 @@ def memory_ppo() -> Experiment:
 
 @recipe
 def memory_r2d2() -> Experiment:
-    """R2D2 on a task that only memory solves."""
+    """R2D2 on a task that needs memory."""
     return Experiment(
         environment="probe:memory",
         agent=R2D2(

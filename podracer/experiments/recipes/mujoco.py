@@ -13,7 +13,7 @@ from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 
-# What all agents with a replay share, so that they can be compared.
+# Settings of all agents with a replay, so that they can be compared.
 REPLAY = Replay(capacity=1_000_000, batch_size=128, updates_per_rollout=8, warmup=5_000)
 
 

@@ -16,5 +16,5 @@ def trading_ppo() -> Experiment:
         agent=PPO(entropy_cost=0.0, normalize_observations=True),
         driver=AnakinConfig(num_envs=64, rollout_length=64, updates_per_chunk=20),
         frames=2_000_000,
-        evaluation_episodes=1,  # from the one start, through the whole of that period
+        evaluation_episodes=1,  # one fixed start, through the whole period
     )
