@@ -18,10 +18,11 @@ from typing import Any
 
 import jax
 
-from podracer import envs, networks
+from podracer import envs
 from podracer.bench.anakin import Program, Timing, machine, prepare, training
 from podracer.drivers.anakin import AnakinConfig
 from podracer.mesh import find_devices, make_mesh
+from podracer.networks import layers
 from podracer.types import PyTree
 
 
@@ -186,12 +187,12 @@ def plain_convolutions() -> Iterator[None]:
         layout = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=layout)
 
-    ours = networks.convolution
-    networks.convolution = plain
+    ours = layers.convolution
+    layers.convolution = plain
     try:
         yield
     finally:
-        networks.convolution = ours
+        layers.convolution = ours
 
 
 def make(environment: str, agent: Any) -> tuple[Any, Any]:
