@@ -1,4 +1,4 @@
-"""What the benchmarks share: contenders that take turns, a table of them, and JSON lines.
+"""Shared parts of the benchmarks: contenders that take turns, a table of them, and JSON lines.
 
 A contender is anything that can run one warm repetition again and again. Contenders take turns,
 A B A B, so that a machine that slows down slows them all, and ratios are taken turn by turn.
@@ -54,7 +54,7 @@ def anakin(name: str, agent: Any, env: Any, config: AnakinConfig, devices: int =
 
 def elsewhere(name: str, command: Sequence[str]) -> Contender:
     """A process of its own. It first prints one JSON object with `steps`, `compile_seconds` and
-    versions, then for each line that it reads runs a repetition and prints a Lap as JSON."""
+    versions, then for each line that it reads runs a repetition and prints a `Timing` as JSON."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def read() -> dict[str, Any]:

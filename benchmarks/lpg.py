@@ -5,7 +5,7 @@ untrained rules of the same size. They are compared with A2C, its learning rate 
 best of a grid in that kind of world, and with no learning. The measure is the mean reward of a
 step, over the whole lifetime and at its end.
 
-`--figure host`: whole runs under Sebulba, Catch served from the host and Atari Pong, of A2C and of
+`--figure host`: whole runs under Sebulba, Catch as a host environment and Atari Pong, of A2C and of
 students of the rules. `--figure minatar`: the same under Anakin, in games of MinAtar.
 JSON lines go to `--out`; `--draw FILE.png` draws those of the figure.
 """
@@ -254,7 +254,7 @@ def main() -> None:
     made.add_argument("--envs", type=int, default=64)
     made.add_argument("--rollout", type=int, default=20)
     made.add_argument("--updates", type=int, default=1000)
-    made.add_argument("--rate", type=float, default=1e-3, help="of taught networks")
+    made.add_argument("--rate", type=float, default=1e-3, help="of networks trained by a rule")
     made.add_argument("--only", help="the environment of whole runs, by default all")
     made.add_argument("--pong-frames", type=int, default=150_000)
     made.add_argument("--minatar-frames", type=int, default=2_560_000)

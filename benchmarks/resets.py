@@ -1,4 +1,4 @@
-"""What restarting costs in an environment whose worlds are dear to make: Craftax-Classic.
+"""What restarting costs in an environment whose worlds are expensive to make: Craftax-Classic.
 
 Random actions in a scan, `num_envs` environments: a fresh world for each of them at each step, as
 plain `vmap` computes it, against a few for all (`auto_reset(..., resets_per_step=N)`).

@@ -125,7 +125,7 @@ def main() -> None:
     made.add_argument("--figure", choices=figures, action="append", help="default: all of them")
     made.add_argument("--seconds", type=float, default=4.0, help="of each measurement (default 4)")
     made.set_defaults(repetitions=3)
-    # An actor waits for each inference anyway; see cli.py.
+    # An actor waits for each inference anyway; see `experiments/hosts.py`.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     options = parse(made)
     if options.quick:

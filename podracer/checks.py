@@ -237,15 +237,15 @@ def _check_same(name: str, where: str, expected: PyTree, got: PyTree) -> None:
     for path, leaf in leaves.items():
         if path not in expected_leaves:
             raise ConfigError(f"{name}: {where}{path} was not expected; got {_format(leaf)}.")
-        wanted = expected_leaves[path]
-        if wanted.shape != leaf.shape or wanted.dtype != leaf.dtype:
+        spec = expected_leaves[path]
+        if spec.shape != leaf.shape or spec.dtype != leaf.dtype:
             raise ConfigError(
-                f"{name}: {where}{path} must be {_format(wanted)}, but it is {_format(leaf)}."
+                f"{name}: {where}{path} must be {_format(spec)}, but it is {_format(leaf)}."
             )
-        if getattr(leaf, "weak_type", False) != getattr(wanted, "weak_type", False):
+        if getattr(leaf, "weak_type", False) != getattr(spec, "weak_type", False):
             raise ConfigError(
                 f"{name}: {where}{path} is weakly typed, a Python number somewhere: "
-                f"write jnp.asarray(x, jnp.{wanted.dtype}) to make it {_format(wanted)}."
+                f"write jnp.asarray(x, jnp.{spec.dtype}) to make it {_format(spec)}."
             )
     if jax.tree.structure(expected) != jax.tree.structure(got):
         raise ConfigError(

@@ -258,9 +258,9 @@ class Buffer:
         starts = jnp.tile(times // self.stride % (ring_size // self.stride), B)
         times = jnp.tile(times, B)
         current = priorities.tree[0].at[rows, starts].get(mode="promise_in_bounds")
-        kept = jnp.where(times - ring_size < oldest, 0.0, current)
+        old_values = jnp.where(times - ring_size < oldest, 0.0, current)
         complete = (times >= 0) & (times <= newest)
-        values = jnp.where(complete, jnp.max(priorities.largest), kept)
+        values = jnp.where(complete, jnp.max(priorities.largest), old_values)
         tree = sum_tree.update(priorities.tree, rows, starts, values)
         return Priorities(tree, priorities.largest)
 

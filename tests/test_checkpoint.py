@@ -306,7 +306,7 @@ def test_nothing_valid_is_an_error_with_its_exit_code(tmp_path: Path, capsys) ->
             checkpointer.restore(small())
     assert caught.value.exit_code == 65
     assert sorted(os.listdir(tmp_path / "quarantine")) == [f"{1:012d}", f"{1:012d}.1"]
-    assert capsys.readouterr().err.count("damaged checkpoint passed over") == 2
+    assert capsys.readouterr().err.count("damaged checkpoint skipped") == 2
 
 
 def test_a_reader_moves_nothing(tmp_path: Path) -> None:
@@ -378,9 +378,9 @@ def forge(path: Path, **changes: object) -> None:
     ("changes", "message"),
     [
         ({"format": 2}, "format 2"),
-        ({"schema": {"['w']": [[2, 3], "float64", None]}}, "not those of meta.json"),
-        ({"schema": {"['w']": [[10**15], "float32", None]}}, "not those of meta.json"),
-        ({"schema": {"['w']": [["__import__"], {}, []]}}, "not those of meta.json"),
+        ({"schema": {"['w']": [[2, 3], "float64", None]}}, "do not match meta.json"),
+        ({"schema": {"['w']": [[10**15], "float32", None]}}, "do not match meta.json"),
+        ({"schema": {"['w']": [["__import__"], {}, []]}}, "do not match meta.json"),
         ({"schema": {"['w']": 3}}, "not usable"),
         ({"schema": None}, "not usable"),
         ({"metadata": "no"}, "not usable"),

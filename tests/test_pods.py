@@ -173,7 +173,7 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     task = pods.Task(0, 1, 9, experiment, (parent,), ROUND, None, 1, 8)
     pods.write_task(directory, task)
     assert pods.read_task(directory) == task
-    with pytest.raises(CheckpointError, match="not the checkpoint that the leaderboard has"):
+    with pytest.raises(CheckpointError, match="not the checkpoint on the leaderboard"):
         pods.run(directory)
 
 

@@ -192,7 +192,7 @@ def test_a_broken_seal_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="'more' was not there when it was sealed"):
         rundir.verify_seal(directory)
     (directory / "more").rename(directory / "data")
-    with pytest.raises(CheckpointError, match="'data' is not what was sealed"):
+    with pytest.raises(CheckpointError, match="'data' has changed since it was sealed"):
         rundir.verify_seal(directory)
     (directory / "data").unlink()
     with pytest.raises(CheckpointError, match="'data' is missing"):

@@ -69,7 +69,7 @@ def entry(pod: int, score: float, round: int = 0, **hyperparameters: float) -> E
 
 
 def stand(pod: int, newest: Sequence[Entry], *, round: int = 1, **other: Any) -> SelectionView:
-    """A standing in which every pod has ended the round before, and all entries are listed."""
+    """A view in which every pod has ended the round before, and all entries are listed."""
     fields: dict[str, Any] = {
         "board": ranking(newest),
         "newest": {each.pod: each for each in newest},
@@ -78,14 +78,12 @@ def stand(pod: int, newest: Sequence[Entry], *, round: int = 1, **other: Any) ->
     return SelectionView(pod, round, **{**fields, **other})
 
 
-def frequencies(
-    rule: SelectionRule, standing: SelectionView, draws: int = 4000
-) -> dict[str, float]:
+def frequencies(rule: SelectionRule, view: SelectionView, draws: int = 4000) -> dict[str, float]:
     """How often each parent is chosen."""
     rng = np.random.default_rng(0)
     counts: Counter[str] = Counter()
     for _ in range(draws):
-        start = rule.choose(standing, rng)
+        start = rule.choose(view, rng)
         assert start is not None
         counts.update(start.parents)
     return {name: count / draws for name, count in counts.items()}

@@ -363,9 +363,9 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         sweep = n
         while type(events[sweep - 1]).__name__ == "Started":
             sweep -= 1  # one sweep decides for all that wait before it starts any
-        standing = selection.selection_view(replay(events[:sweep]), event.pod, event.round)
+        view = selection.selection_view(replay(events[:sweep]), event.pod, event.round)
         rng = selection.generator(tournament.seed, event.pod, event.round)
-        start = rule.choose(standing, rng)
+        start = rule.choose(view, rng)
         assert start is not None
         assert start.parents == event.parents
         for name, value in start.hyperparameters.items():

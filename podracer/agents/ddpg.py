@@ -150,10 +150,10 @@ class DDPG:
             params, state.target_params, self.target_update_rate
         )
         updates = state.updates + 1
-        due = updates % self.policy_delay == 0
+        is_due = updates % self.policy_delay == 0
 
         def if_due(new: PyTree, old: PyTree) -> PyTree:
-            return jax.tree.map(lambda new, old: jnp.where(due, new, old), new, old)
+            return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), new, old)
 
         actor = if_due(params.actor, state.params.actor)
         actor_optimizer = if_due(optimizer_states.actor, state.optimizer_states.actor)

@@ -44,7 +44,7 @@ Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
 
 
 def machine() -> dict[str, Any]:
-    """Return what a measurement must be read with: processor, devices, versions and commit."""
+    """Return the context of a measurement: processor, devices, versions and commit."""
     device = jax.devices()[0]
     return {
         "machine": f"{os.cpu_count()} x {_processor()}",
@@ -103,7 +103,7 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Cal
         nonlocal state
         began, used = time.perf_counter(), time.process_time()
         for _ in range(calls):
-            # More than two programs in flight can starve virtual CPU devices of threads.
+            # With more than two programs in flight virtual CPU devices can run out of threads.
             state = jax.block_until_ready(compiled(state))
         return Timing(time.perf_counter() - began, time.process_time() - used)
 
@@ -135,7 +135,7 @@ def acting(
     shape = (config.num_envs, *want.shape)
 
     class Still:
-        """Acts without looking: a constant, so that only the environment costs anything."""
+        """Act with a constant, so that only the environment is measured."""
 
         def act(self, params, carry, timestep, keys, explore):
             return jnp.zeros(shape, want.dtype), (), carry
@@ -151,7 +151,7 @@ def acting(
             for purpose in (Purpose.ACT, Purpose.STEP)
         ]
         state, trajectory = rollout(actor, env, params, state, *keys)
-        # Everything that acting leaves is used, or the compiler would not compute it.
+        # All outputs of acting are used, so that the compiler does not remove them.
         used = jax.tree.map(jnp.sum, (trajectory.next_timesteps().reward, trajectory.steps.extras))
         return (state, start + jnp.uint32(config.rollout_length)), used
 
@@ -275,8 +275,8 @@ def bench_sebulba(
     pictures = isinstance(observation, ArraySpec) and len(observation.shape) == 3
     torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
     agent = Impala(network=TorsoNetwork(torso))
-    what = bench.make_setup(agent, env, config, find_devices(devices))
-    figures = bench.compare(what, seconds, repetitions)
+    setup = bench.make_setup(agent, env, config, find_devices(devices))
+    figures = bench.compare(setup, seconds, repetitions)
     about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
     return {**about, **machine(), **figures}
 
@@ -289,12 +289,12 @@ def show(figures: dict[str, Any]) -> str:
         f"{figures['machine']}, {figures['devices']} x {figures['platform']}, JAX {figures['jax']}",
         f"{'':32}{'steps/s':>12}{'compile s':>12}",
     ]
-    for part, what in (
+    for part, label in (
         ("environment", "environment alone, one device"),
         ("environment_and_acting", "environment and acting, one device"),
         ("training", "training, all devices"),
     ):
         row = figures[part]
         speed, compiling = row["steps_per_second"], row["compile_seconds"]
-        lines.append(f"{what:34}{speed:>10,.0f}{compiling:>12.2f}")
+        lines.append(f"{label:34}{speed:>10,.0f}{compiling:>12.2f}")
     return "\n".join(lines)

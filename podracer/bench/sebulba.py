@@ -44,7 +44,7 @@ class Setup:
     split: DeviceSplit
 
     def state(self) -> TrainState:
-        """Return an initial state without the state of acting."""
+        """Return an initial state without `actor`."""
         return init_state(self.agent, None, self.split.mesh, self.config, jax.random.key(0))
 
 

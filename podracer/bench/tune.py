@@ -46,7 +46,7 @@ def trials(
     """
     settings = [s for c in candidates(config, len(devices)) if (s := _fits(agent, env, c, devices))]
     if not settings:
-        bench.make_setup(agent, env, config, devices)  # says why
+        bench.make_setup(agent, env, config, devices)  # raises the reason
     end, done = time.monotonic() + seconds, []
     for index, setting in enumerate(settings):
         share = (end - time.monotonic()) / (len(settings) - index)

@@ -64,9 +64,9 @@ class Brax:
         def step_once(carry: tuple[PyTree, jax.Array], _: None) -> Any:
             inner, reward = carry
             next_inner = strongly_typed(env.step(inner, action))
-            alive = inner.done == 0
-            next_inner = jax.tree.map(lambda n, o: jnp.where(alive, n, o), next_inner, inner)
-            return (next_inner, reward + jnp.where(alive, next_inner.reward, 0.0)), None
+            is_running = inner.done == 0
+            next_inner = jax.tree.map(lambda n, o: jnp.where(is_running, n, o), next_inner, inner)
+            return (next_inner, reward + jnp.where(is_running, next_inner.reward, 0.0)), None
 
         carry = (state.inner, jnp.zeros(()))
         (inner, reward), _ = jax.lax.scan(step_once, carry, length=self.action_repeat)

@@ -161,7 +161,7 @@ def where_any(
 
         values = jax.tree.map(spread, values, tuple(batched))
         is_any = jnp.any(values[0])
-        chosen = jax.lax.cond(is_any, jax.vmap(choose), lambda c, a, otherwise: otherwise, *values)
-        return chosen, jax.tree.map(lambda _: True, chosen)
+        results = jax.lax.cond(is_any, jax.vmap(choose), lambda c, a, otherwise: otherwise, *values)
+        return results, jax.tree.map(lambda _: True, results)
 
     return batched_choose(condition, args, otherwise)

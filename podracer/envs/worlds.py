@@ -89,10 +89,10 @@ class Worlds:
     layout: int = 0
 
     def __post_init__(self) -> None:
-        known = [*KINDS, *FAMILIES]
+        valid = [*KINDS, *FAMILIES]
         for name in self.names:
-            if name not in known:
-                raise ConfigError(f"There is no world {name!r}: {nearest(name, known)}")
+            if name not in valid:
+                raise ConfigError(f"There is no world {name!r}: {nearest(name, valid)}")
         if not self.names:
             raise ConfigError("Worlds needs the name of one kind at least.")
         if not isinstance(self.layout, int) or not 0 <= self.layout < 2**32:
@@ -122,8 +122,8 @@ class Worlds:
         bounds, limit, objects, blocked, roams, noisy = (jnp.asarray(x)[kind] for x in table.drawn)
         low, high = bounds.T
         # The product can round up to the number after the highest.
-        drawn = jnp.minimum(low + u[2:7] * (high - low + 1), high)
-        size, count, walls, length, good = drawn.astype(jnp.int32)
+        samples = jnp.minimum(low + u[2:7] * (high - low + 1), high)
+        size, count, walls, length, good = samples.astype(jnp.int32)
         low, high = objects[..., 0], objects[..., 1]
         u_objects = u[7:].reshape(low.shape)
         probabilities = _log_uniform(u_objects[:, 1:], low[:, 1:], high[:, 1:])
@@ -182,8 +182,8 @@ class Worlds:
         )
 
         begins = terminal | cut
-        taken = jnp.append(state.objects, cell)
-        start, homes = self._places(words[number + 2 :], world, jnp.where(begins, -1, taken))
+        occupied = jnp.append(state.objects, cell)
+        start, homes = self._places(words[number + 2 :], world, jnp.where(begins, -1, occupied))
         back = (state.objects < 0) & (chance[:number] < world.returns)
         objects = jnp.where(is_collected, -1, jnp.where(back, homes, state.objects))
         state = WorldState(
@@ -211,9 +211,9 @@ class Worlds:
         else:
             cells = image[:, : table.side].reshape(-1, 3)
             cells[~np.asarray(_unpacked(world.walls, len(cells)))] = 230
-            there = np.asarray(state.objects) >= 0
-            good = world.rewards[there, None] > 0
-            cells[state.objects[there]] = np.where(good, (80, 180, 90), (220, 90, 80))
+            is_present = np.asarray(state.objects) >= 0
+            good = world.rewards[is_present, None] > 0
+            cells[state.objects[is_present]] = np.where(good, (80, 180, 90), (220, 90, 80))
             cells[state.cell] = (90, 160, 250)
             image[:, : table.side] = cells.reshape(table.side, table.side, 3)
         return image.repeat(scale, axis=0).repeat(scale, axis=1)
@@ -229,20 +229,22 @@ class Worlds:
         return jnp.where(wall == 1, state.cell, cell)
 
     def _places(
-        self, words: jax.Array, world: World, taken: jax.Array
+        self, words: jax.Array, world: World, occupied: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return the start, i32, and the cells of objects that appear now, i32 `[K]`.
 
-        In worlds that roam, random words `[C]` choose them outside of `taken`, cells or -1.
+        In worlds that roam, random words `[C]` choose them outside of `occupied`, cells or -1.
         """
         table = _table(self.kinds)
         if not table.types:
             return world.start, world.cells
         cells = jnp.arange(len(words))
-        free = ~_unpacked(world.walls, len(cells)) & jnp.all(cells[:, None] != taken[None], axis=1)
-        found = _free_cells(words, free, table.objects + 1)
-        start = jnp.where(world.roams, found[0], world.start)
-        return start, jnp.where(world.roams & (world.cells >= 0), found[1:], world.cells)
+        free = ~_unpacked(world.walls, len(cells)) & jnp.all(
+            cells[:, None] != occupied[None], axis=1
+        )
+        random_cells = _free_cells(words, free, table.objects + 1)
+        start = jnp.where(world.roams, random_cells[0], world.start)
+        return start, jnp.where(world.roams & (world.cells >= 0), random_cells[1:], world.cells)
 
     def _observe(self, state: WorldState) -> PyTree:
         table, world = _table(self.kinds), state.world

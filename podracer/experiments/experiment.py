@@ -95,7 +95,7 @@ class Experiment:
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
-        for name, least in (
+        for name, minimum in (
             ("frames", 1),
             ("seed", 0),
             ("devices", 0),
@@ -104,8 +104,8 @@ class Experiment:
             ("save_seconds", 0),
         ):
             value = getattr(self, name)
-            if not least <= value < 2**63:
-                raise ConfigError(f"{name} must be at least {least}, but it is {value}.")
+            if not minimum <= value < 2**63:
+                raise ConfigError(f"{name} must be at least {minimum}, but it is {value}.")
         if self.seed >= 2**32:
             raise ConfigError(f"seed must be below 2^32, but it is {self.seed}.")
         for name in ("stall_seconds", "max_seconds"):

@@ -50,21 +50,21 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
 
     hosts = hosts.with_environment()
     settings = [hosts.coordinator, hosts.num_processes, hosts.process_id]
-    several = any(x is not None for x in settings)
-    if several and any(x is None for x in settings):
+    is_multi_process = any(x is not None for x in settings)
+    if is_multi_process and any(x is None for x in settings):
         raise ConfigError("give --coordinator, --num-processes and --process-id together.")
-    if several and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
+    if is_multi_process and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
         raise ConfigError(
             f"--process-id {hosts.process_id} must lie below --num-processes {hosts.num_processes}."
         )
     if devices:
-        if several and devices % hosts.num_processes:  # type: ignore[operator]
+        if is_multi_process and devices % hosts.num_processes:  # type: ignore[operator]
             raise ConfigError(
                 f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes."
             )
         # Virtual devices, where the run is on a CPU; accelerators ignore this.
         jax.config.update("jax_num_cpu_devices", devices // (hosts.num_processes or 1))
-    if several:
+    if is_multi_process:
         jax.distributed.initialize(hosts.coordinator, hosts.num_processes, hosts.process_id)
     elif _launched_by_cluster():
         jax.distributed.initialize()

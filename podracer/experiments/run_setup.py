@@ -125,8 +125,8 @@ def make_run_setup(experiment: Experiment) -> RunSetup:
         sebulba.check(agent, host, config, split)
         mesh = split.mesh
         drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
-    kept = checkpointed_environment(experiment, env)
-    like = abstract_state(agent, kept, mesh, config)
+    saved_env = checkpointed_environment(experiment, env)
+    like = abstract_state(agent, saved_env, mesh, config)
     greedy = make_evaluator(agent, env, experiment.evaluation_episodes)
     return RunSetup(
         agent,
@@ -135,7 +135,7 @@ def make_run_setup(experiment: Experiment) -> RunSetup:
         split,
         like,
         _checked_size(like, mesh),
-        init=lambda: init_state(agent, kept, mesh, config, jax.random.key(experiment.seed)),
+        init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
         drive=drive,
         evaluate=lambda state: greedy(policy_params(agent, state.learner), state.key),
     )

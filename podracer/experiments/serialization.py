@@ -58,8 +58,8 @@ def to_json(value: Any) -> Any:
     described by its name or by its class.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = (f.name for f in dataclasses.fields(value) if not f.metadata.get("derived"))
-        fields = {name: to_json(getattr(value, name)) for name in kept if name != "spec"}
+        names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("derived"))
+        fields = {name: to_json(getattr(value, name)) for name in names if name != "spec"}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
@@ -187,11 +187,11 @@ def experiment_of(
     return experiment
 
 
-def check_same_experiment(saved: dict[str, Any], now: dict[str, Any]) -> None:
+def check_same_experiment(saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
     changed = [
         f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(saved, now).items()
+        for name, (old, new) in differences(saved, current).items()
         if name not in FREE_ON_RESUME
     ]
     if changed:

@@ -1,4 +1,4 @@
-"""Checkpoints that are restored complete and unchanged, or refused.
+"""Checkpoints that are restored completely and unchanged, or rejected.
 
 `checkpoints/<step>/` holds `state/` (Orbax), `meta.json` (schema and metadata) and, written last,
 `manifest.json` with size and SHA-256 of every file and of itself. Only a step whose manifest agrees
@@ -67,11 +67,12 @@ class Restored:
 class Checkpointer:
     """Writer and reader of the checkpoints of one run; a context manager.
 
-    Only the holder of the run's lock may have one, because it removes at the start what interrupted
-    saves left in `directory`. Readers of a run that may still be running use `load`.
+    Only the holder of the run's lock may have one, because it first removes the remains of
+    interrupted saves in `directory`. Readers of a run that may still be running use `load`.
 
-    With several processes (`jax.distributed`) all share `directory` and must call `save` and
-    `restore` alike; process 0 decides, seals and deletes, so `wait` promises the seal there only.
+    With several processes (`jax.distributed`) all share `directory` and must make the same calls of
+    `save` and `restore`; process 0 decides, seals and deletes, so `wait` guarantees the seal only
+    there.
 
     Args:
         directory: usually `RUN/checkpoints`.
@@ -95,7 +96,7 @@ class Checkpointer:
                     shutil.rmtree(path)
 
     def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
-        """Start to save `state` under `step`; a sealed step is left as it is.
+        """Start to save `state` under `step`; a sealed step stays unchanged.
 
         Waits for the previous save, then returns once `state` is copied to the host: its buffers
         may be donated or overwritten at once. `metadata` must be JSON-serializable.
@@ -111,7 +112,7 @@ class Checkpointer:
         }  # Orbax's limit
         try:
             if jax.process_index() == 0:
-                shutil.rmtree(target, ignore_errors=True)  # what a failed save could not remove
+                shutil.rmtree(target, ignore_errors=True)  # remains of a failed save
                 target.mkdir()
             arrays = {path: _data(leaf) for path, leaf in leaves.items()}
             self._orbax.save(target / "state", args=ocp.args.PyTreeSave(arrays))
@@ -134,11 +135,11 @@ class Checkpointer:
     def restore(self, like: PyTree, step: int | None = None) -> Restored:
         """Restore the newest valid checkpoint, or exactly `step`, in the structure of `like`.
 
-        Each leaf of `like` is an array or a `ShapeDtypeStruct`, and its sharding says where the
-        restored leaf is placed (host for numpy arrays, default device if there is none). A damaged
-        step is reported and moved to `quarantine/`, and the previous one is used, unless `step` is
-        given. Raises `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths
-        differ from `like`: nothing is ever cast, padded or left out.
+        Each leaf of `like` is an array or a `ShapeDtypeStruct`, and its sharding is that of the
+        restored leaf (host for numpy arrays, default device if there is none). A damaged step is
+        reported and moved to `quarantine/`, and the previous one is used, unless `step` is given.
+        Raises `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths differ
+        from `like`: nothing is ever cast, padded or left out.
         """
         self.wait()
         aside = self.directory / "quarantine"
@@ -166,7 +167,7 @@ class Checkpointer:
         except StorageError as late:
             if error is None:
                 raise
-            self._report(str(late))  # the first error is the one to see
+            self._report(str(late))  # the first error is raised
 
     def _finish(self, target: Path, meta: bytes) -> None:
         step, first = int(target.name), jax.process_index() == 0
@@ -186,7 +187,7 @@ class Checkpointer:
         if old:
             verify_seal(self.directory / _name(step))
         for path in (self.directory / _name(s) for s in old):
-            # Unsealed first: a kill half way leaves debris to sweep, not a damaged step.
+            # Unsealed first: after a kill half way there are remains to remove, not a damaged step.
             (path / MANIFEST).unlink()
             shutil.rmtree(path)
 
@@ -209,7 +210,7 @@ def fingerprint(state: PyTree) -> str:
 
 
 def stored_fingerprint(directory: Path, *, report: Report = _to_stderr) -> tuple[int, str]:
-    """Return the newest valid step and the `fingerprint` of what `restore` would return.
+    """Return the newest valid step and the `fingerprint` of its state.
 
     Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if no step is
     valid, or if it declares more than this machine's memory.
@@ -242,7 +243,7 @@ def _valid_step(
                 return int(path.name)
             except CheckpointError as fault:
                 moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""
-                report(f"damaged checkpoint passed over: {fault}{moved}")
+                report(f"damaged checkpoint skipped: {fault}{moved}")
     raise CheckpointError(f"{directory} has no valid checkpoint")
 
 
@@ -261,7 +262,7 @@ def _read(path: Path, like: PyTree) -> Restored:
     state = jax.tree.unflatten(jax.tree.structure(like), placed)
     if schema(state) != expected:
         raise CheckpointError(
-            f"{path} cannot be held: {schema_difference(expected, schema(state))}"
+            f"{path} cannot be represented here: {schema_difference(expected, schema(state))}"
         )
     return Restored(int(path.name), state, meta["metadata"])
 
@@ -283,7 +284,7 @@ def _read_arrays(
                 name: [list(a.shape), np.dtype(a.dtype).name] for name, a in stored_arrays.items()
             }
             if declared != {name: entry[:2] for name, entry in stored.items()}:
-                raise CheckpointError(f"{path}: the arrays are not those of meta.json")
+                raise CheckpointError(f"{path}: the arrays do not match meta.json")
             size = sum(
                 math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in stored_arrays.values()
             )
@@ -297,7 +298,7 @@ def _read_arrays(
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    """Parse `meta.json` of a verified step; anybody may have written it, so trust no type."""
+    """Parse `meta.json` of a verified step; it is untrusted, so check every type."""
     try:
         meta = json.loads(read_limited(path / "meta.json"))
         if meta["format"] != _FORMAT:
@@ -357,7 +358,7 @@ def _from_first_process(decide: Callable[[], int]) -> int:
             answer = decide()
         except CheckpointError as error:
             failure = error
-    # Two halves, for without x64 JAX would cut a 64-bit step.
+    # Two halves, because JAX without x64 would truncate a 64-bit step.
     halves = multihost_utils.broadcast_one_to_all(np.array([answer], np.int64).view(np.int32))
     answer = int(np.array(halves).view(np.int64)[0])
     if answer < 0:

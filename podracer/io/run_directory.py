@@ -27,7 +27,7 @@ _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECAS
 _SECRET = r"(?:token|secret|passw(?:or)?d|api_?key|private_?key|credential|authorization|cookie)"
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
 _SECRET_TEXT = re.compile(
-    # What stands after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
+    # Values after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
     rf"(?P<kept>[\w-]*{_SECRET}[\w-]*['\"]?\s*[=:]\s*(?:bearer\s+|basic\s+)?"
     r"|\bbearer\s+|://[^/\s:@]*:(?=[^/\s@]+@))"
     r"(?:\"[^\"]*\"|'[^']*'|[^\s,;&'\"@]+)",
@@ -110,7 +110,7 @@ def write_json(path: Path, obj: Any) -> None:
     """Write `obj` as JSON atomically.
 
     A reader sees the old or the new file, even after a power cut. Raises `OSError`
-    if the disk refuses; the old file then stays.
+    if the write fails; the old file then stays.
     """
     write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode())
 
@@ -175,7 +175,7 @@ def verify_seal(directory: Path) -> None:
         manifest = json.loads(raw)
         del manifest["sha256"]
         if _manifest(manifest) != raw or manifest["name"] != directory.name:
-            raise CheckpointError(f"{directory}: {MANIFEST} is not what was sealed")
+            raise CheckpointError(f"{directory}: {MANIFEST} has changed since it was sealed")
         listed = manifest["files"]
         for name in sorted(files.keys() | listed.keys()):
             if name not in files:
@@ -184,7 +184,7 @@ def verify_seal(directory: Path) -> None:
                 raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
             same_size = listed[name]["size"] == files[name]
             if not same_size or listed[name]["sha256"] != _sha256(directory / name):
-                raise CheckpointError(f"{directory}: {name!r} is not what was sealed")
+                raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
     except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory} cannot be verified: {error}") from error
 
@@ -239,9 +239,9 @@ def write_crash(
 ) -> None:
     """Write `crash.json`: the error, its component, the last update and checkpoint, and all stacks.
 
-    `code` is the exit code, by default that of the error. A disk that refuses is only reported on
-    stderr, because it must not hide the error at hand. Values of environment variables with
-    secret-sounding names are redacted wherever they appear, and so is whatever follows such a name.
+    `code` is the exit code, by default that of the error. A failed write is only reported on
+    stderr, because it must not hide the original error. Values of environment variables with
+    secret-sounding names are redacted wherever they appear, and so are values after such a name.
     """
     crash = {
         "code": getattr(error, "exit_code", 70) if code is None else code,
@@ -284,7 +284,7 @@ def _secrets() -> list[str]:
 
 
 def _redact(value: Any, secrets: list[str]) -> Any:
-    """Return a JSON-serializable copy of `value` without what looks secret."""
+    """Return a JSON-serializable copy of `value` with secrets redacted."""
     if isinstance(value, Mapping):
         return {
             _redact(str(k), secrets): _REDACTED

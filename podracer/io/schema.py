@@ -14,7 +14,7 @@ Schema = dict[str, list[Any]]  # path -> [shape, dtype, key implementation or No
 
 
 def schema(state: PyTree) -> Schema:
-    """Return path -> [shape, dtype, key implementation or None]; of typed keys, their data.
+    """Return path -> [shape, dtype, key implementation or None]; typed keys as their data.
 
     The result is JSON-serializable. Leaves are arrays or `ShapeDtypeStruct`. Raises
     `CheckpointError` naming a leaf that is neither.
@@ -26,7 +26,7 @@ def schema_difference(stored: Schema, expected: Schema) -> str:
     """Describe in one line how two schemas differ, up to ten leaves."""
     lines = [
         f"{path} is {_spell(stored.get(path))} in the checkpoint, "
-        f"{_spell(expected.get(path))} wanted"
+        f"{_spell(expected.get(path))} expected"
         for path in sorted(stored.keys() | expected.keys())
         if stored.get(path) != expected.get(path)
     ]
@@ -54,6 +54,6 @@ def _describe(path: str, leaf: Any) -> list[Any]:
         raise CheckpointError(f"{path} is of type {type(leaf).__name__}, not an array")
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return [list(leaf.shape), np.dtype(leaf.dtype).name, None]
-    key = jnp.empty((), leaf.dtype)  # a `ShapeDtypeStruct` cannot be asked for its implementation
+    key = jnp.empty((), leaf.dtype)  # a `ShapeDtypeStruct` does not tell its implementation
     words = jax.random.key_data(key)
     return [[*leaf.shape, *words.shape], words.dtype.name, str(jax.random.key_impl(key))]

@@ -54,7 +54,7 @@ class StopSignals:
         while numbers := receiver.recv(64):
             for number in numbers:
                 if number == signal.SIGINT and self.exit_code == STOPPED:
-                    print("podracer: left at once, without saving.", file=sys.stderr, flush=True)
+                    print("podracer: exits at once, without saving.", file=sys.stderr, flush=True)
                     os._exit(STOPPED)
                 if number == signal.SIGTERM:
                     self.exit_code = self.exit_code or PREEMPTED
@@ -97,7 +97,7 @@ class Watchdog:
 
 
 class Stopwatch:
-    """Wall-clock seconds by stage; time that no stage claims is `time_step`, the driver's."""
+    """Wall-clock seconds by stage; the remaining time is `time_step`, spent in the driver."""
 
     def __init__(self) -> None:
         self._mark = time.perf_counter()
@@ -111,11 +111,11 @@ class Stopwatch:
         self._mark = self._ended[stage] = time_now
 
     def since(self, stage: str) -> float:
-        """Return the seconds since `stage` last ended, or since the beginning."""
+        """Return the seconds since `stage` last ended, or since the start."""
         return time.perf_counter() - self._ended[stage]
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each stage since the last lap, and begin a new lap."""
+        """Return the seconds of each stage since the last lap, and start a new lap."""
         time_now = time.perf_counter()
         seconds = {"time_step": time_now - self._mark, **self._stages}
         self._mark = time_now

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Record = Mapping[str, Any]
-TASK_REWARD = "reward_"  # begins the metric `reward_TASK`, the mean reward of a step in a task
+TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
 
 _LOG = logging.getLogger("podracer")
 _RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})
@@ -78,7 +78,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 class JsonlSink:
-    """Sink that writes one JSON object a line; values that are not finite become null.
+    """Sink that writes one JSON object per line; non-finite values become null.
 
     The file of a new run must not exist (`FileExistsError`). With `resume_updates` an existing file
     is continued: only its complete records up to that update are kept.
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
 class TensorBoardSink:
     """Sink that writes scalars over updates to a TensorBoard event file, named `group/metric`.
 
-    After a resume TensorBoard ignores what an earlier file holds beyond `resume_updates`. The file
+    After a resume TensorBoard ignores records of earlier files after `resume_updates`. The file
     is opened by the first record, so that a slow or full disk only affects the sink's own thread.
     """
 
@@ -203,7 +203,7 @@ class Sinks:
         return sum(worker.dropped for worker in self._workers)
 
     def write(self, record: Record) -> None:
-        """Hand a record to every sink; never raise because of one and never wait for one."""
+        """Pass a record to every sink; never raise an error of a sink, never wait for one."""
         if self._record is not None:
             try:
                 self._record.write(record)
@@ -298,6 +298,6 @@ def _name(sink: Sink) -> str:
 
 def _warn_dropped(sink: Sink, error: Exception) -> None:
     _LOG.warning(
-        "%s failed and gets no more records; the run goes on. %s: %s",
+        "%s failed and gets no more records; the run continues. %s: %s",
         _name(sink), type(error).__name__, error,
     )  # fmt: skip

@@ -67,8 +67,8 @@ def sample(
     items = jnp.zeros(num, jnp.int32)
     for level, random in zip(reversed(tree), uniform[1:], strict=True):
         blocks = level.reshape(level.shape[0], -1, min(BRANCHES, level.shape[1]))
-        within = _choose(blocks.at[rows, items].get(mode="promise_in_bounds"), random)
-        items = items * BRANCHES + within
+        child = _choose(blocks.at[rows, items].get(mode="promise_in_bounds"), random)
+        items = items * BRANCHES + child
     values = tree[0].at[rows, items].get(mode="promise_in_bounds")
     return rows, items, values / cumulative[-1]
 

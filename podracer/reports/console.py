@@ -262,7 +262,7 @@ def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
 
 def console(run: RunInfo) -> Console:
     """Return the sink that shows a run in the terminal, for `train(..., sinks=[console])`."""
-    from podracer.mesh import format_bytes  # imports JAX, which the formats here do without
+    from podracer.mesh import format_bytes  # imports JAX, which the rest of this file does not need
 
     return Console(
         run.experiment.num_updates,

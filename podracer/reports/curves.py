@@ -35,7 +35,7 @@ _GRID = 200  # points at which the seeds of a group are compared
 
 @dataclasses.dataclass(frozen=True)
 class RunRecords:
-    """Contents of a run directory; whatever is missing there is empty here."""
+    """Contents of a run directory; missing files are empty here."""
 
     name: str
     config: dict[str, Any]

@@ -1,6 +1,6 @@
 """Self-contained HTML report on one run, or comparing several: no script, no external address.
 
-Runs whose configurations differ in nothing but the seed form a group, which is drawn as the
+Runs whose configurations differ only in the seed form a group, which is drawn as the
 interquartile mean over its seeds with a bootstrap interval (Agarwal et al. 2021, "Deep
 reinforcement learning at the edge of the statistical precipice").
 """
@@ -109,13 +109,13 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _refuse(message: str) -> NoReturn:
-    from podracer.types import ConfigError  # brings JAX in
+    from podracer.types import ConfigError  # imports JAX
 
     raise ConfigError(message)
 
 
 def _groups(runs: Sequence[RunRecords]) -> Groups:
-    """Group the runs that differ in nothing but the seed; keys name what differs between groups."""
+    """Group the runs that differ only in the seed; keys name the differences between groups."""
     groups: Groups = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
@@ -264,13 +264,13 @@ def _update_rule(run: RunRecords) -> str:
     has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
     if not has_tasks or not (run.path / "checkpoints").is_dir():
         return ""
-    from podracer.agent import MetaLearner  # brings JAX in
+    from podracer.agent import MetaLearner  # imports JAX
     from podracer.experiments.loading import load
     from podracer.types import PodracerError
 
     try:
         agent, state = load(run.path)
-    except PodracerError:  # none was saved yet, or none can be trusted: the rest is worth showing
+    except PodracerError:  # no valid checkpoint: the report goes without this figure
         return ""
     if not isinstance(agent, MetaLearner):
         return ""
@@ -285,15 +285,15 @@ def _update_rule(run: RunRecords) -> str:
 
 def _stages(runs: Sequence[RunRecords]) -> str:
     """Return each run's wall time as a bar whose parts are the stages."""
-    spent = [_spent(run) for run in runs]
-    longest = max((sum(stages.values()) for stages in spent), default=0.0)
+    stage_seconds = [_spent(run) for run in runs]
+    longest = max((sum(stages.values()) for stages in stage_seconds), default=0.0)
     if not longest:
         return ""
-    names = dict.fromkeys(name for stages in spent for name in stages if name != "other")
+    names = dict.fromkeys(name for stages in stage_seconds for name in stages if name != "other")
     colors = dict(zip(names, itertools.cycle(COLORS), strict=False)) | {"other": "#8a919a"}
     part = '<i style="width:{:.3f}%;background:{}"></i>'
     rows = []
-    for run, stages in zip(runs, spent, strict=True):
+    for run, stages in zip(runs, stage_seconds, strict=True):
         total = sum(stages.values())
         bar = "".join(part.format(100 * v / longest, colors[name]) for name, v in stages.items())
         shares = ", ".join(f"{name} {100 * v / (total or 1):.0f} %" for name, v in stages.items())

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from podracer.reports.console import compact, percent
 from podracer.reports.curves import COLORS, RunRecords, legend, render, running_mean, style_axes
 
-# What is drawn, from the bottom: the key, in plain words, the color. Warm colors wait.
+# Stages from the bottom up: key, label, color. Warm colors are for waiting.
 _ACTOR = (
     ("actor_time_environment", "steps environments", "#3f8fdb"),
     ("actor_time_inference", "chooses actions", "#2ca58d"),
@@ -29,7 +29,7 @@ _LEARNER = (
     ("learner_time_report", "reports and saves", "#8fa3b8"),
     ("learner_time_collect", "waits for trajectories", "#e8746d"),
 )
-# The working stages of an actor as a bottleneck: its name, what actors then do, what helps.
+# The working stages of an actor as a bottleneck: name, activity, advice.
 _ADVICE = {
     "actor_time_environment": (
         "Environments are", "step environments", "more environment threads or cores"),
@@ -42,7 +42,7 @@ _SHARED = ("lag_mean", "queue_occupancy")
 _UNKNOWN = "This run did not record how long each waited."
 _RUNS = 4  # drawn at most
 _BINS = 150  # of wall time in one panel at most
-_MATTERS = 0.1  # a share of waiting that is worth a word
+_MATTERS = 0.1  # share of waiting that is mentioned
 _CLEAR = 2.0  # one side waits this many times as long as the other: it waits for it
 _STANDS_OUT = 1.25  # a stage of actors that takes this many times as long as the next
 
@@ -82,9 +82,9 @@ def utilization_section(runs: Sequence[RunRecords]) -> str:
 def utilization_facts(run: RunRecords) -> dict[str, str]:
     """Return the facts about utilization for the summary of a Sebulba run."""
     facts = {}
-    mean, most = (run.series(key, "updates")[1] for key in ("lag_mean", "lag_max"))
-    if len(mean) and len(most):
-        facts["Policy lag"] = f"{mean.mean():.2g} mean, {most.max():.0f} max"
+    mean, maximum = (run.series(key, "updates")[1] for key in ("lag_mean", "lag_max"))
+    if len(mean) and len(maximum):
+        facts["Policy lag"] = f"{mean.mean():.2g} mean, {maximum.max():.0f} max"
     if shares := time_shares(run):
         actors, learner = percent(shares.actors_wait), percent(shares.learner_waits)
         facts["Idle"] = f"actors {actors}, learner {learner}"
@@ -223,8 +223,8 @@ def _panels(run: RunRecords, *, in_a_row: bool) -> str:
     heights = [2.3 if row.keys() & stages.keys() else 1.7 for row in rows]
     widths = [1.4 if title in stages else 1.0 for title in mosaic[0]] if in_a_row else None
     end = run.series("seconds", "seconds")[0].max()
-    drawn = [stretch for part in stages.values() for stretch in part.keywords["stretches"]]
-    begin = min((start[0] for start, *_ in drawn), default=0.0)
+    segments = [stretch for part in stages.values() for stretch in part.keywords["stretches"]]
+    begin = min((start[0] for start, *_ in segments), default=0.0)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplot_mosaic(mosaic, height_ratios=heights, width_ratios=widths)

@@ -178,12 +178,12 @@ def _curved(links: Iterable[Link], **style: Any) -> LineCollection:
 
 
 def pods_in_time(course: TournamentLog) -> str:
-    """Draw a bar for each attempt at a round, and marks where one failed or a pod was stopped."""
+    """Draw a bar for each attempt at a round, and a mark where one failed or a pod was stopped."""
     attempts = course.attempts()
     if not attempts:
         return ""
     name, unit = _unit(course.seconds)
-    gap = 0.0015 * course.seconds  # so that rounds are told apart
+    gap = 0.0015 * course.seconds  # so that rounds are distinguishable
     marks = [(a.pod, a.end, a.outcome, "x") for a in attempts if a.outcome == "failed"]
     stops = [event for event in course.events if isinstance(event, Stopped)]
     marks += [(e.pod, course.since(e.time), e.status, "s") for e in stops]

@@ -1,4 +1,4 @@
-"""The log of a tournament in the terms of a report."""
+"""View of a tournament's log for reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Link = tuple[Entry, Entry]  # from the first to the second
 
 
 class Attempt(NamedTuple):
-    """When a pod was in a round, in seconds since the tournament began."""
+    """Attempt of a pod at a round; times are seconds since the start of the tournament."""
 
     pod: int
     start: float

@@ -30,7 +30,7 @@ _COLUMNS = {
 RATIOS = ("sharpe", "sortino", "calmar")
 CASH = "#8a919a40"  # faint on a light and on a dark page
 POINTS = 1000  # drawn of a curve at most
-MAX_TICKERS = 7  # with an area of their own; the others share one
+MAX_TICKERS = 7  # with separate areas; the others share one
 
 NOT_MODELED = (
     "Fills are at the close of the bar after the decision, in whole shares, with the fee of the "

@@ -63,7 +63,7 @@ def _paletted(frames: np.ndarray) -> list[Image.Image]:
         montage = Image.fromarray(np.concatenate([np.asarray(image) for image in sample]))
         palette = montage.quantize(256, method=Image.Quantize.MEDIANCUT)
         return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
-    # Pillow's own mapping to a palette takes near colors for the same.
+    # Pillow's own mapping to a palette merges near colors.
     packed = _pack(np.array(colors))
     exact = [Image.fromarray(np.searchsorted(packed, _pack(f)).astype(np.uint8)) for f in frames]
     for image in exact:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-LOG = "leaderboard.jsonl"  # in each tournament's directory; `leaderboard.py` says what it holds
+LOG = "leaderboard.jsonl"  # in each tournament's directory, see `leaderboard.py`
 
 
 def is_tournament(directory: Path) -> bool:

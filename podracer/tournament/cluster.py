@@ -50,8 +50,8 @@ class Running(NamedTuple):
     """A running attempt and its Ray futures."""
 
     actor: Any
-    begun: Any  # there once a machine had room
-    code: Any  # there at its end
+    begun: Any  # ready once a machine had room
+    code: Any  # ready at its end
     directory: Path
 
 
@@ -108,13 +108,13 @@ class Cluster:
         """Check once a second that the cluster answers, and log which attempts wait for room."""
         if not any(node["Alive"] and node["NodeID"] == self._node for node in self._ray.nodes()):
             print("Ray has lost this machine", file=sys.stderr, flush=True)
-            os._exit(1)  # what Ray does at a regular exit may never end now
+            os._exit(1)  # Ray's regular exit might never end
         for attempt in self._running.values():
             if not self._is_there(attempt.begun):
                 (attempt.directory / "log.txt").touch()  # no machine yet, so it does not stall
 
     def leave(self) -> None:
-        """Ask everything that still runs to save and end, and wait for it up to a limit."""
+        """Ask all running attempts to save and end, and wait for them up to a limit."""
         deadline = time.monotonic() + SAVE_SECONDS
         for token in self._running:
             self.stop(token)
@@ -131,8 +131,8 @@ def connect() -> Any:
     """Return the module `ray`, connected to RAY_ADDRESS or to a new cluster closed to others."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
-        # Ray listens on all interfaces, unless it is told that this machine is no part of a
-        # cluster; and who else may use this machine does not know the token.
+        # Ray listens on all interfaces unless this machine is not part of a cluster; other
+        # users of this machine do not know the token.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
     ray = importlib.import_module("ray")
@@ -148,7 +148,7 @@ def _say(out: int, value: list[int]) -> None:
 def main(cpus: str, gpus: str) -> None:
     """Execute commands from standard input until it ends."""
     out = os.dup(1)
-    os.dup2(2, 1)  # what Ray prints belongs in the log
+    os.dup2(2, 1)  # Ray's output goes to the log
     cluster, commands = Cluster(connect(), float(cpus), float(gpus)), Lines(0)
     beaten = -math.inf
     while (lines := commands.read()) is not None:
@@ -157,7 +157,7 @@ def main(cpus: str, gpus: str) -> None:
         for token, code in cluster.ended().items():
             _say(out, [token, code])
         if time.monotonic() - beaten > 1.0:
-            cluster.beat()  # hangs, as everything of Ray may, when the cluster is gone
+            cluster.beat()  # hangs, as any call of Ray may, when the cluster is gone
             _say(out, [])
             beaten = time.monotonic()
         time.sleep(0.05)

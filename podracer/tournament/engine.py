@@ -1,7 +1,7 @@
 """Engines that run pods. One attempt at a round is one process, except in `InlineEngine`.
 
-An engine decides nothing: it starts and stops attempts when told to and reports which have ended.
-Everything else goes through the files of a round, so an engine transfers no objects.
+An engine takes no decisions: it starts and stops attempts on request and reports which have ended.
+All other data is in the files of a round, so an engine transfers no objects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End everything that is left. May be called twice."""
+        """End all remaining attempts. May be called twice."""
         ...
 
 
@@ -64,10 +64,10 @@ class InlineEngine:
         self._done: list[int] = []
 
     def start(self, token: int, directory: Path) -> None:
-        from podracer.tournament.pod import run  # all of training, which `cluster.py` needs not
+        from podracer.tournament.pod import run  # slow to import, and not needed by `cluster.py`
 
         if run(directory):
-            raise KeyboardInterrupt  # it was told to stop, and has saved
+            raise KeyboardInterrupt  # it was asked to stop, and has saved
         self._done.append(token)
 
     def ended(self) -> dict[int, int]:
@@ -126,9 +126,9 @@ class LocalEngine:
         process.stdin.close()
 
 
-SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it is heard of every second
+SILENCE_SECONDS = 15.0  # after which Ray counts as lost; it reports every second
 START_SECONDS = 60.0  # for the first time
-CLOSE_SECONDS = 5.0  # to leave Ray in order
+CLOSE_SECONDS = 5.0  # to disconnect from Ray
 
 
 class RayEngine:
@@ -192,7 +192,7 @@ class RayEngine:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=CLOSE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also what Ray leaves on this machine
+            os.killpg(self._process.pid, signal.SIGKILL)  # also ends processes of Ray
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -205,7 +205,7 @@ class RayEngine:
 
     def _lost(self, reason: str) -> EngineLost:
         return EngineLost(
-            f"the engine is lost ({reason}); go on with podracer resume {self._directory}"
+            f"the engine is lost ({reason}); continue with podracer resume {self._directory}"
         )
 
 

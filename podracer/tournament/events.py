@@ -31,8 +31,8 @@ class Header:
     seed: int
     pods: int  # at the beginning, numbered from 0; later ones may join
     size: int  # entries on the board
-    evaluation: str  # digest of the configuration of the evaluation; reports must name the same
-    episodes: int  # that a score is at least the mean of
+    evaluation: str  # digest of the evaluation's configuration; reports must have the same
+    episodes: int  # smallest number of episodes of a score
     format: int = FORMAT
     time: float = 0.0
 
@@ -49,7 +49,7 @@ class Started:
     pod: int
     round: int
     token: int  # the number of events before this one, so no two are ever equal
-    parents: tuple[str, ...]  # none: fresh; one: continued; several: fused
+    parents: tuple[str, ...]  # none: new; one: continued; several: fused
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]  # as JSON
     time: float = 0.0
@@ -68,14 +68,14 @@ class Submitted:
     evaluation: str  # see `Header`
     frames: int
     seconds: float
-    checkpoint: str  # directory relative to that of the tournament; have the token in its name
-    digest: str  # SHA-256 that vouches for the checkpoint, in hex
+    checkpoint: str  # directory relative to the tournament's, with the token in its name
+    digest: str  # SHA-256 of the checkpoint's manifest, in hex
     time: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """An attempt ended without a report; `frames` is how far the round had come."""
+    """An attempt ended without a report; `frames` is the progress of the round."""
 
     pod: int
     round: int
@@ -130,12 +130,12 @@ EVENTS: dict[str, Any] = {
 }
 
 
-# --- what follows from them -----------------------------------------------------------------------
+# --- the state that follows from them -------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Result of a round: what was started, joined with its report."""
+    """Result of a round: its start joined with its report."""
 
     pod: int
     round: int
@@ -170,8 +170,8 @@ class PodState:
     attempt: Started | None = None  # the last one at this round; the current one while running
     parents: tuple[Entry, ...] = ()  # of the attempt
     absent: bool = False  # in this round
-    failures: int = 0  # attempts at this round since one came further than those before it
-    frames: int = 0  # how far the furthest of them came
+    failures: int = 0  # attempts at this round since the last one with progress
+    frames: int = 0  # largest progress of them
 
     @property
     def live(self) -> bool:
@@ -187,7 +187,7 @@ class State:
     board: tuple[Entry, ...]  # best first
     pods: Mapping[int, PodState]
     capacity: int | None = None
-    rejected: int = 0  # reports that did not count
+    rejected: int = 0  # rejected reports
     events: int = 1
 
 
@@ -241,7 +241,7 @@ def apply(state: State, event: Event) -> State:
             )
         case Stopped(status="retired"):
             pod = dataclasses.replace(pod, status="retired", reason=event.reason)
-        case Stopped():  # what it has is no longer kept for it
+        case Stopped():  # its checkpoints are no longer kept for it
             pod = PodState(pod.round, event.status, event.reason)
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
@@ -258,7 +258,7 @@ def find(state: State, pod: int, entry_id: str) -> Entry:
     for entry in (*state.board, *newest, *parents):
         if entry.id == entry_id:
             return entry
-    raise ValueError(f"pod {pod} cannot start from {entry_id}, which is not kept")
+    raise ValueError(f"pod {pod} cannot start from {entry_id}, whose checkpoint is not kept")
 
 
 def referenced(state: State) -> frozenset[str]:

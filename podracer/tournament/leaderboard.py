@@ -3,9 +3,10 @@
     leaderboard.jsonl  --read_events-->  events  --replay-->  State, which holds the leaderboard
 
 `DIR/leaderboard.jsonl` is the source of truth. Each line is one event, synced to disk before it is
-acknowledged, and ends with a checksum over itself and the previous line: damage is refused with its
-line number; a torn last line was never acknowledged and is cut off. `DIR/leaderboard.sqlite` holds
-the entries for SQL queries; no decision depends on it, and it is rebuilt from the log at each open.
+acknowledged, and ends with a checksum over itself and the previous line: damage is reported with
+its line number; a torn last line was never acknowledged and is cut off. `DIR/leaderboard.sqlite`
+holds the entries for SQL queries; no decision depends on it, and each open rebuilds it from the
+log.
 
 One process writes, under `DIR/lock`; any process may read at any time. The meaning of the events is
 in `events.py`.
@@ -64,7 +65,7 @@ def read_events(directory: Path) -> list[Event]:
     """Read the events of a tournament, which may still be running.
 
     Raises `ConfigError` if there is none or another version wrote it, `CheckpointError` if a line
-    is not what was written.
+    is damaged.
     """
     path = Path(directory) / LOG
     if not path.is_file():
@@ -82,7 +83,7 @@ def _read(path: Path) -> tuple[list[Event], str, int]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                break  # torn: its writer was killed before anybody was told
+                break  # torn: its writer was killed before it was acknowledged
             try:
                 fields = json.loads(line)
                 del fields["sha256"]
@@ -124,10 +125,10 @@ class Leaderboard:
     """The single writer of a tournament's log; a context manager, for one thread.
 
     A `header` begins a new tournament, or must equal that of the one in `directory`; without a
-    header the tournament must exist. What a method has returned from survives any kill. If the disk
-    refuses, `OSError` is raised and nothing has changed.
+    header the tournament must exist. Once a method has returned, its effect survives any kill. If a
+    write fails, `OSError` is raised and nothing has changed.
 
-    Raises `ConfigError` if another process writes, if there is no tournament, or if it is another
+    Raises `ConfigError` if another process writes, if there is no tournament, or a different
     one; `CheckpointError` if the log is damaged.
     """
 
@@ -148,7 +149,7 @@ class Leaderboard:
             if header is not None:
                 _check_same(self.state.header, header)
             entries = history(events)
-            # Of all entries ever, those that are still there.
+            # Those of all entries ever that still exist.
             self._checkpoints = {
                 entry.checkpoint
                 for entry in entries.values()
@@ -251,14 +252,14 @@ class Leaderboard:
         self.close()
 
     def _record(self, event: Event) -> None:
-        # What is applied is what was written, so a replay cannot differ.
+        # The written event is applied, so a replay cannot differ.
         self.state = apply(self.state, self._append(event))
 
     def _append(self, event: Event) -> Event:
         event = dataclasses.replace(event, time=time.time())
         fields = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
         line, checksum = _line(fields, self._checksum)
-        self._file.truncate(self._size)  # what an earlier call left that failed
+        self._file.truncate(self._size)  # remains of an earlier call that failed
         self._file.seek(self._size)
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory / LOG))
@@ -268,11 +269,15 @@ class Leaderboard:
 
     def _misplaced(self, checkpoint: str) -> str | None:
         if not _is_inside(self.directory, checkpoint):
-            return f"the checkpoint {checkpoint[:200]!r} is no directory inside the tournament's"
+            return f"the checkpoint {checkpoint[:200]!r} is not a directory inside the tournament's"
         # One entry, one directory: to delete or overwrite one must not touch another.
-        for other in self._checkpoints:
-            if f"{checkpoint}/".startswith(f"{other}/") or f"{other}/".startswith(f"{checkpoint}/"):
-                return f"the checkpoint {checkpoint!r} is that of another entry, {other!r}"
+        for other_checkpoint in self._checkpoints:
+            if f"{checkpoint}/".startswith(
+                f"{other_checkpoint}/"
+            ) or f"{other_checkpoint}/".startswith(f"{checkpoint}/"):
+                return (
+                    f"the checkpoint {checkpoint!r} is that of another entry, {other_checkpoint!r}"
+                )
         return None
 
     def _make_index(self, entries: Mapping[str, Entry]) -> sqlite3.Connection:
@@ -280,7 +285,7 @@ class Leaderboard:
         for old in (path, path.with_name(f"{INDEX}-journal")):
             old.unlink(missing_ok=True)
         index = sqlite3.connect(path, timeout=1.0)
-        index.execute("PRAGMA synchronous = OFF")  # it need not survive what its log survives
+        index.execute("PRAGMA synchronous = OFF")  # it is rebuilt from the log
         with index:
             index.execute("BEGIN")
             index.execute(f"CREATE TABLE entries (id PRIMARY KEY, {', '.join(_COLUMNS)})")
@@ -295,7 +300,7 @@ class Leaderboard:
         try:
             with self._index:
                 self._index.execute(_INSERT, _row(entry))
-        except sqlite3.Error:  # damaged, or locked by a reader that does not let go
+        except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
             self._index = self._make_index(history(read_events(self.directory)))
 
@@ -309,11 +314,14 @@ def _row(entry: Entry) -> list[Any]:
     return [entry.id, *(json.dumps(v) if isinstance(v, dict | tuple) else v for v in values)]
 
 
-def _check_same(saved: Header, given: Header) -> None:
-    before, after = dataclasses.asdict(saved), json.loads(json.dumps(dataclasses.asdict(given)))
+def _check_same(saved: Header, header: Header) -> None:
+    saved_fields, header_fields = (
+        dataclasses.asdict(saved),
+        json.loads(json.dumps(dataclasses.asdict(header))),
+    )
     changed = [
         f"{name} was {old} and is {new}"
-        for name, (old, new) in differences(before, after).items()
+        for name, (old, new) in differences(saved_fields, header_fields).items()
         if name != "time"
     ]
     if changed:
@@ -338,12 +346,12 @@ def _unusable(report: Submitted, header: Header) -> str | None:
     if not 0 <= report.frames < 2**63 or not 0 <= report.seconds < math.inf:
         return f"it took {report.frames} frames and {report.seconds} seconds"
     if not _SHA256.fullmatch(report.digest):
-        return f"the digest {report.digest[:80]!r} is no SHA-256 in hexadecimal"
+        return f"the digest {report.digest[:80]!r} is not a SHA-256 in hexadecimal"
     return None
 
 
 def _is_inside(directory: Path, name: str) -> bool:
-    """Return whether a relative path is canonical and leads to a directory below, by no link."""
+    """Return whether a relative path is canonical and leads to a directory below, without links."""
     path = directory / name
     if not os.path.isdir(path) or os.path.isabs(name) or PurePosixPath(name).as_posix() != name:
         return False

@@ -41,14 +41,14 @@ from podracer.tournament.pod import REPORT, Parent, Task, saved_updates, write_t
 from podracer.types import PodracerError
 
 CAPACITY = "capacity"  # a file in the tournament with the number of pods that may run
-PAUSE_SECONDS = 0.05  # between two looks at the pods
-GRACE_SECONDS = 60.0  # for a pod to save when it is told to stop
+PAUSE_SECONDS = 0.05  # between two polls of the pods
+GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop
 
 
 def run(
     tournament: Tournament, directory: Path, watch: Callable[[State], None] = lambda state: None
 ) -> int:
-    """Run a tournament in `directory` to its end, a new one or the one that is there.
+    """Run a new tournament in `directory`, or continue the one there, to its end.
 
     `watch` is called with the state whenever it changes. Returns 0; or 75 or 130, when SIGTERM or
     Ctrl-C stopped it with all pods saved. Raises `PodracerError` when every pod is quarantined,
@@ -80,9 +80,9 @@ class Orchestrator:
         self.tournament, self.board, self.engine = tournament, board, engine
         self._signals, self._watch = signals, watch
         self._running: dict[int, int] = {}  # token to pod
-        self._since: dict[int, float] = {}  # token to when it was started
-        self._stopping: dict[int, str] = {}  # tokens told to stop, and why the pod retires if so
-        self._ready: dict[int, float] = {}  # generation to when its first pod was ready for it
+        self._since: dict[int, float] = {}  # token to its start time
+        self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
+        self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
         self._shown = -1
 
     @property
@@ -109,7 +109,7 @@ class Orchestrator:
                 return 0
             time.sleep(PAUSE_SECONDS)
 
-    # --- reports in -------------------------------------------------------------------------------
+    # --- incoming reports -------------------------------------------------------------------------
 
     def _take_in(self) -> None:
         for token, code in self.engine.ended().items():
@@ -132,7 +132,7 @@ class Orchestrator:
         else:
             reason = _reason(directory, code)
         if token in self._stopping:
-            return  # as it was told to; its last save is kept
+            return  # as requested; its last save is kept
         assert pod_state.attempt is not None
         steps = from_json(pod_state.attempt.experiment).driver.steps_per_update
         frames = saved_updates(directory) * steps
@@ -141,13 +141,13 @@ class Orchestrator:
         if failed.failures >= self.tournament.retries:
             self.board.record(Stopped(pod, "quarantined", reason))
 
-    # --- rounds out -------------------------------------------------------------------------------
+    # --- starts of rounds -------------------------------------------------------------------------
 
     def _waiting(self) -> Iterator[tuple[int, int]]:
         """Return idle pods with their next rounds, the furthest behind first."""
         running, pods = set(self._running.values()), self.state.pods
         live = {number: pod.round for number, pod in pods.items() if pod.live}
-        begin = min(live.values(), default=0)  # a new pod begins where the slowest stands
+        begin = min(live.values(), default=0)  # a new pod begins at the round of the slowest
         joining = {n: pods[n].round if n in pods else begin for n in self._joining()}
         for number, round in sorted((live | joining).items(), key=lambda item: (item[1], item[0])):
             if number not in running and round < self.tournament.rounds:
@@ -163,7 +163,7 @@ class Orchestrator:
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Return parents, hyperparameters and experiment of a round; None if it has to wait."""
         pod_state = self.state.pods.get(pod)
-        if pod_state is not None and pod_state.attempt is not None:  # again, what was decided
+        if pod_state is not None and pod_state.attempt is not None:  # retry: the decision stands
             attempt = pod_state.attempt
             return {
                 "parents": attempt.parents,
@@ -221,7 +221,7 @@ class Orchestrator:
         """Return the directory of a pod's round."""
         return self.board.directory / "pods" / f"p{pod}r{round}"
 
-    # --- what goes wrong, and capacity ------------------------------------------------------------
+    # --- failures and capacity --------------------------------------------------------------------
 
     def _kill_stalled(self) -> None:
         time_now = time.time()
@@ -268,7 +268,7 @@ class Orchestrator:
         if capacity is None:
             return []
         retired = [number for number, pod in pods.items() if pod.status == "retired"]
-        missing = capacity - (len(pods) - len(retired))  # who is quarantined is not replaced
+        missing = capacity - (len(pods) - len(retired))  # quarantined pods are not replaced
         return list(itertools.islice((*retired, *range(len(pods), capacity)), max(0, missing)))
 
     def _leave(self) -> int:

@@ -60,9 +60,9 @@ class Task:
     round: int
     token: int
     experiment: Experiment
-    parents: tuple[Parent, ...]  # none: fresh; one: continued; several: fused
+    parents: tuple[Parent, ...]  # none: new; one: continued; several: fused
     frames: int  # to train for
-    seconds: float | None  # or for so long, if that comes first
+    seconds: float | None  # or this time limit, if it is reached first
     evaluation_seed: int  # of the held-out episodes, the same for all pods
     episodes: int
 
@@ -88,13 +88,13 @@ def read_task(directory: Path) -> Task:
 def run(directory: Path) -> int:
     """Run the round in a directory up to its report. Returns the exit code.
 
-    Raises `CheckpointError` if a parent is not what the leaderboard has on record.
+    Raises `CheckpointError` if a parent differs from the one on the leaderboard.
     """
     task = read_task(directory)
     parents = [directory.parents[1] / parent.checkpoint for parent in task.parents]
     for path, parent in zip(parents, task.parents, strict=True):
         if digest(path) != parent.digest:
-            raise CheckpointError(f"{path} is not the checkpoint that the leaderboard has.")
+            raise CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
     experiment = _until_budget(task, parents)
     result = train(
         experiment,
@@ -122,7 +122,7 @@ def run(directory: Path) -> int:
 
 
 def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
-    """Return the experiment with an end that lies one budget after the parents' training."""
+    """Return the experiment, to end one budget after the parents' training."""
     driver = task.experiment.driver
     updates = math.ceil(task.frames / driver.steps_per_update)
     chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
@@ -197,7 +197,7 @@ def digest(path: Path) -> str:
     try:
         return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
     except OSError as error:
-        raise CheckpointError(f"{path} is no sealed checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is not a sealed checkpoint: {error}") from error
 
 
 def _totals(path: Path) -> Totals:
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str]) -> int:
     experiment = read_task(directory).experiment
     if experiment.arch == "sebulba" and experiment.devices <= 1:
         disable_async_dispatch()
-    if experiment.devices:  # a pod is one process, whatever a launcher left in the environment
+    if experiment.devices:  # a pod is one process, whatever the launcher's variables say
         jax.config.update("jax_num_cpu_devices", experiment.devices)
     _wait_for_lock(directory / "lock")
     try:

@@ -1,7 +1,7 @@
 """Selection: how a pod starts its next round, given the leaderboard and all pods.
 
 Each rule is a frozen dataclass with one pure method, `choose`: the same view and the same generator
-give the same start. No parent means a fresh start; one parent is continued to the bit, with its
+give the same start. Without a parent the start is new; one parent is continued to the bit, with its
 experiment; several of one experiment are fused: the mean of their weights and optimizer moments.
 None means to wait.
 
@@ -30,18 +30,18 @@ class Start:
 
     parents: tuple[str, ...] = ()  # ids of entries
     hyperparameters: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Values that replace those of the parents' experiment, or of the pod's own if fresh."""
+    """Values that replace those of the parents' experiment, or of the pod's own without parents."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectionView:
-    """Input of a selection rule; it holds no times and nothing that the log does not have."""
+    """Input of a selection rule, without times, determined by the log alone."""
 
     pod: int
     round: int  # that the pod is about to start
     board: tuple[Entry, ...]  # best first
     newest: Mapping[int, Entry]  # of each live pod that has submitted
-    rounds: Mapping[int, int]  # that each live pod is in, the absent left out
+    rounds: Mapping[int, int]  # of each live pod that is not absent
 
     @property
     def own(self) -> Entry | None:
@@ -101,20 +101,20 @@ def perturb(
 class Independent:
     """Every pod continues its own newest entry: the control that a tournament must beat."""
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the pod's newest entry."""
-        return _continue(standing.own)
+        return _continue(view.own)
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """Every pod starts from an entry drawn uniformly from the leaderboard."""
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return an entry of the leaderboard."""
-        if not standing.board:
-            return _continue(standing.own)
-        return _continue(standing.board[rng.integers(len(standing.board))])
+        if not view.board:
+            return _continue(view.own)
+        return _continue(view.board[rng.integers(len(view.board))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +133,13 @@ class Softmax:
         if not 0 < self.temperature < math.inf:
             raise ConfigError(f"temperature must be positive, but it is {self.temperature}.")
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the better of the drawn entry and the pod's newest."""
-        if not standing.board:
-            return _continue(standing.own)
-        chances = softmax([entry.score for entry in standing.board], self.temperature)
-        candidate = standing.board[rng.choice(len(chances), p=chances)]
-        return _continue(_better(candidate, standing.own))
+        if not view.board:
+            return _continue(view.own)
+        chances = softmax([entry.score for entry in view.board], self.temperature)
+        candidate = view.board[rng.choice(len(chances), p=chances)]
+        return _continue(_better(candidate, view.own))
 
 
 def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
@@ -168,13 +168,13 @@ class KTournament:
         if self.k < 1:
             raise ConfigError(f"k must be at least 1, but it is {self.k}.")
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the better of the winner and the pod's newest."""
-        if not standing.board:
-            return _continue(standing.own)
-        count = len(standing.board)
+        if not view.board:
+            return _continue(view.own)
+        count = len(view.board)
         winner = rng.choice(count, size=min(self.k, count), replace=False).min()
-        return _continue(_better(standing.board[winner], standing.own))
+        return _continue(_better(view.board[winner], view.own))
 
 
 def _continue(entry: Entry | None) -> Start:
@@ -201,9 +201,9 @@ class Truncation:
     def __post_init__(self) -> None:
         _check_fraction(self.fraction)
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the newest entry of the pod or, at the bottom, of one at the top."""
-        return _continue(_exploited(standing, self.fraction, rng) or standing.own)
+        return _continue(_exploited(view, self.fraction, rng) or view.own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,10 +230,10 @@ class PopulationBased:
         if not 0 <= self.resample <= 1:
             raise ConfigError(f"resample must lie in [0, 1], but it is {self.resample}.")
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the newest entry of the pod or, at the bottom, of one at the top, perturbed."""
-        parent = _exploited(standing, self.fraction, rng)
-        start = _continue(parent or standing.own)
+        parent = _exploited(view, self.fraction, rng)
+        start = _continue(parent or view.own)
         if parent is None and start.parents:
             return start
         values = perturb(
@@ -246,12 +246,12 @@ class PopulationBased:
         return Start(start.parents, values)
 
 
-def _exploited(standing: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
+def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
     """Return the entry that a pod at the bottom copies; None for any other pod."""
-    population = ranking(standing.newest.values())
+    population = ranking(view.newest.values())
     count = min(max(1, round(fraction * len(population))), len(population) // 2)
     bottom = {entry.pod for entry in population[len(population) - count :]}
-    return population[rng.integers(count)] if standing.pod in bottom else None
+    return population[rng.integers(count)] if view.pod in bottom else None
 
 
 def _check_fraction(fraction: float) -> None:
@@ -284,23 +284,23 @@ class Generational:
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but it is {value}.")
 
-    def choose(self, standing: SelectionView, rng: np.random.Generator) -> Start | None:
+    def choose(self, view: SelectionView, rng: np.random.Generator) -> Start | None:
         """Return all pods of the parent group, to be fused. None until the generation has ended."""
-        previous_round = standing.round - 1
-        other_rounds = {pod: round for pod, round in standing.rounds.items() if pod != standing.pod}
+        previous_round = view.round - 1
+        other_rounds = {pod: round for pod, round in view.rounds.items() if pod != view.pod}
         if previous_round >= 0 and previous_round in other_rounds.values():
             return None
         groups: dict[int, list[Entry]] = {}
-        for pod, entry in sorted(standing.newest.items()):
+        for pod, entry in sorted(view.newest.items()):
             if entry.round >= previous_round >= 0:
                 groups.setdefault(pod // self.group_size, []).append(entry)
         if not groups:
             return Start()
         best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
         best = best[: self.parents]
-        pods = {standing.pod, *standing.rounds, *standing.newest}
+        pods = {view.pod, *view.rounds, *view.newest}
         children = sorted({pod // self.group_size for pod in pods}.difference(best))
-        group = standing.pod // self.group_size
+        group = view.pod // self.group_size
         parent = group if group in best else best[children.index(group) % len(best)]
         entries = groups[parent]
         return Start(tuple(entry.id for entry in entries), entries[0].hyperparameters)

@@ -1,4 +1,4 @@
-"""Back-tests: the greedy policy of a run in periods it was not trained in, beside baselines."""
+"""Back-tests: the greedy policy of a run in periods it was not trained in, and baselines."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def backtest(directory: str | Path) -> Backtest:
     """Simulate the policy of the run in `directory` in its validation and back-test periods.
 
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
-    for periods too short for metrics; `CheckpointError` if no checkpoint can be trusted.
+    for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
     directory = Path(directory)
     agent, env, state = load_run(directory)
-    backtest_env = backtest_environment(env)  # first, for its error about other environments
+    backtest_env = backtest_environment(env)  # first, because it rejects other environments
     check_same_environment(directory, env)
     params = agent.actor_params(state.learner)
     validation_result, backtest_result = (

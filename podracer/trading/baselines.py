@@ -56,21 +56,21 @@ def _equity_curve(
     close = period.close
     trades = _first_bars(period) if rebalance else _first_bars(period)[:1]
     trades = np.isin(np.arange(len(close)), trades)
-    equity, held = np.full(len(close), cash), np.zeros_like(weights)
+    equity, holdings = np.full(len(close), cash), np.zeros_like(weights)
     for bar in range(len(close)):
         if bar:
-            held = held * (close[bar] / close[bar - 1])
-            equity[bar] = held.sum()
+            holdings = holdings * (close[bar] / close[bar - 1])
+            equity[bar] = holdings.sum()
         if trades[bar]:
-            held = weights * _after_fees(equity[bar], held, weights, cost)
+            holdings = weights * _after_fees(equity[bar], holdings, weights, cost)
     return equity
 
 
-def _after_fees(wealth: float, held: np.ndarray, weights: np.ndarray, cost: float) -> float:
-    """Return the wealth that is left after the fees of trading to `weights` of what is left."""
+def _after_fees(wealth: float, holdings: np.ndarray, weights: np.ndarray, cost: float) -> float:
+    """Return the wealth after the fees of trading to `weights` of that wealth."""
     net_wealth = wealth
     for _ in range(20):  # a contraction by `cost` at least, so this is exact
-        net_wealth = wealth - cost * np.abs(weights * net_wealth - held).sum()
+        net_wealth = wealth - cost * np.abs(weights * net_wealth - holdings).sum()
     return net_wealth
 
 

@@ -70,7 +70,7 @@ def promote(models: str | Path, run: str | Path) -> Decision:
     A run is better if its return in its validation period is larger; both models are simulated from
     their checkpoints. The first model is always accepted. Raises `ConfigError` for a run that does
     not trade, whose bars have changed, or that trades under other terms than the current model;
-    `CheckpointError` where a checkpoint or the record cannot be trusted.
+    `CheckpointError` where a checkpoint or the record is damaged.
     """
     models, run = Path(models), Path(run)
     agent, env, state = load_run(run)

@@ -68,7 +68,7 @@ class ActorCritic:
     ) -> jax.Array:
         """Return Q(s, a) of each critic, f32 `[critics, N]`."""
         inputs = {"action": action, "observation": observation}
-        return jnp.stack([networks.outputs(self.critic, one, inputs)["q"][:, 0] for one in params])
+        return jnp.stack([networks.outputs(self.critic, p, inputs)["q"][:, 0] for p in params])
 
 
 def build_networks(

@@ -102,9 +102,9 @@ def _daily_turbulence(close: np.ndarray) -> np.ndarray:
     returns = close[1:] / close[:-1] - 1  # row t - 1 is the return of day t
     index = np.zeros(len(close))
     for day in range(TURBULENCE_DAYS, len(close)):
-        past = returns[max(day - 1 - TURBULENCE_DAYS, 0) : day - 1]
-        deviation = returns[day - 1] - past.mean(axis=0)
-        covariance = np.atleast_2d(np.cov(past, rowvar=False))
+        window = returns[max(day - 1 - TURBULENCE_DAYS, 0) : day - 1]
+        deviation = returns[day - 1] - window.mean(axis=0)
+        covariance = np.atleast_2d(np.cov(window, rowvar=False))
         index[day] = deviation @ np.linalg.pinv(covariance, rcond=1e-12, hermitian=True) @ deviation
     return index
 

@@ -38,7 +38,7 @@ def synthetic_market(
     close = 100 * np.cumprod(1 + np.clip(returns, -MAX_RETURN, MAX_RETURN), axis=0)
     previous_close = np.concatenate([np.full((1, tickers), 100.0), close[:-1]])
     open_ = previous_close * np.exp(TICKER_VOLATILITY / 4 * bar_scale * rng.normal(size=shape))
-    above, below = (
+    high_factor, low_factor = (
         np.exp(TICKER_VOLATILITY / 2 * bar_scale * np.abs(rng.normal(size=shape))) for _ in range(2)
     )
     volume = np.exp(rng.normal(13, 0.4, shape)) * (
@@ -48,8 +48,8 @@ def synthetic_market(
         tuple(f"S{i:03}" for i in range(tickers)),
         _times(bars, bars_per_day),
         open=open_,
-        high=np.maximum(open_, close) * above,
-        low=np.minimum(open_, close) / below,
+        high=np.maximum(open_, close) * high_factor,
+        low=np.minimum(open_, close) / low_factor,
         close=close,
         volume=np.ceil(volume / bars_per_day),
     )

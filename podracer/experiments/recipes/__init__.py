@@ -63,10 +63,10 @@ def _function(name: str) -> Callable[..., Experiment]:
         return RECIPES[name]
     if ":" in name:
         return _imported(name)
-    if name in (others := installed()):
-        return with_name(others[name].load(), name)
-    known = [*RECIPES, *others]
-    raise ConfigError(f"There is no recipe {name!r}: {nearest(name, known)}")
+    if name in (entry_points := installed()):
+        return with_name(entry_points[name].load(), name)
+    candidates = [*RECIPES, *entry_points]
+    raise ConfigError(f"There is no recipe {name!r}: {nearest(name, candidates)}")
 
 
 def _imported(name: str) -> Callable[..., Experiment]:
