@@ -30,7 +30,7 @@ from podracer.types import (
 
 
 def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
-    """Raise `ConfigError` if an agent breaks the contract of `Agent`, naming the method.
+    """Raise `ConfigError` that names the method if an agent breaks the contract of `Agent`.
 
     It is traced with `num_envs` environments and rollouts of `length` steps.
     """
@@ -126,7 +126,7 @@ def check_environment(environment: Any) -> EnvironmentSpec:
     """Return the specification of a device environment; raise `ConfigError` if it is broken.
 
     Leaves of the state and of timesteps must have the shapes and dtypes that the specification and
-    the contract of `Environment` ask for, from `reset` and from `step` alike.
+    the contract of `Environment` ask for, both from `reset` and from `step`.
     """
     if isinstance(environment, AutoReset):
         check_environment(environment.inner)  # its messages name the user's own class and methods

@@ -192,7 +192,7 @@ class Buffer:
         return dataclasses.replace(state, priorities=priorities)
 
     def size(self, state: ReplayState) -> Int32[Array, ""]:
-        """Return the number of places where a sample may start, over the shard's environments."""
+        """Return the number of starts of possible samples, over the shard's environments."""
         first, last = self._start_range(state)
         num_starts = jnp.maximum(0, last // self.stride - -(-first // self.stride) + 1)
         return num_starts * state.num_added.shape[0]

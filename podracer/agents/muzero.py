@@ -143,10 +143,10 @@ class MuZero:
             value_loss = model.cross_entropy(value_logits, alive * value_targets[k])
             return policy_loss + observed * self.value_cost * value_loss, value_logits
 
-        # Two masks [N] follow the unroll. `alive`: the episode has not ended before this step.
-        # What follows a terminal is an absorbing state: its reward and value targets are 0, and it
-        # has no policy target. `observed` is 0 after a time-out: what would have followed was never
-        # seen, so nothing is learned from there on.
+        # Two masks [N] along the unroll. `alive`: the episode has not ended before this step.
+        # A terminal leads to an absorbing state: its reward and value targets are 0, and it has no
+        # policy target. `observed` is 0 after a time-out: the following steps were not observed, so
+        # nothing is learned from them.
         alive = observed = jnp.ones(valid.shape[1])
 
         state = model.representation(

@@ -205,7 +205,7 @@ def bench_anakin(devices: int, envs_per_device: int, repetitions: int) -> dict[s
 def bench_recipe(
     experiment: Experiment, sizes: Sequence[int], repetitions: int
 ) -> Iterator[dict[str, Any]]:
-    """Measure an experiment under Anakin at several numbers of environments, until memory is out.
+    """Measure an experiment under Anakin at several numbers of environments, until memory runs out.
 
     Yields for each the steps per second of training and of the environments alone, and the memory
     on one device.
@@ -267,7 +267,7 @@ def bench_sebulba(
     seconds: float,
     repetitions: int,
 ) -> dict[str, Any]:
-    """Measure host environments alone, with acting, with learning, and beside a plain loop."""
+    """Measure host environments alone, with acting, with learning, and a plain loop."""
     use_compilation_cache()
     env = envs.make(environment)
     env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)

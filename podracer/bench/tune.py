@@ -40,7 +40,7 @@ def trials(
     seconds: float,
     say: Callable[[Trial], None],
 ) -> list[Trial]:
-    """Measure settings around `config` for about `seconds` in all, and return the fastest first.
+    """Measure settings around `config` for about `seconds`, and return the fastest first.
 
     The first one measured is `config` itself. Raises `ConfigError` if none can run.
     """

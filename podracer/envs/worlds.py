@@ -326,7 +326,7 @@ def _states(kind: Kind) -> int:
 def _log_uniform(u: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     """Return `low (high / low)^u` to 12 bits of u, computed by roots and products.
 
-    These round alike in programs of any number of rows, powers do not.
+    Unlike powers, these round equally in programs of any number of rows.
     """
     value, ratio = low, high / jnp.maximum(low, 1e-9)
     for _ in range(12):

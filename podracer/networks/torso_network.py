@@ -42,7 +42,7 @@ class TorsoNetwork:
         """Return the network for an observation, a tree of `ArraySpec`.
 
         Raises `ConfigError` where the torso cannot take it. Equal arguments give the same object:
-        agents ask for their networks at every step that they trace.
+        agents build their networks at every step that they trace.
         """
         specs, structure = jax.tree.flatten(observation)
         return _build(self, tuple(specs), structure, tuple(heads.items()))

@@ -1,8 +1,8 @@
 """Value targets and advantages from trajectories.
 
 Every function takes arrays `[T, ...]` and works along the first axis; all other axes are batch.
-`valid_tm1` is False where an episode was cut by a time-out: the action there led nowhere. Such a
-step has no advantage and its target is its own value, so the step before bootstraps from it.
+`valid_tm1` is False where an episode was cut by a time-out: the action there is ignored. Such a
+step has no advantage and its target is its own value, so the previous step bootstraps from it.
 """
 
 # Types of JAX itself are partly unknown to pyright.
@@ -141,7 +141,7 @@ def n_step_returns(
 def n_step_targets(
     v: Float[Array, "T1 *b"], r_t: Series, discount_t: Series, valid_tm1: Mask, n: int
 ) -> Float[Array, "K *b"]:
-    """Compute `G + γ v` of `n_step_returns` for every transition that has n of them left.
+    """Compute `G + γ v` of `n_step_returns` for every transition that begins n consecutive ones.
 
     `v [T + 1, ...]` are the values of all timesteps, the others are of T transitions; the targets
     are those of the first T - n + 1 timesteps.

@@ -1,6 +1,6 @@
 """Figures of a tournament: scores, lineage, hyperparameters, and the pods over time.
 
-All pods look alike, so the figures read the same with four pods and with sixty-four. Only the
+All pods have one color, so the figures read the same with four pods and with sixty-four. Only the
 winner, which is the best entry, and its ancestors stand out.
 """
 

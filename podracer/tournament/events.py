@@ -49,7 +49,7 @@ class Started:
     pod: int
     round: int
     token: int  # the number of events before this one, so no two are ever equal
-    parents: tuple[str, ...]  # none: new; one: continued; several: fused
+    parents: tuple[str, ...]  # none: fresh; one: continued; several: fused
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]  # as JSON
     time: float = 0.0

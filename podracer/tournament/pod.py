@@ -60,7 +60,7 @@ class Task:
     round: int
     token: int
     experiment: Experiment
-    parents: tuple[Parent, ...]  # none: new; one: continued; several: fused
+    parents: tuple[Parent, ...]  # none: fresh; one: continued; several: fused
     frames: int  # to train for
     seconds: float | None  # or this time limit, if it is reached first
     evaluation_seed: int  # of the held-out episodes, the same for all pods

@@ -1,7 +1,7 @@
 """Selection: how a pod starts its next round, given the leaderboard and all pods.
 
 Each rule is a frozen dataclass with one pure method, `choose`: the same view and the same generator
-give the same start. Without a parent the start is new; one parent is continued to the bit, with its
+give the same start. No parent means a fresh start; one parent is continued to the bit, with its
 experiment; several of one experiment are fused: the mean of their weights and optimizer moments.
 None means to wait.
 

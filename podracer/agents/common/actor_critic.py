@@ -169,7 +169,7 @@ def act(
     """Return an action for each environment `[B, ...]`, extras and the new recurrent state.
 
     Extras are the outputs `policy` and `value` of the network and `sample`, the action before it is
-    brought to the environment's bounds: log-probabilities are those of the sample. No gradient
+    scaled to the environment's bounds: log-probabilities are those of the sample. No gradient
     flows through it.
     """
     space = require_spec(agent.spec).action

@@ -1,4 +1,4 @@
-"""Observations and rewards divided by deviations that are measured while an agent learns.
+"""Normalization of observations and rewards by running moments.
 
 Where moments are None nothing is normalized.
 """
@@ -44,7 +44,7 @@ def scale_rewards(
 ) -> tuple[Trajectory, Moments | None, PyTree]:
     """Divide rewards by the standard deviation of the discounted sums of past rewards.
 
-    `moments` and `sums [B]` are those of the rollouts before. Returns the trajectory, the moments
+    `moments` and `sums [B]` are those of the previous rollouts. Returns the trajectory, the moments
     of all sums so far and the newest sum of each environment. Source: Engstrom et al. 2020,
     section 3 (arXiv 2005.12729).
     """

@@ -169,7 +169,7 @@ class Transition:
     timestep: TimeStep
     action: jax.Array  # taken at `timestep`
     n_step_return: jax.Array  # f32 [N], discounted rewards up to `next_timestep`
-    bootstrap_discount: jax.Array  # f32 [N], product of the discounts until there
+    bootstrap_discount: jax.Array  # f32 [N], product of the discounts up to `next_timestep`
     next_timestep: TimeStep
     mask: jax.Array  # f32 [N], 0 where a time-out at `timestep` made the action meaningless
     weight: jax.Array  # f32 [N], importance weight of the sample, at most 1

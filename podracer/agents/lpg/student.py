@@ -134,8 +134,8 @@ class LPGStudent:
         spec = actor_critic.require_spec(self.spec)
         if spec.extension is not None:
             raise ConfigError(
-                f"an update rule needs plain observations, but {spec.name} shows its state or its "
-                "task beside them."
+                f"an update rule needs plain observations, but those of {spec.name} include its "
+                "state or its task."
             )
         heads = student_heads(num_actions, self.rule.predictions)
         return self.network.build(spec.observation, heads)

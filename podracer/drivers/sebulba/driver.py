@@ -56,7 +56,7 @@ def sebulba(
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
     `anakin`; a single host that is asked to stop does so after the current update. Close the
-    iterator to stop: when that returns, no thread, process or memory of it is left.
+    iterator to stop: when that returns, its threads and processes have ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.

@@ -66,7 +66,7 @@ class Trading:
     its cash.
 
     The end of an episode is a time-out, as wealth keeps its value and observations do not contain
-    the date. With `final_discount` it is a terminal, because the last reward then stands for the
+    the date. With `final_discount` it is a terminal, because the last reward then represents the
     future.
     """
 
