@@ -46,6 +46,7 @@ from podracer.experiments.training import Boundary as Boundary
 from podracer.experiments.training import Result as Result
 from podracer.experiments.training import RunInfo as RunInfo
 from podracer.experiments.training import train as train
+from podracer.io.sinks import Record as Record
 from podracer.io.sinks import Sink as Sink
 from podracer.mesh import global_grad as global_grad
 from podracer.mesh import global_mean as global_mean

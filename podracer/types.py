@@ -83,13 +83,14 @@ def check_ranges(config: Any, path: str) -> None:
     Fields that are dataclasses are checked too. `path` is the name of `config` in the message.
     """
     for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{path}.{field.name}"
-        if dataclasses.is_dataclass(value):
+        value: Any = getattr(config, field.name)
+        name = f"{path}.{field.name}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             check_ranges(value, name)
             continue
         if "range" in field.metadata and value is not None:
             low, high = field.metadata["range"]
-            values: tuple[float, ...] = value if isinstance(value, tuple) else (value,)
+            values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
             if not all(math.isfinite(v) and low <= v <= high for v in values):
                 limits = f"lie in [{low:g}, {high:g}]"
                 if high == math.inf:

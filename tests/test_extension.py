@@ -4,6 +4,7 @@ sink, a callback. Nothing of it is known to the library, and no file of a run ma
 import dataclasses
 import json
 import logging
+import math
 import sys
 from importlib.metadata import EntryPoint
 
@@ -14,6 +15,8 @@ import podracer
 from podracer.cli.main import main
 from podracer.experiments import recipes
 from podracer.io.checkpoint import fingerprint
+from podracer.io.differences import differences
+from podracer.types import check_ranges
 
 PACKAGE = '''
 import dataclasses
@@ -242,3 +245,25 @@ def test_every_public_name_exists():
         assert getattr(podracer, name).__name__ == name
     assert podracer.Metrics
     assert not set(dir(podracer)) - set(podracer.__all__)
+
+
+def test_an_overridden_learn_is_not_ignored_by_the_fused_form():
+    class Louder(podracer.A2C):
+        def learn(self, state, trajectory, key, axis):
+            return super().learn(state, trajectory, key, axis)
+
+    with pytest.raises(podracer.ConfigError, match="Louder overrides learn, which the fused form"):
+        podracer.train("catch_a2c", agent=Louder(), frames=2048)
+
+
+def test_ranges_of_a_field_that_holds_a_class_are_not_asked_for():
+    @podracer.struct
+    class Holder:
+        kind: type = podracer.static(default=podracer.MLP)
+
+    check_ranges(Holder(), "holder")
+
+
+def test_values_that_are_not_numbers_equal_themselves_when_a_run_is_resumed():
+    assert differences({"tilt": math.nan}, {"tilt": math.nan}) == {}
+    assert list(differences({"tilt": math.nan}, {"tilt": 1.0})) == ["tilt"]

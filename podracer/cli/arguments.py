@@ -56,6 +56,15 @@ def parse(
         )
     except SystemExit as stop:
         sys.exit(78 if stop.code else 0)
+    except AssertionError as error:
+        if "conflict" not in str(error).lower():
+            raise
+        from podracer.types import ConfigError
+
+        raise ConfigError(
+            f"podracer {command}: a field of the recipe has the name of another flag "
+            f"({str(error).splitlines()[0]}). Rename the field."
+        ) from error
 
 
 def parse_parts(
@@ -142,6 +151,13 @@ def split_recipe(arguments: Sequence[str], default: str) -> tuple[str, list[str]
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], list(arguments[1:])
     return default, list(arguments)
+
+
+def own_recipe(name: str) -> str | None:
+    """Return the name of a recipe if it is the user's own, not the library's or a file."""
+    from podracer.experiments.recipes import RECIPES
+
+    return None if name in RECIPES or name.endswith(".json") else name
 
 
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:

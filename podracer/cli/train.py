@@ -12,6 +12,7 @@ from podracer.cli.arguments import (
     OwnRecipe,
     RunPath,
     find_recipe,
+    own_recipe,
     parse,
     parse_experiment,
     peek_arch,
@@ -63,7 +64,7 @@ def train(arguments: Sequence[str]) -> int:
         f"train {recipe}", flags, experiment, TrainOptions(arch=experiment.arch),
         {"hosts": Hosts()}, "Train an agent. `podracer list recipes` names the recipes.",
     )  # fmt: skip
-    return run(experiment, options.run_dir, extra["hosts"], resume=False)
+    return run(experiment, options.run_dir, extra["hosts"], resume=False, recipe=own_recipe(recipe))
 
 
 def resume(arguments: Sequence[str]) -> int:
@@ -76,11 +77,21 @@ def resume(arguments: Sequence[str]) -> int:
 
         return pods.run_tournament(read_tournament(options.run), options.run)
     experiment = reopen_run(options.run, options.recipe)
-    return run(experiment, options.run, options.hosts, resume=True)
+    return run(experiment, options.run, options.hosts, resume=True, recipe=options.recipe)
 
 
-def run(experiment: Experiment, run_dir: Path | None, hosts: Hosts, *, resume: bool) -> int:
-    """Train an experiment, shown on the terminal, and return the exit code."""
+def run(
+    experiment: Experiment,
+    run_dir: Path | None,
+    hosts: Hosts,
+    *,
+    resume: bool,
+    recipe: str | None = None,
+) -> int:
+    """Train an experiment, shown on the terminal, and return the exit code.
+
+    `recipe` names the user's own recipe, which commands on the run need.
+    """
     experiment.check()
     if experiment.arch == "sebulba" and experiment.devices <= 1:
         disable_async_dispatch()
@@ -92,14 +103,19 @@ def run(experiment: Experiment, run_dir: Path | None, hosts: Hosts, *, resume: b
 
     result = train(experiment, run_dir=run_dir, resume=resume, sinks=[console])
     if jax.process_index() == 0:
-        _print_summary(result)
+        _print_summary(result, recipe)
     return result.exit_code
 
 
-def _print_summary(result: Result) -> None:
+def _print_summary(result: Result, recipe: str | None) -> None:
     from podracer.agent import MetaLearner
     from podracer.reports.console import summarize
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
     next_command = "rule" if isinstance(result.agent, MetaLearner) else "play"
-    summarize(result.run_dir, outcomes[result.exit_code], then=next_command)
+    summarize(
+        result.run_dir,
+        outcomes[result.exit_code],
+        next_command=next_command,
+        recipe=recipe,
+    )

@@ -93,6 +93,16 @@ def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int
             f"{type(agent).__name__} has no fused form: its loss needs more than `act` computes. "
             "Run it with --no-fused."
         )
+    if config.fused and _definer(agent, "learn") < _definer(agent, "loss"):
+        raise ConfigError(
+            f"{type(agent).__name__} overrides learn, which the fused form does not call: it calls "
+            "loss and apply_gradients. Override these too, or run it with --no-fused."
+        )
+
+
+def _definer(agent: Agent, method: str) -> int:
+    """Return which class defines a method: 0 the agent's own, 1 its base, and so on."""
+    return next(i for i, kind in enumerate(type(agent).__mro__) if method in vars(kind))
 
 
 def anakin(

@@ -20,4 +20,5 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     """Return the dotted names of leaves that differ with both values, None for a missing leaf."""
     old, new = dict(leaves(before)), dict(leaves(after))
     pairs = {name: (old.get(name), new.get(name)) for name in old | new}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    # A value that does not equal itself is NaN, which equals another NaN here.
+    return {name: (x, y) for name, (x, y) in pairs.items() if x != y and not (x != x and y != y)}

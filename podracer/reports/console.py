@@ -292,11 +292,16 @@ def line(record: Record, total_updates: int) -> str:
 
 
 def summarize(
-    run: Path, outcome: str = "Finished", *, then: str = "play", file: TextIO | None = None
+    run: Path,
+    outcome: str = "Finished",
+    *,
+    next_command: str = "play",
+    recipe: str | None = None,
+    file: TextIO | None = None,
 ) -> None:
     """Print the last metrics of a run, its directory, and the commands to use next.
 
-    These are `podracer report` and the command `then`.
+    These are `podracer report` and `next_command`, which gets the `recipe` if the run needs one.
     """
     path = run / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
@@ -310,11 +315,12 @@ def summarize(
     if evaluations:
         parts.append(f"evaluation {number(evaluations[-1])} (best {number(max(evaluations))})")
     where = shlex.quote(str(run))
+    option = "" if recipe is None else f" --recipe {shlex.quote(recipe)}"
     rows = [
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
         ("Run", str(run)),
         ("Next", f"podracer report {where}"),
-        ("", f"podracer {then} {where}"),
+        ("", f"podracer {next_command} {where}{option}"),
     ]
     terminal = Terminal(file=sys.stdout if file is None else file)
     width = max(len(label) for label, _ in rows) + 2

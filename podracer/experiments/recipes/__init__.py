@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import cast
+from typing import Any, cast, get_type_hints
 
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes import (  # noqa: F401
@@ -43,7 +43,10 @@ def find(name: str, **options: str) -> Experiment:
 
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
-    return experiment_of(Path(name)) if name.endswith(".json") else _function(name)(**options)
+    if name.endswith(".json"):
+        return experiment_of(Path(name))
+    function = _function(name)
+    return function(**{key: _option(function, key, text) for key, text in options.items()})
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -51,6 +54,17 @@ def options_of(name: str) -> tuple[str, ...]:
     if name.endswith(".json"):
         return ()
     return tuple(inspect.signature(_function(name)).parameters)
+
+
+def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
+    """Return a recipe's option as its annotation says: an int, a float, or the text itself."""
+    kind = get_type_hints(function).get(name, str)
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        raise ConfigError(
+            f"--{name} must be of type {kind.__name__}, but it is {text!r}."
+        ) from None
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -66,6 +80,10 @@ def _function(name: str) -> Callable[..., Experiment]:
     if name in (entry_points := installed()):
         return with_name(entry_points[name].load(), name)
     candidates = [*RECIPES, *entry_points]
+    if "." in name:
+        raise ConfigError(
+            f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
+        )
     raise ConfigError(f"There is no recipe {name!r}: {nearest(name, candidates)}")
 
 
