@@ -144,7 +144,10 @@ def check_environment(environment: Any) -> EnvironmentSpec:
 
 def _checked_spec(environment: Any) -> EnvironmentSpec:
     if isinstance(environment, type):
-        raise ConfigError(f"{environment.__name__} is a class: pass an environment made from it.")
+        raise ConfigError(
+            f"{environment.__name__} is a class: pass an instance, or "
+            f"podracer.Gymnasium({environment.__name__}) for a class of Gymnasium."
+        )
     spec = getattr(environment, "spec", None)
     kind = type(environment).__name__
     if not isinstance(spec, EnvironmentSpec):

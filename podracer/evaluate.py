@@ -212,7 +212,9 @@ def _host_frames(
     """Return the newest channel of image observations, doubled in size, and the returns."""
     observation = env.spec.observation
     if not isinstance(observation, ArraySpec) or len(observation.shape) != 3:
-        raise ConfigError(f"{env.spec.name} shows no pictures, so it cannot be drawn.")
+        raise ConfigError(
+            f"{env.spec.name} cannot be drawn: of host environments only image observations are."
+        )
     frames, returns, total = [], [], 0.0
     steps = _host_steps(agent, env, _greedy(agent), params, run_key, 1)
     with contextlib.closing(steps):

@@ -51,7 +51,8 @@ class Replay:
     warmup: int = bounded(1_000)
     """Minimum number of timesteps in the buffer before the first update."""
     prioritized: bool = False
-    """Sample in proportion to the last error (Schaul et al. 2016, arXiv 1511.05952)."""
+    """Sample in proportion to the last TD error to the power of the priority exponent (Schaul et
+    al. 2016, arXiv 1511.05952)."""
     priority_exponent: float = bounded(0.6)
     """Exponent alpha of the priorities, at least 0: 0 samples uniformly, 1 in proportion."""
     importance_exponent: float = bounded(0.4)

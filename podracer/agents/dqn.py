@@ -60,7 +60,7 @@ class DQN:
     epsilon_decay_frames: int = static(default=50_000, low=0)
     """Frames over which the probability of a random action falls from 1 to epsilon; 0: no decay."""
     target_update_period: int = static(default=250, low=1)
-    """Updates between two copies of the parameters to the target network."""
+    """Number of updates between copies of the parameters to the target network."""
     n_step: int = static(default=1, low=1)
     """Rewards n in a return before it bootstraps."""
     double: bool = static(default=True)

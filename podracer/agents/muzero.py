@@ -48,7 +48,7 @@ class MuZero:
     weight_decay: float = bounded(1e-4)
     """Weight decay of AdamW."""
     num_simulations: int = static(default=16, low=1)
-    """Simulations of the search, one step of the model each, for every action."""
+    """Number of simulations of the search for each decision; each takes one step of the model."""
     max_considered_actions: int = static(default=16, low=1)
     """Largest number of actions that the search compares at its root."""
     unroll_steps: int = static(default=5, low=1)
@@ -56,9 +56,9 @@ class MuZero:
     n_step: int = static(default=5, low=1)
     """Rewards n in a value target before it bootstraps."""
     target_update_period: int = static(default=100, low=1)
-    """Updates between two copies of the parameters to the target network."""
+    """Number of updates between copies of the parameters to the target network."""
     support_max: float = static(default=30.0, low=0.0)
-    """Largest value and reward on the squashed scale of `ops/transforms.py`; 30 stands for 900."""
+    """Largest value and reward after the transform h(x), nearly a square root; 30 means 900."""
     support_size: int = static(default=61, low=2)
     """Number of atoms for values and rewards, from minus to plus the support's largest value."""
     latent_size: int = static(default=64, low=1)

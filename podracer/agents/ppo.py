@@ -78,7 +78,7 @@ class PPO:
     gae_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     clip_epsilon: float = bounded(0.2)
-    """Clip range epsilon of the probability ratio, and of the change of the value."""
+    """Clip range epsilon of the probability ratio, and of the value function's change."""
     value_cost: float = bounded(0.5)
     """Weight c1 of the value loss in the total loss."""
     entropy_cost: float = bounded(0.01)

@@ -57,7 +57,7 @@ class R2D2:
     priority_eta: float = bounded(0.9, high=1.0)
     """Weight eta, in [0, 1], of a sequence's largest TD error in its priority, against the mean."""
     target_update_period: int = static(default=250, low=1)
-    """Updates between two copies of the parameters to the target network."""
+    """Number of updates between copies of the parameters to the target network."""
     burn_in_length: int = static(default=20, low=0)
     """Timesteps of a sequence that only refresh the stored recurrent state."""
     unroll_length: int = static(default=20, low=1)

@@ -24,8 +24,8 @@ RunPath = Annotated[Path, tyro.conf.Positional]
 OwnRecipe = Annotated[
     str | None,
     tyro.conf.arg(
-        help="Recipe that made the run, such as my_package.recipes:mine. Only a run whose agent, "
-        "network or environment is not podracer's own needs it."
+        help="Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's "
+        "agent, network or environment is your own."
     ),
 ]
 

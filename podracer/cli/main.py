@@ -37,13 +37,15 @@ COMMANDS = {
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
-    "bench": Command("bench", "bench", "NAME", "throughput, compile time apart"),
+    "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "backtest": Command("trading", "backtest", "RUN", "a trading run beside the baselines"),
     "promote": Command("trading", "promote", "MODELS RUN", "make it the current model, if better"),
     "rollback": Command("trading", "rollback", "MODELS", "go back to the previous model"),
-    "doctor": Command("doctor", "doctor", "", "devices, versions, what works on this machine"),
+    "doctor": Command(
+        "doctor", "doctor", "", "show devices and versions, and test what works here"
+    ),
 }
 
 

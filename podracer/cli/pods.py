@@ -52,7 +52,7 @@ def sweep(arguments: Sequence[str]) -> int:
     experiment, flags = find_recipe(recipe, flags)
     options, experiment, _ = parse_experiment(
         f"sweep {recipe}", flags, experiment, SweepOptions(),
-        about="Train many configurations and seeds as one program.",
+        about="Train many configurations and seeds in parallel, as one compiled program.",
     )  # fmt: skip
     from podracer.experiments.sweep import make_pods
 

@@ -24,7 +24,7 @@ class EvalOptions:
     episodes: int = 100
     """Number of greedy episodes, each in its own environment; at least 1."""
     seed: int | None = None
-    """Random seed of the episodes. By default the key of the run, which repeats its evaluation."""
+    """Random seed of the episodes. By default the run's, which repeats its last evaluation."""
     json: bool = False
     """Print one JSON object."""
 
@@ -81,7 +81,7 @@ class PlayOptions:
     fps: int = 0
     """Frames per second of the film; 0 chooses by its length."""
     seed: int | None = None
-    """Random seed of the episodes. By default the key of the run."""
+    """Random seed of the episodes. By default that of the run."""
 
 
 def play(arguments: Sequence[str]) -> int:

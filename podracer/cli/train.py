@@ -35,10 +35,11 @@ class TrainOptions:
     run_dir: Path | None = None
     """Directory that keeps the run. By default a new one is made in runs/."""
     arch: Arch = "anakin"
-    """Architecture: anakin runs environments on the device, sebulba on the host. The flags of an
-    architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
+    """Architecture: anakin runs JAX environments on the device, sebulba host environments. The
+    flags of an architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
     update_rule: Path | None = None
-    """File of a learned update rule, see `podracer rule`, that trains the recipe's network."""
+    """File of a learned update rule (see `podracer rule`), which replaces the recipe's agent and
+    trains its network."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,8 +70,8 @@ class AnakinConfig:
     rollout_length: int = bounded(16, low=1)
     """Environment steps T of each environment before each update."""
     updates_per_chunk: int = bounded(100, low=1)
-    """Updates in one dispatch: longer chunks cost less overhead, shorter chunks report and stop
-    sooner."""
+    """Updates in a chunk, which is one call of the compiled program: longer chunks cost less
+    overhead, shorter chunks report and stop sooner."""
     fused: bool = False
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
     agents that support it."""

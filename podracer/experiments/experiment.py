@@ -23,7 +23,7 @@ class Experiment:
     recipe: str = "experiment"
     """Name of the experiment in reports and in the names of run directories."""
     environment: str | Environment | HostEnvironments
-    """Environment to train in, by name (see `podracer list environments`) or as an object."""
+    """Environment to train in; `podracer list environments` names them."""
     agent: Agent
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig

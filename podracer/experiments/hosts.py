@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Processes that share one run. Under Slurm's srun and on TPU pods they find each other.
+    """Processes that share one run. Slurm's srun and TPU pods need no flags.
 
     Elsewhere give all three flags, or set them as JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID (an indexed Kubernetes job numbers its processes itself).

@@ -87,8 +87,9 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
     kind = kinds.get(data.get("kind", ""))
     if kind is None:
         raise ConfigError(
-            f"the configuration names {data.get('kind')!r}, which is not of this library: name the "
-            "recipe that makes it, such as --recipe my_package.recipes:mine."
+            f"the run was made with an object of class {data.get('kind')!r}, which no file can "
+            "bring back: name its recipe, such as --recipe my_package.recipes:mine, or "
+            "from Python pass environment=... or recipe=..."
         )
     hints = typing.get_type_hints(kind)
     values = {}

@@ -23,7 +23,7 @@ from podracer.types import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Tournament:
-    """Configuration of a tournament; with the order of arrival it decides all results."""
+    """Pods, rounds, selection and engine of a tournament."""
 
     experiments: Annotated[tuple[Experiment, ...], tyro.conf.Suppress]
     """Initial experiments; pod i begins with experiment i modulo their number."""

@@ -162,7 +162,7 @@ class KTournament:
     """
 
     k: int = 3
-    """Number of entries that are drawn; more of them favor the best entry."""
+    """Number of entries k that are drawn; a larger k favors better entries."""
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -48,7 +48,7 @@ def memory_r2d2() -> Experiment:
 
 @recipe
 def memorychain_r2d2() -> Experiment:
-    """R2D2 on bsuite's memory chain: to say after 15 steps what the first one showed (gymnax)."""
+    """R2D2 on bsuite's memory chain: recall the first observation after 15 steps (gymnax)."""
     return Experiment(
         environment="gymnax:MemoryChain-bsuite,memory_length=15",
         agent=R2D2(
