@@ -325,14 +325,14 @@ def test_a_reader_moves_nothing(tmp_path: Path) -> None:
 SAVED = {"w": jnp.ones((2, 3)), "n": jnp.int32(1), "k": jax.random.key(0), "zero": jnp.ones((0,))}
 MISFITS = {
     "dtype": (SAVED | {"w": jnp.ones((2, 3), jnp.bfloat16)}, r"\['w'\] is float32\[2, 3\] in the "
-              r"checkpoint, bfloat16\[2, 3\] wanted"),
+              r"checkpoint, bfloat16\[2, 3\] expected"),
     "dtype of the same size": (SAVED | {"n": jnp.uint32(1)}, "int32.*uint32"),
     "dtype of an empty leaf": (SAVED | {"zero": jnp.ones((0,), jnp.int8)}, "zero"),
     "shape": (SAVED | {"w": jnp.ones((3, 2))}, r"\[2, 3\].*\[3, 2\]"),
     "one more row": (SAVED | {"w": jnp.ones((3, 3))}, r"\[3, 3\]"),
     "rank": (SAVED | {"n": jnp.ones((1,), jnp.int32)}, r"int32\[\].*int32\[1\]"),
     "missing": (SAVED | {"m": jnp.ones(1)}, r"\['m'\] is absent"),
-    "left out": ({"w": SAVED["w"]}, r"\['k'\].*absent wanted; \['n'\]"),
+    "left out": ({"w": SAVED["w"]}, r"\['k'\].*absent expected; \['n'\]"),
     "renamed": ({"v" if k == "w" else k: v for k, v in SAVED.items()}, r"\['v'\].*\['w'\]"),
     "nested": ({"inner": SAVED}, r"\['inner'\]\['k'\]"),
     "sequence for dictionary": (list(SAVED.values()), r"\[0\]"),
