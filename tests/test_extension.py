@@ -163,7 +163,7 @@ def test_a_run_is_loaded_with_its_recipe(folder):
         agent, state = podracer.load(folder / "run", recipe=recipe)
         assert agent == result.agent
         assert fingerprint(state) == fingerprint(result.state)
-    with pytest.raises(podracer.ConfigError, match="name the recipe that makes it"):
+    with pytest.raises(podracer.ConfigError, match="name its recipe, such as --recipe"):
         podracer.load(folder / "run")
 
 

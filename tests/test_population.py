@@ -132,7 +132,7 @@ def test_names_of_hyperparameters():
     changed = with_hyperparameters(DQN(dueling=True), {"discount": 0.5})
     assert (changed.discount, changed.dueling) == (0.5, True)
     with pytest.raises(
-        ConfigError, match=r"DQN has no hyperparameter 'learning_rat'.*learning_rate"
+        ConfigError, match=r"DQN has no float hyperparameter 'learning_rat'.*learning_rate"
     ):
         with_hyperparameters(DQN(), {"learning_rat": 1.0})
     with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
@@ -186,7 +186,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
     assert state.shared.params is not None
-    with pytest.raises(ConfigError, match="pods 0 to 2, no 3"):
+    with pytest.raises(ConfigError, match="pods 0 to 2, not 3"):
         podracer.load(run, pod=3)
 
     best = sweep.write_best(run)
@@ -204,7 +204,7 @@ def test_what_cannot_be_a_population_is_refused(tmp_path):
             podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
 
     refused("learning_rate must be at least 0", pods=(pod(0, learning_rate=-1.0),))
-    refused("no hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
+    refused("no float hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
     refused("take --arch anakin", driver=EXPERIMENT.under("sebulba").driver)
     assert not (tmp_path / "no" / "config.json").exists()
 

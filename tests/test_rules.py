@@ -54,12 +54,12 @@ def _with(path: Path, name: str, array: np.ndarray | None) -> Path:
 
 @pytest.mark.parametrize("array", [None, np.zeros((1, 6), np.float32), np.zeros((1, 5))])
 def test_arrays_must_be_those_of_the_schema(saved: Path, array: np.ndarray | None) -> None:
-    with pytest.raises(ConfigError, match="no update rule"):
+    with pytest.raises(ConfigError, match="is not an update rule"):
         read_rule(_with(saved, "policy.weight", array))
 
 
 def test_objects_are_not_unpickled(saved: Path) -> None:
-    with pytest.raises(ConfigError, match="no update rule"):
+    with pytest.raises(ConfigError, match="is not an update rule"):
         read_rule(_with(saved, "policy.weight", np.array([[print] * 5], dtype=object)))
 
 
@@ -91,7 +91,7 @@ def test_a_schema_of_no_rule_is_refused(saved: Path, units: object) -> None:
         schema = json.loads(arrays["schema"].tobytes())
     schema["rule"]["units"] = units
     text = np.frombuffer(json.dumps(schema).encode(), np.uint8)
-    with pytest.raises(ConfigError, match="no update rule"):
+    with pytest.raises(ConfigError, match="is not an update rule"):
         read_rule(_with(saved, "schema", text))
 
 
@@ -110,10 +110,10 @@ def test_what_is_no_rule_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no rule"):
         read_rule(tmp_path / "missing.npz")
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(ConfigError, match="no update rule"):
+    with pytest.raises(ConfigError, match="is not an update rule"):
         read_rule(tmp_path / "text.npz")
     blob = io.BytesIO()
     np.savez(blob, a=np.zeros(3))
     (tmp_path / "other.npz").write_bytes(blob.getvalue())
-    with pytest.raises(ConfigError, match="no update rule"):
+    with pytest.raises(ConfigError, match="is not an update rule"):
         read_rule(tmp_path / "other.npz")
