@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.cli.arguments import parse_experiment
 from podracer.cli.main import main
+from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
@@ -269,3 +271,13 @@ def test_ranges_of_a_field_that_holds_a_class_are_not_asked_for():
 def test_values_that_are_not_numbers_equal_themselves_when_a_run_is_resumed():
     assert differences({"tilt": math.nan}, {"tilt": math.nan}) == {}
     assert list(differences({"tilt": math.nan}, {"tilt": 1.0})) == ["tilt"]
+
+
+def test_a_field_with_the_name_of_another_flag_is_refused_in_a_sentence():
+    @podracer.struct
+    class Clashing(podracer.A2C):
+        frames: int = podracer.static(default=1)
+
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=Clashing())
+    with pytest.raises(podracer.ConfigError, match="would have the flag frames: rename"):
+        parse_experiment("train mine", [], experiment, TrainOptions())

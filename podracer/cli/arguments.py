@@ -10,7 +10,7 @@ import os
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -61,10 +61,22 @@ def parse(
             raise
         from podracer.types import ConfigError
 
+        names = list(_flag_names(default))
+        twice = sorted({name for name in names if names.count(name) > 1})
         raise ConfigError(
-            f"podracer {command}: a field of the recipe has the name of another flag "
-            f"({str(error).splitlines()[0]}). Rename the field."
+            f"podracer {command}: several fields would have the flag {', '.join(twice)}: "
+            "rename those of your own."
         ) from error
+
+
+def _flag_names(config: Any) -> Iterator[str]:
+    """Yield the names of all fields of a dataclass that are flags, those of its parts included."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _flag_names(value)
+        else:
+            yield field.name
 
 
 def parse_parts(

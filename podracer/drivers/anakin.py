@@ -102,7 +102,8 @@ def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int
 
 def _definer(agent: Agent, method: str) -> int:
     """Return which class defines a method: 0 the agent's own, 1 its base, and so on."""
-    return next(i for i, kind in enumerate(type(agent).__mro__) if method in vars(kind))
+    kinds = enumerate(type(agent).__mro__)
+    return next((i for i, kind in kinds if method in vars(kind)), 0)
 
 
 def anakin(
