@@ -166,3 +166,19 @@ def test_noise_is_factorised_fresh_for_each_row_and_none_without_keys():
     shared = layer(x, keys[:1])
     np.testing.assert_allclose(shared[0], noisy[0], rtol=1e-5)
     assert isinstance(layer.linear, Linear)
+
+
+@pytest.mark.parametrize("inputs", [64, 512])
+def test_noise_is_as_large_as_in_its_paper(inputs):
+    """Fortunato et al. 2018, section 3.2: sigma = 0.5 / sqrt(p) for p inputs, of weights as of
+    biases. So the output for features of root mean square 1 varies by about 0.4 for any p."""
+    layer = NoisyLinear(inputs, 8, 1.0, key=jax.random.key(0))
+    np.testing.assert_allclose(layer.weight_scale * np.sqrt(inputs), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(layer.bias_scale * np.sqrt(inputs), 0.5, rtol=1e-6)
+    x = jax.random.normal(jax.random.key(1), (1, inputs))
+    x = x / jnp.sqrt(jnp.mean(x**2))
+    keys = jax.random.split(jax.random.key(2), 4000)
+    spread = np.std(layer(jnp.tile(x, (4000, 1)), keys) - layer(x, None))
+    # E f(e)^2 = E |e| = sqrt(2 / pi), once for the input and once for the output.
+    of_f = np.sqrt(2 / np.pi)
+    np.testing.assert_allclose(spread, np.sqrt(0.25 * (of_f**2 + of_f / inputs)), rtol=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, torso_network
-from podracer.networks.layers import relu
+from podracer.networks.layers import Convolution, relu
 from podracer.ops.dense import dense
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
@@ -128,6 +129,25 @@ def test_memory_remembers_and_a_start_forgets(memory):
     cut = sensitivity(observation[0], firsts((0, 0), (2, 1)))
     assert not np.abs(cut[1]).any()
     assert np.abs(cut[0]).min() > 0
+
+
+def test_an_lstm_begins_by_remembering(key):
+    """Forget-gate biases of 1: a cell without input keeps more than half of its value a step."""
+    layer = TorsoNetwork(SMALL, memory="lstm", memory_size=7)
+    trunk = layer.build(VECTOR, {"value": Head(1)}).init(key)["shared"]
+    np.testing.assert_array_equal(trunk.cell.bias[7:14], 1.0)
+    assert (np.abs(np.delete(trunk.cell.bias, np.s_[7:14])) <= 1 / np.sqrt(7)).all()
+    zeros = jax.tree.map(jnp.zeros_like, (trunk.cell.weight_ih, trunk.cell.weight_hh))
+    cell = eqx.tree_at(lambda c: (c.weight_ih, c.weight_hh), trunk.cell, zeros)
+    cell = eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[:7].set(-100.0))  # nothing is written
+    _, kept = cell(jnp.zeros(16), (jnp.zeros(7), jnp.ones(7)))
+    np.testing.assert_allclose(kept, jax.nn.sigmoid(1.0), rtol=1e-6)
+
+
+def test_convolutions_begin_orthogonal():
+    """Kernels as matrices `[k k inputs, outputs]` have orthogonal columns of length sqrt 2."""
+    weight = Convolution(3, 5, 2, 1, False, key=jax.random.key(0)).weight.reshape(-1, 5)
+    np.testing.assert_allclose(weight.T @ weight, 2 * np.eye(5), atol=1e-5)
 
 
 def test_without_memory_the_carry_is_empty_and_first_changes_nothing():

@@ -59,7 +59,8 @@ class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
     The noise comes from a key for each row `[N]` or one for all `[1]`. That of the weight from i to
-    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. Source:
+    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. The
+    scales begin at `0.5 / sqrt(n)`, the mean weights orthogonal instead of uniform. Source:
     Fortunato et al. 2018, section 3 (arXiv 1706.10295).
     """
 
@@ -69,8 +70,9 @@ class NoisyLinear(eqx.Module):
 
     def __init__(self, inputs: int, outputs: int, scale: float, *, key: jax.Array):
         self.linear = Linear(inputs, outputs, scale, key=key)
-        self.weight_scale = jnp.full((inputs, outputs), 0.5 / inputs)
-        self.bias_scale = jnp.full(outputs, 0.5 / math.sqrt(inputs))
+        sigma = 0.5 / math.sqrt(inputs)
+        self.weight_scale = jnp.full((inputs, outputs), sigma)
+        self.bias_scale = jnp.full(outputs, sigma)
 
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         mean = self.linear(x)
@@ -86,7 +88,8 @@ class NoisyLinear(eqx.Module):
 class Convolution(eqx.Module):
     """Convolution `x [B, H, W, C] -> [B, H', W', C']`, square kernels.
 
-    Initial weights are scaled normal ones (He et al. 2015), biases 0; padding is "same" or none.
+    Initial weights are orthogonal, scaled by sqrt 2 as in CleanRL (DQN and IMPALA had their
+    framework's), biases 0; padding is "same" or none.
     """
 
     weight: jax.Array
@@ -97,7 +100,8 @@ class Convolution(eqx.Module):
     def __init__(
         self, inputs: int, outputs: int, size: int, stride: int, same: bool, *, key: jax.Array
     ):
-        self.weight = jax.nn.initializers.he_normal()(key, (size, size, inputs, outputs))
+        orthogonal = jax.nn.initializers.orthogonal(math.sqrt(2))
+        self.weight = orthogonal(key, (size, size, inputs, outputs))
         self.bias = jnp.zeros(outputs)
         self.stride, self.same = stride, same
 

@@ -34,7 +34,7 @@ class TorsoNetwork:
     shared: bool = True
     """Whether all heads use one torso and recurrent layer; otherwise each head has its own."""
     memory: Literal["none", "gru", "lstm"] = "none"
-    """Kind of the recurrent layer."""
+    """Kind of the recurrent layer; the forget gates of an LSTM begin with biases of 1."""
     memory_size: int = bounded(128, low=1)
     """Number of units of the recurrent layer."""
 
@@ -112,6 +112,17 @@ def _one_hot(spec: ArraySpec, x: jax.Array) -> jax.Array:
     return jax.nn.one_hot(x, spec.num_values) if spec.num_values else x
 
 
+def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
+    """Return an LSTM cell that begins by remembering: forget-gate biases of 1, as in haiku.
+
+    Source: Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent Network Architectures".
+    """
+    cell = eqx.nn.LSTMCell(inputs, units, key=key)
+    assert cell.bias is not None
+    forget = slice(units, 2 * units)  # after those of the input gate
+    return eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[forget].set(1.0))
+
+
 class _Trunk(eqx.Module):
     """Torso, recurrent layer and heads over `[T, B, ...]`."""
 
@@ -133,8 +144,8 @@ class _Trunk(eqx.Module):
         self.layers, size = make_torso(config.torso, observation, torso_key)
         self.cell = None
         if config.memory != "none":
-            kind = eqx.nn.GRUCell if config.memory == "gru" else eqx.nn.LSTMCell
-            self.cell = kind(size, config.memory_size, key=cell_key)
+            cell = _lstm_cell if config.memory == "lstm" else eqx.nn.GRUCell
+            self.cell = cell(size, config.memory_size, key=cell_key)
             size = config.memory_size
         keys = jax.random.split(head_key, len(heads))
         self.heads = {

@@ -80,7 +80,11 @@ class RuleParams:
 
 @struct
 class UpdateRule:
-    """Network of an update rule: a backward LSTM over the steps of a rollout."""
+    """Network of an update rule: a backward LSTM over the steps of a rollout.
+
+    Its forget gates begin without the bias of 1 that haiku adds: the rule of Jackson et al. 2023 is
+    a GRU, which has none.
+    """
 
     units: int = static(default=256, low=1)
     """Units of the update rule's LSTM."""
