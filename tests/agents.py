@@ -141,6 +141,7 @@ PROBE_AGENTS = {
         n_step=2,
         target_update_period=20,
     ),
+    "alphazero": AlphaZero(**COMMON, num_simulations=4),
     "r2d2": R2D2(
         **COMMON,
         replay=dataclasses.replace(PROBE_REPLAY, prioritized=True, batch_size=32),

@@ -53,25 +53,30 @@ def test_it_sees_further_with_more_simulations():
     assert many > few + 0.3
 
 
-def test_a_plan_ends_with_the_episode():
-    """After a terminal nothing counts; after a time-out neither, but its state has its value."""
-    agent, env, params = fresh("probe:timeout")
-    step = jax.vmap(env.step)
-    keys = jax.random.split(jax.random.key(0), 3)
+def test_a_time_out_is_worth_what_the_network_says():
+    """At the root and inside the tree, however often the search visits it."""
+    agent, env, params = fresh("probe:timeout", num_simulations=16)
+    step, keys = jax.jit(jax.vmap(env.step)), jax.random.split(jax.random.key(0), 2)
     state, timestep = jax.vmap(env.reset)(keys)
-    action, key = jnp.zeros(3, jnp.int32), jax.random.key(1)
-    for _ in range(5):
-        state, timestep = step(keys, state, action)
+    value = agent._predict(params, timestep.observation["observation"])[1]  # of all states alike
+    assert (np.abs(value) > 0.01).all()
+    search_value = jax.jit(lambda timestep: agent.act(params, (), timestep, keys, True)[1]["value"])
+    for _ in range(4):
+        state, timestep = step(keys, state, jnp.zeros(2, jnp.int32))
+    one_step = 1 + agent.discount * value
+    np.testing.assert_allclose(search_value(timestep), (value + 16 * one_step) / 17, rtol=1e-5)
+    _, timestep = step(keys, state, jnp.zeros(2, jnp.int32))
     assert timestep.last.all()
-    output, (_, cut) = agent._recurrent_fn(params, key, action, (state, timestep.last))
-    assert (output.reward == 0).all()
-    assert (output.discount == 0).all()
-    assert not cut.any()
-    agent, env, params = fresh("probe:constant")
-    state, timestep = jax.vmap(env.reset)(keys)
-    output, _ = agent._recurrent_fn(params, key, action, (state, timestep.last))
-    assert (output.reward == 1).all()
-    assert (output.discount == 0).all()
+    np.testing.assert_allclose(search_value(timestep), value, rtol=1e-5)
+
+
+def test_nothing_counts_after_a_terminal():
+    agent, env, params = fresh("probe:constant", num_simulations=16)
+    keys = jax.random.split(jax.random.key(0), 2)
+    _, timestep = jax.vmap(env.reset)(keys)
+    value = agent._predict(params, timestep.observation["observation"])[1]
+    _, extras, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, True)
+    np.testing.assert_allclose(extras["value"], (value + 16 * 1.0) / 17, rtol=1e-5)
 
 
 def test_refuses_what_nothing_can_plan_in():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from agents import CONTINUOUS_PROBE_AGENTS, PROBE_AGENTS, RECURRENT_TANH
 
+from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
@@ -25,14 +26,15 @@ from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.envs import make
-from podracer.envs.probes import PROBES
+from podracer.envs.probes import PROBES, ProbeState
 from podracer.mesh import find_devices, make_mesh
 from podracer.types import LearnerState, TimeStep
 
 
 def train(agent: Any, probe: str, updates: int = 200) -> tuple[Any, LearnerState, float]:
     """The agent made for the probe, what it has learned, and its last episodes' mean return."""
-    env, mesh = make(f"probe:{probe}"), make_mesh(find_devices(1))
+    prefix = "model:" if isinstance(agent, AlphaZero) else ""
+    env, mesh = make(f"{prefix}probe:{probe}"), make_mesh(find_devices(1))
     agent = dataclasses.replace(agent, spec=env.spec)
     config = AnakinConfig(32, 8, updates_per_chunk=50, fused=isinstance(agent, QLambda))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
@@ -42,13 +44,23 @@ def train(agent: Any, probe: str, updates: int = 200) -> tuple[Any, LearnerState
 
 def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np.ndarray]:
     """The values of the probe's first observations, and the best actions there."""
-    observation = jnp.array([seen for seen, _ in PROBES[probe].values])
+    observation: Any = jnp.array([seen for seen, _ in PROBES[probe].values])
     count = len(observation)
+    if isinstance(agent, AlphaZero):
+        observation = {"observation": observation, "state": states(probe)}
     ones = jnp.ones(count)
     timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
     action, extras, _ = agent.act(agent.actor_params(learner), carry, timestep, keys, False)
     return np.asarray(_values(agent, learner, timestep, carry, extras)), np.asarray(action)
+
+
+def states(probe: str) -> ProbeState:
+    """The earliest states that show the probe's first observations."""
+    states = [ProbeState(jnp.float32(c), jnp.int32(t)) for t in range(2) for c in (1, -1)]
+    shown = [tuple(np.asarray(PROBES[probe].observe(state)).tolist()) for state in states]
+    first = [states[shown.index(observation)] for observation, _ in PROBES[probe].values]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
 
 
 def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any) -> Any:
@@ -58,6 +70,8 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         return extras["q"].max(-1)
     if isinstance(agent, DQN):
         return agent.value.mean(agent._outputs(shared.params, timestep, None)).max(-1)
+    if isinstance(agent, AlphaZero):
+        return agent._predict(shared.params, observation["observation"])[1]
     if isinstance(agent, MuZero):
         return agent._root_fn(shared.params, observation).value
     if isinstance(agent, R2D2):
@@ -93,6 +107,7 @@ FAST = (
     ("q_lambda", "timeout"),
     ("q_lambda", "policy"),
     ("dqn", "timeout"),
+    ("alphazero", "timeout"),
     ("a2c", "continuous"),
     ("sac", "continuous"),
     ("ppo", "memory"),

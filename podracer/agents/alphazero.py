@@ -22,6 +22,7 @@ from podracer.types import (
     Carry,
     ConfigError,
     EnvironmentSpec,
+    EnvState,
     LearnerState,
     Metrics,
     Params,
@@ -32,6 +33,15 @@ from podracer.types import (
     static,
     struct,
 )
+
+
+@struct
+class Embedding:
+    """What the search keeps at each node, leaves `[1, ...]`."""
+
+    state: EnvState
+    value: jax.Array  # f32 [1], the network's
+    timeout: jax.Array  # bool [1], whether a time-out has cut the episode here
 
 
 @struct
@@ -124,29 +134,29 @@ class AlphaZero:
 
     def _root_fn(self, params: Params, timestep: TimeStep) -> mctx.RootFnOutput:
         policy_logits, value = self._predict(params, timestep.observation["observation"])
-        # The embedding is the environment's state, and whether the episode has been cut there.
-        embedding = (timestep.observation["state"], timestep.last)
+        embedding = Embedding(timestep.observation["state"], value, timestep.last)
         return planning.RootFnOutput(prior_logits=policy_logits, value=value, embedding=embedding)
 
     def _recurrent_fn(
-        self, params: Params, key: jax.Array, action: jax.Array, embedding: PyTree
-    ) -> tuple[mctx.RecurrentFnOutput, PyTree]:
+        self, params: Params, key: jax.Array, action: jax.Array, embedding: Embedding
+    ) -> tuple[mctx.RecurrentFnOutput, Embedding]:
         """Step the environment.
 
         A terminal has discount 0. After a time-out the environment would reset, which is no part
-        of the plan, so reward and discount are 0 there, too.
+        of the plan: each step from there ends it, with the node's own value as its reward. So the
+        node is worth that value however often it is visited.
         """
-        state, cut = embedding
         keys = jax.random.split(key, action.shape[0])
-        state, timestep = jax.vmap(self._model.step)(keys, state, action.astype(jnp.int32))
+        step = jax.vmap(self._model.step)
+        state, timestep = step(keys, embedding.state, action.astype(jnp.int32))
         policy_logits, value = self._predict(params, timestep.observation)
         output = planning.RecurrentFnOutput(
-            reward=jnp.where(cut, 0.0, timestep.reward),
-            discount=jnp.where(cut, 0.0, self.discount * timestep.discount),
+            reward=jnp.where(embedding.timeout, embedding.value, timestep.reward),
+            discount=jnp.where(embedding.timeout, 0.0, self.discount * timestep.discount),
             prior_logits=policy_logits,
             value=value,
         )
-        return output, (state, timestep.last)
+        return output, Embedding(state, value, timestep.last)
 
     def _predict(self, params: Params, observation: PyTree) -> tuple[jax.Array, jax.Array]:
         """Return logits of the policy `[N, A]` and values `[N]`."""
