@@ -161,6 +161,14 @@ def test_actions_are_scaled_to_the_bounds(batch):
         np.testing.assert_allclose(scaled(*action), np.broadcast_to(expected, (*batch, 2)))
 
 
+def test_rounding_takes_no_action_past_a_bound():
+    """In float32 `-0.1 + (0.2 - -0.1)` is more than 0.2."""
+    space = Continuous((-0.1, -0.7, -3.9), (0.2, -0.2, -0.8))
+    for sign, bound in ((-1.0, space.low), (1.0, space.high)):
+        action = to_bounds(space, jnp.full((4, 3), sign))
+        np.testing.assert_array_equal(action, np.tile(np.float32(bound), (4, 1)))
+
+
 def test_discrete_actions_need_no_bounds():
     action = jnp.array([0, 3, 1], jnp.int32)
     assert to_bounds(Discrete(4), action) is action

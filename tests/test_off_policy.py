@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
-from podracer.agents.common import off_policy, value_based
+from podracer.agents.common import continuous, off_policy, value_based
 from podracer.agents.common.muzero_model import Model
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
@@ -22,7 +22,7 @@ from podracer.environment import auto_reset
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay, Sample
-from podracer.types import ConfigError, Step, TimeStep, Trajectory
+from podracer.types import ConfigError, LearnerState, Step, TimeStep, Trajectory
 
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
 MEMORY = TorsoNetwork(MLP((8,), "tanh"), memory="gru", memory_size=5)
@@ -253,13 +253,58 @@ def test_td3_moves_policy_and_targets_every_second_time():
     assert moved == [[False, False, True], [True, True, True]] * 2
 
 
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_the_policy_follows_the_updated_critics(name):
+    """Its gradient is that of its loss under the critics that this update leaves, and they move
+    first: a policy updated by the old critics would be another."""
+    agent, env = agent_and_env(name, random_frames=0)
+    state, trajectory = begin(agent, env)
+    shared, buffer = state.shared, continuous.make_buffer(agent)
+    sample = buffer.sample(buffer.add(state.local, trajectory.steps), jax.random.key(4), 32)
+    transition = continuous.normalized_transition(
+        sample, agent.discount, env.spec.action, shared.obs_moments
+    )
+    key = jax.random.key(5)
+    new, _, _ = jax.jit(agent._update, static_argnums=3)(shared, transition, key, None)
+    actor_key = jax.random.split(key)[1] if name == "sac" else key
+
+    def gradient(critics):
+        params = shared.params._replace(critics=critics)
+        at = dataclasses.replace(shared, params=params)
+        return jax.grad(agent._actor_loss, has_aux=True)(params.actor, at, transition, actor_key)[0]
+
+    moment = jax.tree.map(lambda x: 10 * x, new.optimizer_states.actor[0].mu)
+    close(moment, gradient(new.params.critics), atol=1e-6)
+    with pytest.raises(AssertionError):
+        close(moment, gradient(shared.params.critics), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+@pytest.mark.parametrize("random_frames", [0, 8 * B])
+def test_only_the_first_frames_are_random(name, random_frames):
+    """And none where `random_frames` is 0."""
+    agent, env = agent_and_env(name, random_frames=random_frames)
+    state, trajectory = begin(agent, env)
+    timestep, keys = enter(agent, env).timestep, jax.random.split(jax.random.key(0), B)
+    policy = dataclasses.replace(state.shared, exploration_progress=jnp.float32(1))
+
+    def act(shared):
+        params = agent.actor_params(LearnerState(shared))
+        return np.asarray(agent.act(params, (), timestep, keys, True)[0])
+
+    assert (act(state.shared) == act(policy)).all() == (random_frames == 0)
+    shared = learn(agent, state, trajectory)[0].shared
+    assert float(shared.exploration_progress) == 1
+
+
 def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():
     """The temperature falls while the entropy is above the target, and rises below it."""
     for target, sign in ((-50.0, -1), (50.0, 1)):
         agent, env = agent_and_env("sac", target_entropy=target)
         state, trajectory = begin(agent, env)
         new, _ = learn(agent, state, trajectory)
-        change = new.shared.params.log_temperature - state.shared.params.log_temperature
+        before, after = (x.shared.params.actor.log_temperature for x in (state, new))
+        change = after - before
         assert np.sign(change) == sign
 
 

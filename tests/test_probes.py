@@ -26,7 +26,7 @@ from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.envs import make
-from podracer.envs.probes import PROBES, ProbeState
+from podracer.envs.probes import PROBES
 from podracer.mesh import find_devices, make_mesh
 from podracer.types import LearnerState, TimeStep
 
@@ -47,7 +47,7 @@ def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np
     observation: Any = jnp.array([seen for seen, _ in PROBES[probe].values])
     count = len(observation)
     if isinstance(agent, AlphaZero):
-        observation = {"observation": observation, "state": states(probe)}
+        observation = with_states(agent, observation)
     ones = jnp.ones(count)
     timestep = TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
     keys, carry = jax.random.split(jax.random.key(0), count), agent.carry(count)
@@ -55,12 +55,15 @@ def judge(agent: Any, learner: LearnerState, probe: str) -> tuple[np.ndarray, np
     return np.asarray(_values(agent, learner, timestep, carry, extras)), np.asarray(action)
 
 
-def states(probe: str) -> ProbeState:
-    """The earliest states that show the probe's first observations."""
-    states = [ProbeState(jnp.float32(c), jnp.int32(t)) for t in range(2) for c in (1, -1)]
-    shown = [tuple(np.asarray(PROBES[probe].observe(state)).tolist()) for state in states]
-    first = [states[shown.index(observation)] for observation, _ in PROBES[probe].values]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
+def with_states(agent: AlphaZero, observations: jax.Array) -> Any:
+    """The observations with states that show them, from the first two timesteps of episodes."""
+    model, keys = agent._model, jax.random.split(jax.random.key(0), 16)
+    state, first = jax.vmap(model.reset)(keys)
+    next_state, second = jax.vmap(model.step)(keys, state, jnp.zeros(16, jnp.int32))
+    shown = jnp.concatenate([first.observation, second.observation])
+    rows = (shown[None] == observations[:, None]).all(-1).argmax(-1)
+    states = jax.tree.map(lambda x, y: jnp.concatenate([x, y])[rows], state, next_state)
+    return {"observation": observations, "state": states}
 
 
 def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, extras: Any) -> Any:

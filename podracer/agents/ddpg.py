@@ -8,14 +8,14 @@ Sources: Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import continuous
-from podracer.agents.common.continuous import ActorParams, Transition
+from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
@@ -33,20 +33,11 @@ from podracer.types import (
 )
 
 
-class DDPGParams(NamedTuple):
-    """Parameters of DDPG; each field has an optimizer of its own."""
-
-    actor: Params
-    critics: tuple[Params, ...]
-
-
 @struct
 class DDPGState(continuous.ActorCriticState):
     """Learner state."""
 
-    params: DDPGParams
-    target_params: DDPGParams
-    optimizer_states: DDPGParams
+    target_params: Parts
     updates: jax.Array  # i32 []
 
 
@@ -83,13 +74,13 @@ class DDPG:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        params = DDPGParams(*self._networks.init(key, self.num_critics))
+        params = Parts(*self._networks.init(key, self.num_critics))
         state = DDPGState(
             params=params,
             target_params=jax.tree.map(jnp.copy, params),
             optimizer_states=continuous.init_optimizers(self, params),
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            exploration_progress=jnp.float32(0),
+            exploration_progress=continuous.init_progress(self.random_frames),
             updates=jnp.int32(0),
         )
         return LearnerState(state, continuous.make_buffer(self).init(num_envs))
@@ -110,60 +101,63 @@ class DDPG:
 
     learn = continuous.learn
 
-    def _loss(
+    def _update(
+        self, state: DDPGState, transition: Transition, key: jax.Array, axis: str | None
+    ) -> tuple[DDPGState, Metrics, jax.Array]:
+        """Update the critics; every `policy_delay`-th time then the policy and the targets too."""
+        state, (metrics, priorities), norm = continuous.gradient_step(
+            self, "critics", self._critic_loss, state, transition, key, axis
+        )
+
+        def update_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
+            state, metrics, norm = continuous.gradient_step(
+                self, "actor", self._actor_loss, state, transition, key, axis
+            )
+            target_params = optax.incremental_update(
+                state.params, state.target_params, self.target_update_rate
+            )
+            metrics = {**metrics, "actor_gradient_norm": norm}
+            # Times the delay, as metrics are means over all updates and this is 0 in the others.
+            metrics = {name: self.policy_delay * value for name, value in metrics.items()}
+            return dataclasses.replace(state, target_params=target_params), metrics
+
+        def keep_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
+            return state, {"actor_loss": jnp.zeros(()), "actor_gradient_norm": jnp.zeros(())}
+
+        state = dataclasses.replace(state, updates=state.updates + 1)
+        is_due = state.updates % self.policy_delay == 0
+        state, actor_metrics = jax.lax.cond(is_due, update_policy, keep_policy, state)
+        return state, {**metrics, "gradient_norm": norm, **actor_metrics}, priorities
+
+    def _critic_loss(
         self,
-        params: DDPGParams,
-        target_params: DDPGParams,
+        critics: tuple[Params, ...],
+        state: DDPGState,
         transition: Transition,
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Sum the losses of the critics and of the policy, which takes the critics as constants."""
-        obs, next_obs = transition.timestep.observation, transition.next_timestep.observation
-        networks = self._networks
-
-        # Target policy smoothing (TD3, section 5.3): clipped noise on the next action.
-        next_action = self._policy(target_params.actor, next_obs)
+        """Regress to Q(s, a) = r + gamma min Q'(s', μ'(s') + clipped noise)."""
+        next_obs, q_values = transition.next_timestep.observation, self._networks.q_values
+        # Target policy smoothing (TD3, section 5.3).
+        next_action = self._policy(state.target_params.actor, next_obs)
         noise = self.target_noise_std * jax.random.normal(key, next_action.shape)
         noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
-
-        # Critics: Q(s, a) = r + gamma min Q'(s', μ'(s')).
-        next_value = jnp.min(
-            networks.q_values(target_params.critics, next_obs, next_action), axis=0
-        )
+        next_value = jnp.min(q_values(state.target_params.critics, next_obs, next_action), axis=0)
         target = transition.n_step_return + transition.bootstrap_discount * next_value
-        q = networks.q_values(params.critics, obs, transition.action)
-        critic_loss, priorities = continuous.critic_loss(q, target, transition)
+        q = q_values(critics, transition.timestep.observation, transition.action)
+        loss, priorities = continuous.critic_loss(q, target, transition)
+        return loss, ({"loss": loss, "q": jnp.mean(q)}, priorities)
 
-        # Policy: maximize Q(s, μ(s)) of the first critic.
-        first_critic = jax.lax.stop_gradient(params.critics[:1])
-        policy_q = networks.q_values(first_critic, obs, self._policy(params.actor, obs))[0]
-        actor_loss = -jnp.mean(transition.mask * policy_q)
-
-        metrics = {"loss": critic_loss, "actor_loss": actor_loss, "q": jnp.mean(q)}
-        return critic_loss + actor_loss, (metrics, priorities)
-
-    def _apply_gradients(self, state: DDPGState, grads: DDPGParams) -> DDPGState:
-        """Step the critics; every `policy_delay`-th time step the policy and the targets too."""
-        params, optimizer_states = continuous.optimizer_steps(self, state, grads)
-        target_params = optax.incremental_update(
-            params, state.target_params, self.target_update_rate
-        )
-        updates = state.updates + 1
-        is_due = updates % self.policy_delay == 0
-
-        def if_due(new: PyTree, old: PyTree) -> PyTree:
-            return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), new, old)
-
-        actor = if_due(params.actor, state.params.actor)
-        actor_optimizer = if_due(optimizer_states.actor, state.optimizer_states.actor)
-        return dataclasses.replace(
-            state,
-            params=params._replace(actor=actor),
-            target_params=if_due(target_params, state.target_params),
-            optimizer_states=optimizer_states._replace(actor=actor_optimizer),
-            updates=updates,
-        )
+    def _actor_loss(
+        self, actor: Params, state: DDPGState, transition: Transition, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Maximize Q(s, μ(s)) of the first critic."""
+        obs = transition.timestep.observation
+        first_critic = state.params.critics[:1]
+        q = self._networks.q_values(first_critic, obs, self._policy(actor, obs))[0]
+        loss = -jnp.mean(transition.mask * q)
+        return loss, {"actor_loss": loss}
 
     def _policy(self, params: Params, observation: PyTree) -> jax.Array:
         """Return actions `[N, size]` in [-1, 1]."""

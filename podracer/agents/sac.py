@@ -1,6 +1,10 @@
 """SAC: maximum-entropy actor-critic with a stochastic policy and a learned temperature.
 
 Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905).
+Each update makes algorithm 1's steps in its order. Different from the paper, and as in common
+implementations: the temperature's loss is linear in log alpha and shares its samples of the policy
+with the actor's loss; priorities and n-step returns are possible. Different from both: weights are
+initially orthogonal, and the policy's standard deviation is at least exp(-5), not exp(-20).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import continuous
-from podracer.agents.common.continuous import ActorParams, Transition
+from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Replay
@@ -32,11 +36,10 @@ from podracer.types import (
 )
 
 
-class SACParams(NamedTuple):
-    """Parameters of SAC; each field has an optimizer of its own."""
+class Actor(NamedTuple):
+    """Parameters of the policy and of its temperature."""
 
-    actor: Params
-    critics: tuple[Params, ...]
+    policy: Params
     log_temperature: jax.Array  # f32 [], log alpha
 
 
@@ -44,9 +47,8 @@ class SACParams(NamedTuple):
 class SACState(continuous.ActorCriticState):
     """Learner state."""
 
-    params: SACParams
+    params: Parts  # of `Actor` and the critics
     target_params: tuple[Params, ...]  # of the critics
-    optimizer_states: SACParams
 
 
 @struct
@@ -78,14 +80,15 @@ class SAC:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        actor, critics = self._networks.init(key, self.num_critics)
-        params = SACParams(actor, critics, jnp.log(jnp.float32(self.initial_temperature)))
+        policy, critics = self._networks.init(key, self.num_critics)
+        actor = Actor(policy, jnp.log(jnp.float32(self.initial_temperature)))
+        params = Parts(actor, critics)
         state = SACState(
             params=params,
             target_params=jax.tree.map(jnp.copy, critics),
             optimizer_states=continuous.init_optimizers(self, params),
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            exploration_progress=jnp.float32(0),
+            exploration_progress=continuous.init_progress(self.random_frames),
         )
         return LearnerState(state, continuous.make_buffer(self).init(num_envs))
 
@@ -106,59 +109,66 @@ class SAC:
 
     learn = continuous.learn
 
-    def _loss(
+    def _update(
+        self, state: SACState, transition: Transition, key: jax.Array, axis: str | None
+    ) -> tuple[SACState, Metrics, jax.Array]:
+        """Update the critics, then actor and temperature by them, then the targets."""
+        critic_key, actor_key = jax.random.split(key)
+        state, (metrics, priorities), norm = continuous.gradient_step(
+            self, "critics", self._critic_loss, state, transition, critic_key, axis
+        )
+        state, actor_metrics, actor_norm = continuous.gradient_step(
+            self, "actor", self._actor_loss, state, transition, actor_key, axis
+        )
+        target_params = optax.incremental_update(
+            state.params.critics, state.target_params, self.target_update_rate
+        )
+        state = dataclasses.replace(state, target_params=target_params)
+        norms = {"gradient_norm": norm, "actor_gradient_norm": actor_norm}
+        return state, {**metrics, **actor_metrics, **norms}, priorities
+
+    def _critic_loss(
         self,
-        params: SACParams,
-        target_critics: tuple[Params, ...],
+        critics: tuple[Params, ...],
+        state: SACState,
         transition: Transition,
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-        """Sum the losses of critics, actor and temperature; each takes the others as constants."""
-        fixed = jax.lax.stop_gradient(params)
-        temperature = jnp.exp(fixed.log_temperature)
-        next_action_keys, action_keys = jax.random.split(key, (2, *transition.mask.shape))
-        q_values = self._networks.q_values
-
-        # Critics, equations 3 and 5: Q(s, a) = r + gamma (min Q'(s', a') - alpha log π(a'|s')).
+        """Regress to r + gamma (min Q'(s', a') - alpha log π(a'|s')), equations 3 and 5."""
+        actor, q_values = state.params.actor, self._networks.q_values
+        keys = jax.random.split(key, transition.mask.shape)
         next_obs = transition.next_timestep.observation
-        next_action, next_log_prob = self._policy(fixed.actor, next_obs).sample(next_action_keys)
-        min_next_q = jnp.min(q_values(target_critics, next_obs, next_action), axis=0)
-        soft_value = min_next_q - temperature * next_log_prob
+        next_action, next_log_prob = self._policy(actor, next_obs).sample(keys)
+        min_next_q = jnp.min(q_values(state.target_params, next_obs, next_action), axis=0)
+        soft_value = min_next_q - jnp.exp(actor.log_temperature) * next_log_prob
         target = transition.n_step_return + transition.bootstrap_discount * soft_value
+        q = q_values(critics, transition.timestep.observation, transition.action)
+        loss, priorities = continuous.critic_loss(q, target, transition)
+        return loss, ({"loss": loss, "q": jnp.mean(q)}, priorities)
+
+    def _actor_loss(
+        self, actor: Actor, state: SACState, transition: Transition, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Sum the losses of policy and temperature, equations 9 and 18."""
         obs = transition.timestep.observation
-        q = q_values(params.critics, obs, transition.action)
-        critic_loss, priorities = continuous.critic_loss(q, target, transition)
+        keys = jax.random.split(key, transition.mask.shape)
+        action, log_prob = self._policy(actor, obs).sample(keys)
+        min_q = jnp.min(self._networks.q_values(state.params.critics, obs, action), axis=0)
+        temperature = jnp.exp(jax.lax.stop_gradient(actor.log_temperature))
+        policy_loss = jnp.mean(transition.mask * (temperature * log_prob - min_q))
 
-        # Actor, equation 9: minimize alpha log π(a|s) - min Q(s, a).
-        action, log_prob = self._policy(params.actor, obs).sample(action_keys)
-        min_q = jnp.min(q_values(fixed.critics, obs, action), axis=0)
-        actor_loss = jnp.mean(transition.mask * (temperature * log_prob - min_q))
-
-        # Temperature, equation 18, on log alpha: it rises while the entropy is below its target.
+        # The temperature rises while the entropy is below its target.
         target_entropy = self.target_entropy * self._networks.space.size
         excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
-        temperature_loss = params.log_temperature * jnp.mean(transition.mask * excess_entropy)
-
-        metrics = {
-            "loss": critic_loss,
-            "actor_loss": actor_loss,
-            "q": jnp.mean(q),
+        temperature_loss = actor.log_temperature * jnp.mean(transition.mask * excess_entropy)
+        return policy_loss + temperature_loss, {
+            "actor_loss": policy_loss,
             "entropy": -jnp.mean(log_prob),
             "temperature": temperature,
         }
-        return critic_loss + actor_loss + temperature_loss, (metrics, priorities)
 
-    def _apply_gradients(self, state: SACState, grads: SACParams) -> SACState:
-        params, optimizer_states = continuous.optimizer_steps(self, state, grads)
-        target_critics = optax.incremental_update(
-            params.critics, state.target_params, self.target_update_rate
-        )
-        return dataclasses.replace(
-            state, params=params, target_params=target_critics, optimizer_states=optimizer_states
-        )
-
-    def _policy(self, params: Params, observation: PyTree) -> SquashedNormal:
-        mean, log_scale = jnp.split(self._networks.policy(params, observation), 2, axis=-1)
+    def _policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
+        mean, log_scale = jnp.split(self._networks.policy(actor.policy, observation), 2, axis=-1)
         return SquashedNormal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
 
     @property

@@ -141,7 +141,8 @@ def to_bounds(space: Discrete | Continuous, action: jax.Array) -> jax.Array:
     if isinstance(space, Discrete):
         return action
     low, high = _bounds(space, action)
-    return low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)
+    # Clipped to the bounds too, which rounding may miss by one step.
+    return jnp.clip(low + (jnp.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low), low, high)
 
 
 def from_bounds(space: Continuous, action: jax.Array) -> jax.Array:

@@ -86,13 +86,20 @@ def build_networks(
 # --- learning ------------------------------------------------------------------------------------
 
 
+class Parts(NamedTuple):
+    """Parameters in two parts, each updated by a loss of its own; or their optimizers' states."""
+
+    actor: Any
+    critics: Any
+
+
 @struct
 class ActorCriticState:
-    """Learner state; an agent names the types of its parameters."""
+    """Learner state."""
 
-    params: Any  # a named tuple, each field with an optimizer of its own
+    params: Parts
     target_params: Any
-    optimizer_states: Any
+    optimizer_states: Parts
     obs_moments: Moments | None  # None if observations are not normalized
     exploration_progress: jax.Array  # f32 [], share of the random frames that has passed
 
@@ -125,14 +132,14 @@ class Agent(Protocol):
     def _networks(self) -> ActorCritic: ...
 
     @property
-    def _loss(self) -> Callable[..., tuple[jax.Array, tuple[Metrics, jax.Array]]]:
-        """Function of params, target params, transition, key -> loss, (metrics, priorities)."""
+    def _update(self) -> Callable[..., tuple[Any, Metrics, jax.Array]]:
+        """Function of state, transition, key, axis -> new state, metrics, priorities."""
         ...
 
-    @property
-    def _apply_gradients(self) -> Callable[[Any, Any], Any]:
-        """Function of state, gradients -> state, with new parameters and targets."""
-        ...
+
+def init_progress(random_frames: int) -> jax.Array:
+    """Return the exploration progress before the first rollout: 1 if no frames are random."""
+    return jnp.float32(0.0 if random_frames else 1.0)
 
 
 def observe_rollout(
@@ -153,17 +160,13 @@ def observe_rollout(
 def learn(
     agent: Agent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
 ) -> tuple[LearnerState, Metrics]:
-    """Add a rollout to the replay, then apply the gradient of the agent's loss on each sample."""
+    """Add a rollout to the replay, then make the agent's update on each sample."""
 
     def update(shared: State, sample: Sample, key: jax.Array) -> tuple[State, Metrics, jax.Array]:
         transition = normalized_transition(
             sample, agent.discount, agent._networks.space, shared.obs_moments
         )
-        grads, (metrics, priorities) = global_grad(
-            agent._loss, shared.params, shared.target_params, transition, key, axis=axis
-        )
-        shared = agent._apply_gradients(shared, grads)
-        return shared, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+        return agent._update(shared, transition, key, axis)
 
     state = observe_rollout(state, trajectory, agent.random_frames, axis)
     buffer = make_buffer(agent)
@@ -189,27 +192,36 @@ def critic_loss(
     return loss, jax.lax.stop_gradient(priorities)
 
 
-Networks = TypeVar("Networks", bound=NamedTuple)
+def init_optimizers(agent: Agent, params: Parts) -> Parts:
+    """Return a state of Adam for each part of the parameters."""
+    return Parts(*map(optax.adam(agent.learning_rate).init, params))
 
 
-def init_optimizers(agent: Agent, params: Networks) -> Networks:
-    """Return a state of Adam for each field of a named tuple of parameters."""
-    optimizer = optax.adam(agent.learning_rate)
-    return params._make(optimizer.init(part) for part in params)
+def gradient_step(
+    agent: Agent,
+    part: str,
+    loss: Callable[..., tuple[jax.Array, Any]],
+    state: State,
+    transition: Transition,
+    key: jax.Array,
+    axis: str | None,
+) -> tuple[State, Any, jax.Array]:
+    """Take one step of Adam on the loss of one part of the parameters, `actor` or `critics`.
 
-
-def optimizer_steps(agent: Agent, state: ActorCriticState, grads: Any) -> tuple[Any, Any]:
-    """Take one step of Adam for each field of the parameters; return them and Adam's states."""
-    optimizer = optax.adam(agent.learning_rate)
-
-    def step(grad: PyTree, optimizer_state: Any, part: Params) -> tuple[Params, Any]:
-        updates, optimizer_state = optimizer.update(grad, optimizer_state, part)
-        return optax.apply_updates(part, updates), optimizer_state
-
-    new_params, new_states = zip(
-        *map(step, grads, state.optimizer_states, state.params), strict=True
+    The loss is called as `loss(part, state, transition, key)` and returns the loss and `aux`.
+    Returns the state, `aux` and the norm of the gradient.
+    """
+    params = getattr(state.params, part)
+    optimizer_state = getattr(state.optimizer_states, part)
+    grads, aux = global_grad(loss, params, state, transition, key, axis=axis)
+    updates, optimizer_state = optax.adam(agent.learning_rate).update(grads, optimizer_state)
+    params = optax.apply_updates(params, updates)
+    state = dataclasses.replace(
+        state,
+        params=state.params._replace(**{part: params}),
+        optimizer_states=state.optimizer_states._replace(**{part: optimizer_state}),
     )
-    return grads._make(new_params), grads._make(new_states)
+    return state, aux, optax.tree.norm(grads)
 
 
 def normalized_transition(
