@@ -37,6 +37,7 @@ from podracer.replay import Replay
 from podracer.rollout import init_actor
 from podracer.types import Continuous
 
+ENVS, T, CHUNK = 64, 16, 20
 NETWORK = TorsoNetwork(MLP((64, 64)))
 REPLAY = Replay(100_000, batch_size=256, updates_per_rollout=1, warmup=0)
 PRIORITIZED = dataclasses.replace(REPLAY, prioritized=True)
@@ -48,7 +49,7 @@ CARTPOLE = {
     "PPO": PPO(network=NETWORK),
     "DQN": DQN(network=NETWORK, replay=REPLAY),
     "Rainbow": rainbow(network=NETWORK, replay=PRIORITIZED),
-    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), sequence_period=16),
+    "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), rollout_length=T),
     "MuZero": MuZero(replay=PRIORITIZED),
 }
 PENDULUM = {
@@ -56,7 +57,6 @@ PENDULUM = {
     "TD3": td3(network=NETWORK, replay=REPLAY),
     "SAC": SAC(network=NETWORK, replay=REPLAY),
 }
-ENVS, T, CHUNK = 64, 16, 20
 
 
 def agents(options: Any) -> None:

@@ -297,7 +297,7 @@ def test_only_the_main_head_acts():
     assert len(auxiliary) == 4
 
     def weights(params: Any) -> list[jax.Array]:
-        return [params["shared"].heads[name].weight for name in auxiliary]
+        return [params["shared"].heads[name].layers[0].weight for name in auxiliary]
 
     old, new = weights(state.shared.params), weights(new_state.shared.params)
     assert all((a != b).any() for a, b in zip(old, new, strict=True))

@@ -11,7 +11,7 @@ import pytest
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, torso_network
-from podracer.networks.layers import Convolution, relu
+from podracer.networks.layers import Convolution, NoisyLinear, relu
 from podracer.ops.dense import dense
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
@@ -265,6 +265,38 @@ def test_environments_do_not_see_each_other():
     close(other, jax.tree.map(lambda x: x[order], carry))
 
 
+def test_heads_have_hidden_layers_of_their_own():
+    heads = {"a": Head(2, hidden=(6,)), "b": Head(3, hidden=(5, 4))}
+    network = TorsoNetwork(SMALL).build(VECTOR, heads)
+    params, inputs = random_params(network), observe(VECTOR)
+    outputs, _ = network.apply(params, (), inputs, firsts())
+    trunk = params["shared"]
+    dense_layer = trunk.layers[-1][0]
+    features = jnp.maximum(inputs @ dense_layer.weight + dense_layer.bias[None, None], 0)
+    for name, head in heads.items():
+        x, layers = features, trunk.heads[name].layers
+        assert [layer.bias.size for layer in layers] == [*head.hidden, head.size]
+        for i, layer in enumerate(layers):
+            x = jnp.maximum(x, 0) if i else x
+            x = x @ layer.weight + layer.bias[None, None]
+        close(outputs[name], x)
+
+
+def test_every_noisy_layer_has_noise_of_its_own(key, monkeypatch):
+    """Fortunato et al. 2018, section 3: two heads have, and so have two layers of one head."""
+    heads = {name: Head(4, noisy=True, hidden=(4, 4)) for name in ("a", "b")}
+    network, keys, plain = TorsoNetwork(SMALL).build(VECTOR, heads), [], NoisyLinear.__call__
+
+    def spy(self, x, noise):
+        keys.append(tuple(np.ravel(jax.random.key_data(noise))))
+        return plain(self, x, noise)
+
+    monkeypatch.setattr(NoisyLinear, "__call__", spy)
+    first = jnp.ones((1, 1), bool)
+    network.apply(random_params(network), (), jnp.ones((1, 1, 5)), first, key[None, None])
+    assert len(set(keys)) == len(keys) == 6
+
+
 @pytest.mark.parametrize("sizes", [(3, 8), (8, 3), (5, 5), (4, 1)])
 @pytest.mark.parametrize("batch", [(6,), (4, 3), ()])
 def test_the_dense_product_and_its_gradients_are_the_plain_ones(batch, sizes):
@@ -336,9 +368,10 @@ def test_a_table_needs_an_index(observation):
         Table().build(observation, HEADS)
 
 
-def test_a_table_has_no_noisy_heads():
-    with pytest.raises(ConfigError, match="no noisy heads"):
-        Table().build(INDEX, {"value": Head(1, noisy=True)})
+def test_a_table_has_only_plain_heads():
+    for head, words in ((Head(1, noisy=True), "noisy heads"), (Head(1, hidden=(2,)), "hidden lay")):
+        with pytest.raises(ConfigError, match=f"Table has no {words}"):
+            Table().build(INDEX, {"value": head})
 
 
 def test_a_torso_sees_an_index_as_one_hot(key):

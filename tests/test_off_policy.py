@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
+from podracer.agents import r2d2
 from podracer.agents.common import continuous, off_policy, value_based
 from podracer.agents.common.muzero_model import Model
 from podracer.agents.ddpg import DDPG, td3
@@ -34,11 +35,19 @@ AGENTS = {
     "n-step": DQN(network=NETWORK, replay=REPLAY, n_step=3, double=False),
     "c51": DQN(network=NETWORK, replay=PRIORITIZED, value=Atoms(-5.0, 5.0, 11), dueling=True),
     "qr": DQN(network=NETWORK, replay=PRIORITIZED, value=Quantiles(7)),
-    "noisy": DQN(network=NETWORK, replay=REPLAY, noisy=True, epsilon=0.0, epsilon_decay_frames=0),
+    "noisy": DQN(
+        network=NETWORK,
+        replay=REPLAY,
+        dueling=True,
+        noisy=True,
+        stream_hidden=(6,),
+        epsilon=0.0,
+        epsilon_decay_frames=0,
+    ),
     "r2d2": R2D2(
         network=MEMORY,
         replay=PRIORITIZED,
-        sequence_period=8,
+        rollout_length=8,
         burn_in_length=2,
         unroll_length=4,
         n_step=2,
@@ -156,8 +165,10 @@ def test_refuses_a_network_with_memory(name):
 
 def test_refuses_rollouts_of_another_length_than_its_memories_have():
     agent, _ = agent_and_env("r2d2")
-    with pytest.raises(ConfigError, match="rollout_length must be 8 too, but it is 3"):
+    with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
         check_agent(agent, length=3)
+    with pytest.raises(ConfigError, match="R2D2 has no `rollout_length`: give it that"):
+        check_agent(dataclasses.replace(agent, rollout_length=None), length=3)
 
 
 # --- what they learn from ------------------------------------------------------------------------
@@ -312,15 +323,57 @@ def test_stored_memories_are_those_of_acting():
     """R2D2's values from a stored memory are those that acting had."""
     agent, env = agent_and_env("r2d2")
     state, trajectory = begin(agent, env)
-    stored = trajectory.carry.memory
-    assert np.abs(jax.tree.leaves(stored)[0]).max() > 0.01
+    stored = r2d2._stored(trajectory.carry)
+    assert np.abs(jax.tree.leaves(stored[0])[0]).max() > 0.01
+    assert np.asarray(stored[1]).any()
     memory = agent._buffer.add(state.local, trajectory.steps, stored)
     sample = agent._buffer.sample(memory, jax.random.key(0), 32)
     params = state.shared.params
-    expected, _ = agent._q_values(params, stored, trajectory.steps.timestep)
-    timesteps = sample.trajectory.timesteps()
-    got, _ = agent._q_values(params, sample.trajectory.carry, timesteps)
-    close(got, expected[:, sample.rows], 1e-5)
+
+    q, carry = [], trajectory.carry  # one step at a time, as in acting
+    step = jax.jit(agent._q_values)
+    for t in range(8):
+        timestep = jax.tree.map(lambda x, t=t: x[t : t + 1], trajectory.steps.timestep)
+        values, after = step(params, carry.memory, timestep, carry.last_action[None])
+        q.append(values[0])
+        action = trajectory.steps.action[t]
+        carry = dataclasses.replace(carry, memory=after, last_action=action)
+    agent = dataclasses.replace(agent, burn_in_length=0)
+    got = jax.jit(agent._unroll)(params, sample.trajectory)
+    close(got, jnp.stack(q)[:, sample.rows], 1e-5)
+
+
+def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
+    agent, env = agent_and_env("r2d2")
+    state, trajectory = begin(agent, env)
+    params, carry = state.shared.params, trajectory.carry
+    timesteps, first = trajectory.steps.timestep, trajectory.steps.timestep.first
+    last_actions = jnp.concatenate([carry.last_action[None], trajectory.steps.action[:-1]])
+
+    def values(agent, actions, rewards):
+        other = dataclasses.replace(timesteps, reward=rewards)
+        memory = jax.tree.map(jnp.zeros_like, carry.memory)
+        # Of single timesteps, so that only their own inputs can matter.
+        one = lambda x, a: agent._q_values(params, memory, _add_axis(x), a[None])[0][0]  # noqa: E731
+        return np.asarray(jax.jit(jax.vmap(one))(other, actions))
+
+    q = values(agent, last_actions, timesteps.reward)
+    for actions, rewards in (
+        ((last_actions + 1) % 3, timesteps.reward),
+        (last_actions, timesteps.reward + 1),
+    ):
+        changed = np.abs(values(agent, actions, rewards) - q).max(-1)
+        assert (changed[~first] > 0).all()
+        assert not changed[first].any()
+    blind, _ = agent_and_env("r2d2", action_reward_inputs=False)
+    check_agent(blind, length=8)
+    for network, inputs in ((agent._network, 2 + 3 + 1), (blind._network, 2)):
+        shapes = jax.eval_shape(network.init, jax.random.key(0))
+        assert shapes["shared"].layers[-1][0].weight.shape[0] == inputs
+
+
+def _add_axis(tree):
+    return jax.tree.map(lambda x: x[None], tree)
 
 
 # --- MuZero --------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
         A2C(spec=spec),
         QLambda(spec=spec),
         DQN(spec=spec, replay=replay, epsilon=0.7, epsilon_decay_frames=0),
-        R2D2(spec=spec, replay=replay, epsilon=0.9, apex_alpha=0.0),
+        R2D2(spec=spec, replay=replay, epsilon=0.9, apex_alpha=0.0, rollout_length=20),
         MuZero(spec=spec, replay=replay, num_simulations=6),
     )
     mask = jax.random.bernoulli(jax.random.key(5), 0.4, (64, 5)).at[:, 2].set(True)

@@ -66,9 +66,11 @@ class DQN:
     double: bool = static(default=True)
     """Double Q-learning: the online network selects the next action, not the target network."""
     dueling: bool = static(default=False)
-    """Dueling network: separate heads for the state's value and the actions' advantages."""
+    """Dueling network: separate streams for the state's value and the actions' advantages."""
+    stream_hidden: tuple[int, ...] = static(default=(), low=1)
+    """Sizes of the hidden layers of each stream, between the network and its outputs."""
     noisy: bool = static(default=False)
-    """Noisy output layers, which explore by themselves: set epsilon and its decay frames to 0."""
+    """Noisy layers in the streams, which explore by themselves: set epsilon to 0."""
     value: ActionValue = static(default=Mean())
     """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     replay: Replay = static(default=Replay())
@@ -169,7 +171,12 @@ class DQN:
     def _network(self) -> Network:
         return off_policy.require_feed_forward(
             value_based.build_q_network(
-                self.network, self.spec, self.value.size, self.dueling, self.noisy
+                self.network,
+                self.spec,
+                self.value.size,
+                dueling=self.dueling,
+                noisy=self.noisy,
+                hidden=self.stream_hidden,
             )
         )
 

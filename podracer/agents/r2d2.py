@@ -1,11 +1,18 @@
 """R2D2: recurrent Q-learning from replayed sequences that start at stored recurrent states.
 
 Source: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement
-Learning".
+Learning". As in Acme's R2D2 the loss is summed over a sequence's timesteps and averaged over
+sequences, and the last reward goes through tanh before the network sees it.
+
+Differences from the paper: sequences cross the ends of episodes, where memory and last action are
+reset; they start once in a rollout instead of at every 40th timestep; all inputs of the memory pass
+through the network's fully connected layers first; defaults are those of small tasks (the paper: a
+burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500 updates).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -18,7 +25,9 @@ from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
+    ArraySpec,
     ConfigError,
+    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -27,6 +36,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
     bounded,
+    derived,
     static,
     struct,
 )
@@ -37,6 +47,7 @@ class R2D2Carry:
     """Recurrent state of each environment, `[B, ...]`."""
 
     memory: PyTree  # recurrent state of the network
+    last_action: jax.Array  # i32 [B], 0 before the first one
     epsilon_exponent: jax.Array  # f32 [B]
 
 
@@ -64,26 +75,33 @@ class R2D2:
     """Timesteps of a sequence, after the burn-in, whose action values are learned."""
     n_step: int = static(default=5, low=1)
     """Rewards n in a return before it bootstraps."""
-    sequence_period: int = static(default=20, low=1)
-    """Timesteps between the starts of two replayed sequences; must equal the rollout length."""
     rescale_values: bool = static(default=True)
     """Learn values on the scale h of `ops/transforms.py`, for rewards that are not clipped."""
-    replay: Replay = static(default=Replay(batch_size=64, prioritized=True, priority_exponent=0.9))
+    action_reward_inputs: bool = static(default=True)
+    """Whether the network also sees the last action, one-hot, and the last reward."""
+    replay: Replay = static(
+        default=Replay(
+            batch_size=64, prioritized=True, priority_exponent=0.9, importance_exponent=0.6
+        )
+    )
     """Replay buffer."""
     network: TorsoNetwork = static(
         default=TorsoNetwork(MLP(hidden=(64,)), memory="lstm", memory_size=64)
     )
     """Recurrent network of the action values, without its heads."""
+    rollout_length: Derived[int] = derived()
+    """Timesteps between two stored recurrent states, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         state = off_policy.init_target_network_state(self._network.init(key), self._optimizer)
-        memory = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self._network.carry(1)))
-        return LearnerState(state, self._buffer.init(num_envs, carry=memory))
+        stored = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], _stored(self.carry(1))))
+        return LearnerState(state, self._buffer.init(num_envs, carry=stored))
 
     def carry(self, num_envs: int) -> R2D2Carry:
         exponents = value_based.epsilon_exponents(self.apex_alpha, num_envs)
-        return R2D2Carry(self._network.carry(num_envs), exponents)
+        last_action = jnp.zeros(num_envs, jnp.int32)
+        return R2D2Carry(self._network.carry(num_envs), last_action, exponents)
 
     def actor_params(self, state: LearnerState) -> value_based.ActorParams:
         epsilon = jnp.asarray(self.epsilon, jnp.float32)
@@ -98,19 +116,19 @@ class R2D2:
         explore: bool,
     ) -> tuple[jax.Array, PyTree, R2D2Carry]:
         timesteps = jax.tree.map(lambda x: x[None], timestep)
-        q, memory = self._q_values(params.params, carry.memory, timesteps)
+        last_action = carry.last_action[None]
+        q, memory = self._q_values(params.params, carry.memory, timesteps, last_action)
         epsilon = params.epsilon**carry.epsilon_exponent if explore else jnp.zeros(())
         action = value_based.epsilon_greedy(q[0], keys, epsilon)
-        return action, (), R2D2Carry(memory, carry.epsilon_exponent)
+        return action, (), R2D2Carry(memory, action, carry.epsilon_exponent)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        rollout_length = trajectory.steps.action.shape[0]
-        if rollout_length != self.sequence_period:
+        length = trajectory.steps.action.shape[0]
+        if length != self.rollout_length:
             raise ConfigError(
-                f"R2D2 stores its recurrent state once in {self.sequence_period} steps, so "
-                f"rollout_length must be {self.sequence_period} too, but it is {rollout_length}."
+                f"rollout_length is {self.rollout_length}, but a rollout has {length} steps."
             )
         update = partial(
             off_policy.update_with_target_network,
@@ -119,9 +137,9 @@ class R2D2:
             target_update_period=self.target_update_period,
             axis=axis,
         )
-        memory = trajectory.carry.memory
+        stored = _stored(trajectory.carry)
         return off_policy.learn_from_replay(
-            self._buffer, update, state, trajectory, key, axis, memory
+            self._buffer, update, state, trajectory, key, axis, stored
         )
 
     def _loss(
@@ -150,7 +168,7 @@ class R2D2:
         predictions = value_based.gather_action(q[: self.unroll_length, ..., None], action)[..., 0]
         mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
-        loss = jnp.mean(sample.weights[None] * 0.5 * td_error**2)
+        loss = jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0))
 
         # Section 2.3: p = η max |δ| + (1 - η) mean |δ|.
         size = jax.lax.stop_gradient(jnp.abs(td_error))
@@ -160,30 +178,56 @@ class R2D2:
 
     def _unroll(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return action values `[unroll + n, N, A]` after the burn-in, which gets no gradient."""
-        timesteps, memory = trajectory.timesteps(), trajectory.carry
-        if self.burn_in_length:
-            burn_in = jax.tree.map(lambda x: x[: self.burn_in_length], timesteps)
-            memory = jax.lax.stop_gradient(self._q_values(params, memory, burn_in)[1])
-        learned = jax.tree.map(lambda x: x[self.burn_in_length :], timesteps)
-        return self._q_values(params, memory, learned)[0]
+        memory, last_action = trajectory.carry
+        last_actions = jnp.concatenate([last_action[None], trajectory.steps.action])
+        inputs = (trajectory.timesteps(), last_actions)
+        start = self.burn_in_length
+        if start:
+            burn_in = jax.tree.map(lambda x: x[:start], inputs)
+            memory = jax.lax.stop_gradient(self._q_values(params, memory, *burn_in)[1])
+        learned = jax.tree.map(lambda x: x[start:], inputs)
+        return self._q_values(params, memory, *learned)[0]
 
     def _q_values(
-        self, params: Params, memory: PyTree, timesteps: TimeStep
+        self, params: Params, memory: PyTree, timesteps: TimeStep, last_actions: jax.Array
     ) -> tuple[jax.Array, PyTree]:
-        """Return action values `[T, B, A]` of timesteps `[T, B, ...]`, and the last memory."""
-        heads, memory = self._network.apply(params, memory, timesteps.observation, timesteps.first)
+        """Return action values `[T, B, A]` of timesteps `[T, B, ...]`, and the last memory.
+
+        `last_actions`, i32 `[T, B]`, are those that led to the timesteps.
+        """
+        observation = timesteps.observation
+        if self.action_reward_inputs:
+            is_within = ~timesteps.first  # otherwise action and reward are of another episode
+            num_actions = value_based.require_discrete(self.spec).num_actions
+            one_hot = jax.nn.one_hot(last_actions, num_actions)
+            observation = {
+                "observation": observation,
+                "last_action": jnp.where(is_within[..., None], one_hot, 0.0),
+                "last_reward": jnp.where(is_within, jnp.tanh(timesteps.reward), 0.0),
+            }
+        heads, memory = self._network.apply(params, memory, observation, timesteps.first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
         return actor_critic.mask_logits(timesteps.observation, values), memory
 
     @property
     def _network(self) -> Network:
-        return value_based.build_q_network(self.network, self.spec, 1, dueling=True, noisy=False)
+        spec = actor_critic.require_spec(self.spec)
+        if self.action_reward_inputs:
+            observation = {
+                "observation": spec.observation,
+                "last_action": ArraySpec((value_based.require_discrete(spec).num_actions,)),
+                "last_reward": ArraySpec(()),
+            }
+            spec = dataclasses.replace(spec, observation=observation)
+        return value_based.build_q_network(self.network, spec, 1, dueling=True)
 
     @property
     def _buffer(self) -> Buffer:
+        if self.rollout_length is None:
+            raise ConfigError("R2D2 has no `rollout_length`: give it that of the driver.")
         length = self.burn_in_length + self.unroll_length + self.n_step
         spec = actor_critic.require_spec(self.spec)
-        return Buffer(self.replay, spec, length, self.sequence_period)
+        return Buffer(self.replay, spec, length, stride=self.rollout_length)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -191,3 +235,8 @@ class R2D2:
             optax.clip_by_global_norm(self.max_gradient_norm),
             optax.adam(self.learning_rate, eps=1e-3),
         )
+
+
+def _stored(carry: R2D2Carry) -> tuple[PyTree, jax.Array]:
+    """Return what the replay keeps of a carry: memory and last action."""
+    return carry.memory, carry.last_action

@@ -40,14 +40,17 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Linear output layer of a network."""
+    """Linear output layer of a network, optionally with hidden layers of its own before it."""
 
     size: int
     """Number of outputs."""
     scale: float = 1.0
-    """Scale of the initial weights."""
+    """Scale of the initial weights of the output layer."""
     noisy: bool = False
     """Whether weights and biases have learned noise (Fortunato et al. 2018, arXiv 1706.10295)."""
+    hidden: tuple[int, ...] = ()
+    """Sizes of fully connected layers between the network's features and the output layer, each
+    with a ReLU behind it; they are noisy if the head is."""
 
 
 class NetworkBuilder(Protocol):

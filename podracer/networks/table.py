@@ -20,12 +20,14 @@ class Table:
     """
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
-        """Return the network; raises `ConfigError` for other observations and for noisy heads."""
+        """Return the network; raises `ConfigError` for observations and heads that do not fit."""
         num_values = observation.num_values if isinstance(observation, ArraySpec) else None
         if num_values is None or observation.shape:
             raise ConfigError("Table needs the index of a state as its observation.")
         if any(head.noisy for head in heads.values()):
             raise ConfigError("Table has no noisy heads.")
+        if any(head.hidden for head in heads.values()):
+            raise ConfigError("Table has no hidden layers.")
 
         def init(key: jax.Array) -> Params:
             return {name: jnp.zeros((num_values, head.size)) for name, head in heads.items()}

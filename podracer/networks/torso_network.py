@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from podracer.networks.layers import Linear, NoisyLinear
+from podracer.networks.layers import Linear, NoisyLinear, relu
 from podracer.networks.network import Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
@@ -87,13 +88,21 @@ def _build(
         outputs: dict[str, jax.Array] = {}
         carries = {}
         observation = jax.tree.map(_one_hot, observation_spec, observation)
+        noises = {name: _fold(noise, i) for i, name in enumerate(heads)}
         for name, trunk in eqx.combine(params, trunks).items():
             memory = carry[name] if carry else ()
-            head_outputs, carries[name] = trunk(memory, observation, first, noise)
+            head_outputs, carries[name] = trunk(memory, observation, first, noises)
             outputs |= head_outputs
         return outputs, (carries if carry else ())
 
     return Network(init, carry, apply, 512 if isinstance(config.torso, MLP) else 256)
+
+
+def _fold(noise: jax.Array | None, index: int) -> jax.Array | None:
+    """Return keys `[N]` for the noise of one layer, independent of that of others."""
+    if noise is None:
+        return None
+    return jax.vmap(lambda key: jax.random.fold_in(key, index))(noise.reshape(-1))
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
@@ -123,12 +132,34 @@ def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
     return eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[forget].set(1.0))
 
 
+class _Head(eqx.Module):
+    """Fully connected layers of a head, `x [N, n] -> [N, m]`."""
+
+    layers: tuple[Linear | NoisyLinear, ...]
+
+    def __init__(self, inputs: int, head: Head, *, key: jax.Array):
+        sizes = (inputs, *head.hidden, head.size)
+        scales = (*[math.sqrt(2)] * len(head.hidden), head.scale)
+        keys = jax.random.split(key, len(scales)) if head.hidden else [key]
+        layer = NoisyLinear if head.noisy else Linear
+        self.layers = tuple(
+            layer(n, m, scale, key=k)
+            for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)
+        )
+
+    def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        for i, layer in enumerate(self.layers):
+            x = relu(x) if i else x
+            x = layer(x, _fold(noise, i)) if isinstance(layer, NoisyLinear) else layer(x)
+        return x
+
+
 class _Trunk(eqx.Module):
     """Torso, recurrent layer and heads over `[T, B, ...]`."""
 
     layers: tuple[Any, ...]
     cell: Any
-    heads: dict[str, Linear | NoisyLinear]
+    heads: dict[str, _Head]
     config: TorsoNetwork = eqx.field(static=True)
 
     def __init__(
@@ -149,7 +180,7 @@ class _Trunk(eqx.Module):
             size = config.memory_size
         keys = jax.random.split(head_key, len(heads))
         self.heads = {
-            name: (NoisyLinear if head.noisy else Linear)(size, head.size, head.scale, key=k)
+            name: _Head(size, head, key=k)
             for (name, head), k in zip(heads.items(), keys, strict=True)
         }
 
@@ -158,7 +189,11 @@ class _Trunk(eqx.Module):
         return zeros if self.config.memory == "gru" else (zeros, zeros)
 
     def __call__(
-        self, carry: Carry, observation: PyTree, first: jax.Array, noise: jax.Array | None
+        self,
+        carry: Carry,
+        observation: PyTree,
+        first: jax.Array,
+        noises: dict[str, jax.Array | None],
     ) -> tuple[dict[str, jax.Array], Carry]:
         T, B = first.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
@@ -169,11 +204,7 @@ class _Trunk(eqx.Module):
                 lambda c, x: self._remember(c, *x), carry, (features, first)
             )
             features = features.reshape(T * B, -1)
-        noise = None if noise is None else noise.reshape(-1)
-        outputs = {
-            name: head(features, noise) if isinstance(head, NoisyLinear) else head(features)
-            for name, head in self.heads.items()
-        }
+        outputs = {name: head(features, noises[name]) for name, head in self.heads.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
 
     def _remember(

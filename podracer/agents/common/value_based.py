@@ -23,15 +23,23 @@ def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
 
 
 def build_q_network(
-    network: NetworkBuilder, spec: EnvironmentSpec | None, size: int, dueling: bool, noisy: bool
+    network: NetworkBuilder,
+    spec: EnvironmentSpec | None,
+    size: int,
+    *,
+    dueling: bool,
+    noisy: bool = False,
+    hidden: tuple[int, ...] = (),
 ) -> Network:
     """Build a network with `size` outputs Z for each action, in the head `advantage`.
 
-    A dueling network has as many for the state alone, in the head `value`.
+    A dueling network has as many for the state alone, in the head `value`. Both heads have `hidden`
+    layers of their own.
     """
-    heads = {"advantage": Head(require_discrete(spec).num_actions * size, noisy=noisy)}
+    num_actions = require_discrete(spec).num_actions
+    heads = {"advantage": Head(num_actions * size, noisy=noisy, hidden=hidden)}
     if dueling:
-        heads["value"] = Head(size, noisy=noisy)
+        heads["value"] = Head(size, noisy=noisy, hidden=hidden)
     return network.build(actor_critic.require_spec(spec).observation, heads)
 
 
