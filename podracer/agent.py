@@ -95,8 +95,13 @@ class FusedAgent(Agent, Protocol):
         """
         ...
 
-    def apply_gradients(self, state: LearnerState, grads: Params) -> tuple[LearnerState, Metrics]:
-        """Apply one optimizer step with gradients that are already averaged over the mesh."""
+    def apply_gradients(
+        self, state: LearnerState, grads: Params, num_frames: int
+    ) -> tuple[LearnerState, Metrics]:
+        """Apply one optimizer step with gradients that are already averaged over the mesh.
+
+        They are those of a rollout of `num_frames` timesteps, of all shards together.
+        """
         ...
 
 

@@ -57,6 +57,14 @@ def derived(*, leaf: bool = False) -> Any:
     return dataclasses.field(default=None, metadata={"static": not leaf, "derived": True})
 
 
+def flag(name: str) -> Any:
+    """Annotate a field with the name of its flag, `Annotated[float, flag("optimizer-epsilon")]`.
+
+    Flags have no prefix, so a part of several agents needs longer names there.
+    """
+    return tyro.conf.arg(name=name)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree; `static()` fields are structure, not leaves."""
@@ -80,16 +88,22 @@ def unchecked(cls: type[T]) -> type[T]:
 def check_ranges(config: Any, path: str) -> None:
     """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
 
-    Fields that are dataclasses are checked too. `path` is the name of `config` in the message.
+    Fields that are dataclasses are checked too: the range of such a field holds for those of its
+    numbers that have none of their own. `path` is the name of `config` in the message.
     """
+    _check_ranges(config, path, None)
+
+
+def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | None) -> None:
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         name = f"{path}.{field.name}"
+        limits_of_field = field.metadata.get("range", default_range)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            check_ranges(value, name)
+            _check_ranges(value, name, limits_of_field)
             continue
-        if "range" in field.metadata and value is not None:
-            low, high = field.metadata["range"]
+        if limits_of_field is not None and value is not None:
+            low, high = limits_of_field
             values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
             if not all(math.isfinite(v) and low <= v <= high for v in values):
                 limits = f"lie in [{low:g}, {high:g}]"

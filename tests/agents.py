@@ -10,6 +10,7 @@ import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.schedules import Linear
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
@@ -162,7 +163,9 @@ CONTINUOUS_PROBE_AGENTS = {
     "impala": PROBE_AGENTS["impala"],
     "stacx": PROBE_AGENTS["stacx"],
     # Its advantages never shrink, so its steps must.
-    "ppo": dataclasses.replace(PROBE_AGENTS["ppo"], anneal_updates=300),
+    "ppo": dataclasses.replace(
+        PROBE_AGENTS["ppo"], learning_rate=Linear(0.01, 0.0, frames=300 * 32 * 8)
+    ),
     "ddpg": DDPG(**COMMON, **RANDOM),
     "td3": td3(**COMMON, **RANDOM),
     "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),

@@ -34,6 +34,7 @@ from walk import (
 
 from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic
+from podracer.agents.common.schedules import Linear
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -497,8 +498,9 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
     close(state.shared.params, expected.shared.params, atol=1e-5)
 
 
-def test_ppo_decays_its_rate_to_zero():
-    agent = build("ppo", num_epochs=2, num_minibatches=2, anneal_updates=2)
+def test_a_learning_rate_falls_to_zero():
+    decay = Linear(1e-3, 0.0, frames=2 * B * T)
+    agent = build("ppo", num_epochs=2, num_minibatches=2, learning_rate=decay)
     state, (_, trajectory) = fresh(agent), begin(learner("ppo"))
     change = []
     for _ in range(3):
@@ -508,6 +510,7 @@ def test_ppo_decays_its_rate_to_zero():
         )
         change.append(max(jax.tree.leaves(jax.device_get(difference))))
         state = new
+        assert int(state.shared.frames) == len(change) * B * T
     assert change[0] > change[1] > 0 == change[2]
 
 

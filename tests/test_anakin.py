@@ -210,10 +210,10 @@ class Poisoned:
 class BadGradient(A2C):
     """A2C whose gradients turn bad in the eighth update."""
 
-    def apply_gradients(self, state, grads):
-        count = state.shared.optimizer_state[1][0].count
+    def apply_gradients(self, state, grads, num_frames):
+        count = state.shared.optimizer_state[1].count
         grads = jax.tree.map(lambda g: jnp.where(count == 7, jnp.inf, g), grads)
-        return super().apply_gradients(state, grads)
+        return super().apply_gradients(state, grads, num_frames)
 
 
 FIELDS = dataclasses.fields(A2C)

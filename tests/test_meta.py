@@ -29,7 +29,7 @@ from walk import (
 )
 
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.impala import Impala
 from podracer.agents.stacx import Metaparams, Stacx
@@ -258,7 +258,9 @@ def test_with_one_head_it_begins_as_impala():
     agent = make(num_heads=1, meta_learning_rate=0.0, **settings)
     impala = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)
     state, trajectory = begin(agent)
-    impala_state = LearnerState(ParamsState(state.shared.params, state.shared.optimizer_state))
+    impala_state = LearnerState(
+        CountedState(state.shared.params, state.shared.optimizer_state, state.shared.frames)
+    )
     new_state, metrics = learn(agent, state, trajectory)
     expected, expected_metrics = learn(impala, impala_state, trajectory)
     close(gradient(new_state), gradient(expected), atol=1e-6)

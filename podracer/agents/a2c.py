@@ -10,6 +10,8 @@ import jax
 import optax
 
 from podracer.agents.common import actor_critic
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, Network, Table, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.types import EnvironmentSpec, Metrics, Params, Trajectory, bounded, static, struct
@@ -19,8 +21,8 @@ from podracer.types import EnvironmentSpec, Metrics, Params, Trajectory, bounded
 class A2C:
     """Advantage actor-critic for discrete or continuous actions."""
 
-    learning_rate: float = bounded(7e-4)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(7e-4)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
@@ -31,6 +33,8 @@ class A2C:
     """Weight beta of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer of the parameters."""
     network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -74,4 +78,4 @@ class A2C:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return actor_critic.clipped_adam(self.learning_rate, self.max_gradient_norm)
+        return self.optimizer.build(self.max_gradient_norm)

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer.agents.common import actor_critic, planning, value_based
+from podracer.agents.common import actor_critic, planning, schedules, value_based
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.environment import Environment
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork, outputs
@@ -48,8 +50,8 @@ class Embedding:
 class AlphaZero:
     """Planning in the true model, for discrete actions."""
 
-    learning_rate: float = bounded(1e-3)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(1e-3)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     td_lambda: float = bounded(0.95, high=1.0)
@@ -58,6 +60,8 @@ class AlphaZero:
     """Weight of the value loss; the policy loss has weight 1."""
     max_gradient_norm: float = bounded(1.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
     num_simulations: int = static(default=16, low=1)
     """Simulations of the search, one environment step each, for every action."""
     max_considered_actions: int = static(default=16, low=1)
@@ -101,8 +105,9 @@ class AlphaZero:
     ) -> tuple[LearnerState, Metrics]:
         params = self.actor_params(state)
         grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, state.shared, grads)
-        return LearnerState(learner), {**metrics, **update_metrics}
+        num_frames = schedules.frames_of(trajectory, axis)
+        state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
+        return state, {**metrics, **update_metrics}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
         """Fit the policy to the search's, and the value to λ-returns of the searched values."""
@@ -181,6 +186,4 @@ class AlphaZero:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate)
-        )
+        return self.optimizer.build(self.max_gradient_norm)

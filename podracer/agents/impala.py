@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, schedules
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.returns import vtrace
@@ -29,8 +31,8 @@ from podracer.types import (
 class Impala:
     """V-trace actor-critic for discrete or continuous actions."""
 
-    learning_rate: float = bounded(6e-4)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(6e-4)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(1.0, high=1.0)
@@ -45,6 +47,8 @@ class Impala:
     """Weight of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(40.0)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer of the parameters."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -58,10 +62,11 @@ class Impala:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update once from the rollout, which older parameters may have acted in."""
-        learner: actor_critic.ParamsState = state.shared
-        grads, metrics = global_grad(self._loss, learner.params, trajectory, axis=axis)
-        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, learner, grads)
-        return LearnerState(learner), {**metrics, **update_metrics}
+        params = self.actor_params(state)
+        grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
+        num_frames = schedules.frames_of(trajectory, axis)
+        state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
+        return state, {**metrics, **update_metrics}
 
     def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss with the targets and advantages of V-trace."""
@@ -100,4 +105,4 @@ class Impala:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return actor_critic.clipped_adam(self.learning_rate, self.max_gradient_norm)
+        return self.optimizer.build(self.max_gradient_norm)

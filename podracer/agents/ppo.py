@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, normalization
-from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common import actor_critic, normalization, schedules
+from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments, init_moments, moments_of_each
@@ -45,7 +47,7 @@ class ActorParams:
 
 
 @struct
-class PPOState(ParamsState):
+class PPOState(CountedState):
     """Learner state; moments are None where nothing is normalized by them."""
 
     observation_moments: Moments | None
@@ -71,8 +73,8 @@ class Batch:
 class PPO:
     """Proximal policy optimization for discrete or continuous actions."""
 
-    learning_rate: float = bounded(2.5e-4)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(2.5e-4)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     gae_lambda: float = bounded(0.95, high=1.0)
@@ -85,6 +87,8 @@ class PPO:
     """Weight c2 of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer of the parameters."""
     num_epochs: int = static(default=4, low=1)
     """Number K of passes over each rollout."""
     num_minibatches: int = static(default=4, low=1)
@@ -93,8 +97,6 @@ class PPO:
     """Normalize observations by the running mean and standard deviation."""
     normalize_rewards: bool = static(default=False)
     """Divide rewards by the standard deviation of the discounted returns."""
-    anneal_updates: int = static(default=0, low=0)
-    """Number of updates over which the learning rate falls linearly to 0; 0 keeps it constant."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -106,6 +108,7 @@ class PPO:
         state = PPOState(
             params=learner.params,
             optimizer_state=learner.optimizer_state,
+            frames=learner.frames,
             observation_moments=init_moments(observation) if self.normalize_observations else None,
             return_moments=init_moments(jnp.zeros(())) if self.normalize_rewards else None,
         )
@@ -155,6 +158,7 @@ class PPO:
         learner = dataclasses.replace(
             learner, observation_moments=moments, return_moments=return_moments
         )
+        learner = actor_critic.count_frames(learner, schedules.frames_of(trajectory, axis))
         return LearnerState(learner, reward_sums), jax.tree.map(jnp.mean, metrics)
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
@@ -203,7 +207,7 @@ class PPO:
         grads, metrics = actor_critic.minibatch_grad(
             self, self._loss, learner.params, batch, items, axis
         )
-        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, learner, grads)
+        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
         return learner, {**metrics, **update_metrics}
 
     def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
@@ -240,8 +244,4 @@ class PPO:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        learning_rate = self.learning_rate
-        if self.anneal_updates:
-            steps = self.anneal_updates * self.num_epochs * self.num_minibatches
-            learning_rate = optax.linear_schedule(learning_rate, 0.0, steps)
-        return actor_critic.clipped_adam(learning_rate, self.max_gradient_norm)
+        return self.optimizer.build(self.max_gradient_norm)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, Head, Network, TorsoNetwork
 from podracer.ops.returns import lambda_returns
 from podracer.types import (
@@ -34,12 +36,14 @@ from podracer.types import (
 class QLambda:
     """Greedy Q(λ) for discrete actions."""
 
-    learning_rate: float = bounded(1e-4)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(1e-4)
+    """Learning rate of the optimizer."""
     discount: float = bounded(1.0, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(0.99, high=1.0)
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256,))))
     """Network with a value for each action."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -111,4 +115,4 @@ class QLambda:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
+        return self.optimizer.build()

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common import actor_critic, schedules
+from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
+from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, TorsoNetwork
 from podracer.ops.distributions import Policy
@@ -36,6 +37,7 @@ from podracer.types import (
 
 LOGIT_MARGIN = 0.001
 """Smallest distance of an initial metaparameter from 0 and 1, which a sigmoid never reaches."""
+META_OPTIMIZER = optax.scale_by_adam()
 INITIAL_ALPHA = 0.99
 """Initial alpha of leaky V-trace, as in the paper: truncations that leak a little."""
 
@@ -54,7 +56,7 @@ class Metaparams:
 
 
 @struct
-class StacxState(ParamsState):
+class StacxState(CountedState):
     """Parameters θ and metaparameters η, each with the state of their optimizer."""
 
     metaparams: Metaparams  # unconstrained, see `Stacx._constrain`
@@ -65,9 +67,9 @@ class StacxState(ParamsState):
 class Stacx:
     """Self-tuning V-trace actor-critic for discrete or continuous actions."""
 
-    learning_rate: float = bounded(6e-4)
-    """Learning rate of Adam for the parameters."""
-    meta_learning_rate: float = bounded(1e-3)
+    learning_rate: schedules.Schedule = bounded(6e-4)
+    """Learning rate of the optimizer for the parameters."""
+    meta_learning_rate: schedules.Schedule = bounded(1e-3)
     """Learning rate of Adam for the metaparameters."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma of the outer loss, in [0, 1]; initially also of the inner loss."""
@@ -85,6 +87,8 @@ class Stacx:
     """Weight g_kl, in the outer loss, of the divergence KL(old policy, new policy)."""
     max_gradient_norm: float = bounded(40.0)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer of the parameters."""
     num_heads: int = static(default=3, low=1)
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
     network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
@@ -95,10 +99,7 @@ class Stacx:
         """Return new parameters, and metaparameters that make the inner loss the outer one."""
         learner = actor_critic.init_params(self._network, self._optimizer, key)
         metaparams: PyTree = self._initial_metaparams()
-        meta_optimizer_state = self._meta_optimizer.init(metaparams)
-        return LearnerState(
-            StacxState(learner.params, learner.optimizer_state, metaparams, meta_optimizer_state)
-        )
+        return LearnerState(_join(learner, metaparams, META_OPTIMIZER.init(metaparams)))
 
     carry = actor_critic.carry
     actor_params = actor_critic.actor_params
@@ -110,40 +111,40 @@ class Stacx:
         """Update the parameters by the inner loss, then the metaparameters by the outer loss."""
         learner: StacxState = state.shared
         meta_grads, (inner, metrics) = meta_grad(
-            partial(self._inner_update, axis),
-            partial(self._outer_loss, trajectory),
+            partial(self._inner_update, axis), partial(self._outer_loss, trajectory),
             learner.metaparams,
-            ParamsState(learner.params, learner.optimizer_state),
+            CountedState(learner.params, learner.optimizer_state, learner.frames),
             jax.tree.map(lambda x: x[None], trajectory),
-        )
+        )  # fmt: skip
         # Each shard has a part of the gradient, through the mean of all inner gradients.
         meta_grads = global_mean(meta_grads, axis)
-        meta = ParamsState(learner.metaparams, learner.meta_optimizer_state)
-        meta, meta_metrics = actor_critic.optimizer_step(self._meta_optimizer, meta, meta_grads)
-        learner = StacxState(inner.params, inner.optimizer_state, meta.params, meta.optimizer_state)
-        return LearnerState(learner), {
+        rate = schedules.value_at(self.meta_learning_rate, learner.frames)
+        old = (learner.metaparams, learner.meta_optimizer_state)
+        meta = take_step(META_OPTIMIZER, *old, meta_grads, rate)
+        inner = actor_critic.count_frames(inner, schedules.frames_of(trajectory, axis))
+        return LearnerState(_join(inner, *meta)), {
             **metrics,
-            "meta_gradient_norm": meta_metrics["gradient_norm"],
+            "meta_gradient_norm": optax.tree.norm(meta_grads),
             **self._metrics(state.shared.metaparams),
         }
 
     def _inner_update(
-        self, axis: str | None, metaparams: Metaparams, learner: ParamsState, trajectory: Trajectory
-    ) -> tuple[ParamsState, tuple[Policy, Metrics]]:
+        self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
+    ) -> tuple[CountedState, tuple[Policy, Metrics]]:
         """Take one step on the inner loss of all heads; also return the old main policy."""
 
         def inner_loss(params: Params) -> tuple[jax.Array, tuple[Policy, Metrics]]:
             policy, values = self._unroll(params, trajectory)
-            losses, metrics = self._losses(policy, values, trajectory, self._constrain(metaparams))
+            losses, metrics = self._losses(policy, values, trajectory, self._constrain(eta))
             return jnp.sum(losses), (policy, metrics)
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
-        learner, update_metrics = actor_critic.optimizer_step(self._optimizer, learner, grads)
+        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
         return learner, (_main_head(policy), {**metrics, **update_metrics})
 
     def _outer_loss(
-        self, trajectory: Trajectory, metaparams: Metaparams, learner: ParamsState, aux: PyTree
+        self, trajectory: Trajectory, metaparams: Metaparams, learner: CountedState, aux: PyTree
     ) -> tuple[jax.Array, Metrics]:
         """Return the fixed loss of the main head after the update, plus the KL penalty."""
         old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
@@ -236,13 +237,12 @@ class Stacx:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        # With an epsilon below the root its slope is finite where a gradient has always been 0.
-        adam = optax.adam(self.learning_rate, eps=1e-5, eps_root=1e-10)
-        return optax.chain(clip_by_norm(self.max_gradient_norm), adam)
+        clip = clip_by_norm(self.max_gradient_norm)
+        return optax.chain(clip, self.optimizer.build(root_epsilon=1e-10))
 
-    @property
-    def _meta_optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(self.meta_learning_rate, eps=1e-8)
+
+def _join(learner: CountedState, metaparams: Metaparams, meta_state: optax.OptState) -> StacxState:
+    return StacxState(**vars(learner), metaparams=metaparams, meta_optimizer_state=meta_state)
 
 
 def _main_head(outputs: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 import tyro
 
 if TYPE_CHECKING:
+    from podracer.agents.common.schedules import Linear
     from podracer.experiments.experiment import Experiment
 
 Arch = Literal["anakin", "sebulba"]
@@ -36,6 +37,51 @@ RUN_FLAGS = (
 )  # fmt: skip
 
 
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _schedule_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parse fields of type `Schedule`: a number or START:END:FRAMES."""
+    if not any(getattr(option, "__name__", "") == "Linear" for option in get_args(info.type)):
+        return None
+    from podracer.agents.common.schedules import Linear
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|START:END:FRAMES",
+        instance_from_str=lambda texts: read_schedule(texts[0]),
+        is_instance=lambda value: isinstance(value, int | float | Linear),
+        str_from_instance=lambda value: [format_schedule(value)],
+    )
+
+
+def read_schedule(text: str) -> float | Linear:
+    """Return the schedule of a flag's value: a number, or `START:END:FRAMES`.
+
+    Raises `ValueError` if it is neither.
+    """
+    from podracer.agents.common.schedules import Linear
+
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 3):
+        raise ValueError(
+            f"{text!r} must be a number, or START:END:FRAMES for a linear change, such as "
+            "1e-3:0:5e6."
+        )
+    return numbers[0] if len(numbers) == 1 else Linear(*numbers)
+
+
+def format_schedule(schedule: float | Linear) -> str:
+    """Return the text of a schedule, which `read_schedule` reads."""
+    if isinstance(schedule, int | float):
+        return str(schedule)
+    return f"{schedule.start:g}:{schedule.end:g}:{schedule.frames:g}"
+
+
 def parse(
     kind: Any, command: str, arguments: Sequence[str], default: Any = None, about: str = ""
 ) -> Any:
@@ -52,6 +98,7 @@ def parse(
             prog=f"podracer {command}",
             args=list(arguments),
             config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes),
+            registry=_REGISTRY,
             **options,
         )
     except SystemExit as stop:

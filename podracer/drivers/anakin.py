@@ -41,6 +41,7 @@ from podracer.mesh import (
     check_divisible,
     check_program_memory,
     global_grad,
+    num_shards,
     shardings,
 )
 from podracer.rollout import (
@@ -225,7 +226,8 @@ def _rollout_and_learn(
         return value, (actor, trajectory, metrics)
 
     grads, (actor, trajectory, metrics) = global_grad(loss, params, axis=axis)
-    learner, gradient_metrics = agent.apply_gradients(state.learner, grads)
+    num_frames = trajectory.steps.timestep.reward.size * num_shards(axis)
+    learner, gradient_metrics = agent.apply_gradients(state.learner, grads, num_frames)
     return learner, actor, trajectory, {**metrics, **gradient_metrics}
 
 

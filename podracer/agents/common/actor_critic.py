@@ -18,6 +18,9 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agent import FusedAgent
+from podracer.agents.common import schedules
+from podracer.agents.common.optimizers import take_step
+from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
@@ -50,6 +53,13 @@ class ActorCritic(Protocol):
     def _optimizer(self) -> optax.GradientTransformation: ...
 
 
+class Stepping(ActorCritic, Protocol):
+    """Agent whose optimizer steps the functions below take."""
+
+    @property
+    def learning_rate(self) -> Schedule: ...
+
+
 # --- parameters ----------------------------------------------------------------------------------
 
 
@@ -61,34 +71,37 @@ class ParamsState:
     optimizer_state: optax.OptState
 
 
-State = TypeVar("State", bound=ParamsState)
+@struct
+class CountedState(ParamsState):
+    """Parameters, the state of their optimizer, and how many frames they have learned from."""
+
+    frames: jax.Array  # uint32 [], see `schedules`
+
+
+State = TypeVar("State", bound=CountedState)
 
 
 def init_params(
     network: Network, optimizer: optax.GradientTransformation, key: jax.Array
-) -> ParamsState:
+) -> CountedState:
     """Return new parameters of a network and the state of their optimizer."""
     params = network.init(key)
-    return ParamsState(params, optimizer.init(params))
+    return CountedState(params, optimizer.init(params), schedules.init_frames())
 
 
-def optimizer_step(
-    optimizer: optax.GradientTransformation, state: State, grads: PyTree
-) -> tuple[State, Metrics]:
+def optimizer_step(agent: Stepping, state: State, grads: PyTree) -> tuple[State, Metrics]:
     """Return a state whose parameters took one optimizer step, and the norm of the gradients."""
-    updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    rate = schedules.value_at(agent.learning_rate, state.frames)
+    params, optimizer_state = take_step(
+        agent._optimizer, state.params, state.optimizer_state, grads, rate
+    )
     state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
     return state, {"gradient_norm": optax.tree.norm(grads)}
 
 
-def clipped_adam(
-    learning_rate: optax.ScalarOrSchedule, max_gradient_norm: float
-) -> optax.GradientTransformation:
-    """Return Adam on gradients that are scaled down to a largest global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(max_gradient_norm), optax.adam(learning_rate, eps=1e-5)
-    )
+def count_frames(state: State, num_frames: int) -> State:
+    """Return a state that has learned from more frames, those of all shards together."""
+    return dataclasses.replace(state, frames=schedules.add_frames(state.frames, num_frames))
 
 
 # --- networks ------------------------------------------------------------------------------------
@@ -244,7 +257,8 @@ def learn(
     """Take one optimizer step on the agent's loss of a rollout, with a second forward pass."""
     params = agent.actor_params(state)
     grads, metrics = global_grad(agent.loss, params, trajectory, False, axis=axis)
-    state, update_metrics = agent.apply_gradients(state, grads)
+    num_frames = schedules.frames_of(trajectory, axis)
+    state, update_metrics = agent.apply_gradients(state, grads, num_frames)
     return state, {**metrics, **update_metrics}
 
 
@@ -271,11 +285,15 @@ def minibatch_grad(
 
 
 def apply_gradients(
-    agent: ActorCritic, state: LearnerState, grads: Params
+    agent: Stepping, state: LearnerState, grads: Params, num_frames: int
 ) -> tuple[LearnerState, Metrics]:
-    """Take one optimizer step with gradients that are averaged over the mesh."""
-    learner, metrics = optimizer_step(agent._optimizer, state.shared, grads)
-    return LearnerState(learner), metrics
+    """Take one optimizer step with gradients that are averaged over the mesh.
+
+    They are those of `num_frames` frames.
+    """
+    learner: CountedState = state.shared
+    learner, metrics = optimizer_step(agent, learner, grads)
+    return LearnerState(count_frames(learner, num_frames)), metrics
 
 
 def loss(

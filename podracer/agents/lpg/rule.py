@@ -149,14 +149,12 @@ def student_heads(num_actions: int, predictions: int) -> dict[str, Head]:
     return {"policy": Head(num_actions, 0.01), "prediction": Head(predictions, 0.01)}
 
 
-def student_optimizer(
-    kind: Literal["sgd", "adam"], learning_rate: float | jax.Array
-) -> optax.GradientTransformation:
-    """Return the optimizer of a student: plain descent suits tables, Adam networks."""
+def student_optimizer(kind: Literal["sgd", "adam"]) -> optax.GradientTransformation:
+    """Return the unscaled optimizer of a student: plain descent suits tables, Adam networks."""
     if kind == "sgd":
-        return optax.sgd(learning_rate)
+        return optax.identity()
     # The constant within the root gives Adam a derivative where a gradient is 0.
-    return optax.adam(learning_rate, eps_root=1e-12)
+    return optax.scale_by_adam(eps_root=1e-12)
 
 
 def student_outputs(network: Network, data: Experience, params: Params) -> Outputs:

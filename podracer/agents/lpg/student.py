@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, value_based
+from podracer.agents.common import actor_critic, schedules, value_based
+from podracer.agents.common.schedules import Schedule
 from podracer.agents.lpg.rule import (
     RuleParams,
     UpdateRule,
@@ -48,11 +49,9 @@ from podracer.types import (
 
 
 @struct
-class StudentState:
+class StudentState(actor_critic.CountedState):
     """Parameters of the student and the state of their optimizer; the rule's parameters."""
 
-    params: Params
-    optimizer_state: optax.OptState
     rule: RuleParams
 
 
@@ -60,7 +59,7 @@ class StudentState:
 class LPGStudent:
     """Agent trained by an update rule that LPG learned, discrete actions."""
 
-    learning_rate: float = bounded(1e-3)
+    learning_rate: Schedule = bounded(1e-3)
     """Learning rate of the network."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, an input of the update rule, in [0, 1]."""
@@ -93,7 +92,8 @@ class LPGStudent:
             raise ConfigError("LPGStudent has no `rule_params`: give it those of an update rule.")
         params = self._network.init(key)
         rule = jax.tree.map(jnp.asarray, self.rule_params)
-        return LearnerState(StudentState(params, self._optimizer.init(params), rule))
+        optimizer_state = self._optimizer.init(params)
+        return LearnerState(StudentState(params, optimizer_state, schedules.init_frames(), rule))
 
     def carry(self, num_envs: int) -> Carry:
         return self._network.carry(num_envs)
@@ -118,7 +118,8 @@ class LPGStudent:
             shared.params, data, self.discount, self.prediction_cost,
         )  # fmt: skip
         grads = global_mean(grads, axis)
-        shared, metrics = actor_critic.optimizer_step(self._optimizer, shared, grads)
+        shared, metrics = actor_critic.optimizer_step(self, shared, grads)
+        shared = actor_critic.count_frames(shared, schedules.frames_of(trajectory, axis))
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return LearnerState(shared), {
             **metrics,
@@ -142,7 +143,7 @@ class LPGStudent:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return student_optimizer(self.optimizer, self.learning_rate)
+        return student_optimizer(self.optimizer)
 
 
 def lpg_student(rule: UpdateRule, network: Table | TorsoNetwork, **settings: Any) -> LPGStudent:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common.actor_critic import ParamsState, mask_logits
+from podracer.agents.common.optimizers import take_step
 from podracer.agents.lpg.rule import (
     Experience,
     Outputs,
@@ -37,6 +38,8 @@ class Students:
     critic: Network
     optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation
+    learning_rate: float | jax.Array
+    critic_learning_rate: float | jax.Array
     discount: float | jax.Array
     gae_lambda: float | jax.Array
     prediction_cost: float | jax.Array
@@ -91,7 +94,7 @@ class Students:
         # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
         grads = jax.tree.map(lambda g: lifetimes * g, grads)
         prediction_size = jnp.sum(targets.prediction**2, axis=-1)
-        return _descend(self.optimizer, students, grads), {
+        return _descend(self.optimizer, students, grads, self.learning_rate), {
             **entropies(outputs, data, lifetimes),
             "policy_target": _lifetime_means(data.valid * targets.policy**2, lifetimes),
             "prediction_target": _lifetime_means(data.valid * prediction_size, lifetimes),
@@ -119,7 +122,7 @@ class Students:
         mean = jnp.mean(grouped, axis=(0, 2), keepdims=True)
         # The constant is of the size of rewards, so that noise well below them is not magnified.
         normalized = (grouped - mean) / (jnp.std(grouped, axis=(0, 2), keepdims=True) + 1e-3)
-        critics = _descend(self.critic_optimizer, critics, grads)
+        critics = _descend(self.critic_optimizer, critics, grads, self.critic_learning_rate)
         return critics, data.valid * normalized.reshape(advantages.shape)
 
     def policy_objective(
@@ -159,11 +162,15 @@ def entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, j
 
 
 def _descend(
-    optimizer: optax.GradientTransformation, states: ParamsState, grads: Params
+    optimizer: optax.GradientTransformation,
+    states: ParamsState,
+    grads: Params,
+    learning_rate: float | jax.Array,
 ) -> ParamsState:
     def descend_one(state: ParamsState, grads: Params) -> ParamsState:
-        updates, optimizer_state = optimizer.update(grads, state.optimizer_state)
-        return ParamsState(optax.apply_updates(state.params, updates), optimizer_state)
+        return ParamsState(
+            *take_step(optimizer, state.params, state.optimizer_state, grads, learning_rate)
+        )
 
     return jax.vmap(descend_one)(states, grads)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from podracer.agents.common.schedules import Linear
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
@@ -23,9 +24,8 @@ def breakout_ppo() -> Experiment:
     return Experiment(
         environment="gymnax:Breakout-MinAtar",
         agent=PPO(
-            learning_rate=5e-3,
+            learning_rate=Linear(5e-3, 0.0, frames=5e6),
             gae_lambda=0.9,
-            anneal_updates=620,
             num_minibatches=8,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
         ),

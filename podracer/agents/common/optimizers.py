@@ -1,0 +1,55 @@
+"""Optimizers of the agents' parameters.
+
+Their updates are unscaled: the learning rate multiplies them where a step is taken, so that it may
+follow a schedule (docs/decisions/0029).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import jax
+import optax
+
+from podracer.types import Params, bounded, flag, static, struct
+
+
+@struct
+class Optimizer:
+    """Method that makes updates of gradients."""
+
+    name: Annotated[Literal["adam", "rmsprop"], flag("optimizer")] = static(default="adam")
+    """Optimizer of the parameters."""
+    epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5)
+    """Constant epsilon that the optimizer adds where it divides: Adam to the root of the mean
+    squared gradient, RMSProp to the mean squared gradient itself."""
+    rmsprop_decay: float = bounded(0.99, high=1.0)
+    """Decay of RMSProp's mean squared gradient, in [0, 1]."""
+
+    def build(
+        self, max_gradient_norm: float | None = None, *, root_epsilon: float = 0.0
+    ) -> optax.GradientTransformation:
+        """Return the unscaled optimizer, on gradients scaled down to a largest global norm.
+
+        With `root_epsilon` within its root Adam has a slope where a gradient has always been 0.
+        """
+        if self.name == "adam":
+            method = optax.scale_by_adam(eps=self.epsilon, eps_root=root_epsilon)
+        else:
+            method = optax.scale_by_rms(self.rmsprop_decay, self.epsilon)
+        if max_gradient_norm is None:
+            return method
+        return optax.chain(optax.clip_by_global_norm(max_gradient_norm), method)
+
+
+def take_step(
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    optimizer_state: optax.OptState,
+    grads: Params,
+    learning_rate: float | jax.Array,
+) -> tuple[Params, optax.OptState]:
+    """Return parameters after one step of an unscaled optimizer, and the optimizer's new state."""
+    updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+    updates = jax.tree.map(lambda update: -learning_rate * update, updates)
+    return optax.apply_updates(params, updates), optimizer_state

@@ -1,0 +1,149 @@
+"""Schedules and optimizers: their values, flags, files, ranges and hyperparameters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from podracer.agents.a2c import A2C
+from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.schedules import MOST_FRAMES, Linear, add_frames, value_at
+from podracer.cli.arguments import format_schedule, parse_experiment, read_schedule
+from podracer.drivers.population import hyperparameters, with_hyperparameters
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.serialization import from_json, to_json
+from podracer.types import ConfigError, check_ranges, struct
+
+DECAY = Linear(6e-4, 0.0, frames=50e6)
+
+
+def test_a_number_is_its_own_value():
+    assert value_at(0.25, jnp.uint32(7)) == 0.25
+    traced = jnp.float32(0.5)  # of a population
+    assert value_at(traced, jnp.uint32(7)) is traced
+
+
+@pytest.mark.parametrize(
+    ("frames", "value"), [(0, 2.0), (25, 1.75), (100, 1.0), (101, 1.0), (MOST_FRAMES, 1.0)]
+)
+def test_a_linear_schedule_ends_after_its_frames(frames, value):
+    assert jax.jit(value_at)(Linear(2.0, 1.0, 100.0), jnp.uint32(frames)) == value
+
+
+def test_the_counter_of_frames_does_not_wrap():
+    frames = jnp.uint32(MOST_FRAMES - 10)
+    assert int(add_frames(frames, 10)) == int(add_frames(frames, 11)) == MOST_FRAMES
+    assert int(add_frames(jnp.uint32(5), 3)) == 8
+
+
+# --- flags, files, ranges, hyperparameters -------------------------------------------------------
+
+
+def test_texts_of_schedules():
+    assert read_schedule("6e-4:0:50e6") == DECAY
+    assert read_schedule(format_schedule(DECAY)) == DECAY
+    assert read_schedule("1e-3") == 1e-3
+    for text in ("1e-3:0", "1:2:3:4", "fast", "1e-3:0:", ""):
+        with pytest.raises(ValueError, match="START:END:FRAMES"):
+            read_schedule(text)
+
+
+@struct
+class Options:
+    """None."""
+
+
+def parsed(*flags: str) -> Experiment:
+    _, experiment, _ = parse_experiment("train", flags, recipes.find("catch_a2c"), Options())
+    return experiment
+
+
+def test_flags_of_schedules_and_optimizers():
+    agent = parsed("--learning-rate", "6e-4:0:50e6", "--optimizer", "rmsprop").agent
+    assert agent.learning_rate == DECAY
+    assert agent.optimizer == Optimizer("rmsprop")
+    assert parsed("--learning-rate", "0.5", "--optimizer-epsilon", "0.1").agent == (
+        dataclasses.replace(
+            recipes.find("catch_a2c").agent, learning_rate=0.5, optimizer=Optimizer(epsilon=0.1)
+        )
+    )
+
+
+def test_a_wrong_schedule_is_one_sentence(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parsed("--learning-rate", "6e-4:0")
+    assert stop.value.code == 78
+    assert "START:END:FRAMES" in capsys.readouterr().err
+
+
+def test_schedules_in_files():
+    agent = A2C(learning_rate=DECAY, optimizer=Optimizer("rmsprop"))
+    assert from_json(to_json(agent)) == agent
+    data = to_json(agent)
+    assert data["learning_rate"] == {"kind": "Linear", "start": 6e-4, "end": 0.0, "frames": 50e6}
+    with pytest.raises(ConfigError, match=r"A2C\.learning_rate cannot be 'fast'"):
+        from_json({**data, "learning_rate": "fast"})
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (A2C(learning_rate=Linear(-1.0, 0.0, 10.0)), r"learning_rate\.start must be at least 0"),
+        (A2C(learning_rate=Linear(1.0, -1.0, 10.0)), r"learning_rate\.end must be at least 0"),
+        (A2C(learning_rate=Linear(1.0, 0.0, 0.0)), r"learning_rate\.frames must be at least 1"),
+        (A2C(optimizer=Optimizer(epsilon=-1.0)), r"optimizer\.epsilon must be at least 0"),
+        (A2C(optimizer=Optimizer(rmsprop_decay=2.0)), r"optimizer\.rmsprop_decay must lie in"),
+    ],
+)
+def test_ranges_hold_for_the_numbers_of_a_schedule(agent, message):
+    with pytest.raises(ConfigError, match=message):
+        check_ranges(agent, "agent")
+
+
+def test_hyperparameters_of_a_schedule():
+    assert hyperparameters(A2C())["learning_rate"] == 7e-4
+    agent = A2C(learning_rate=DECAY)
+    names = {name for name in hyperparameters(agent) if name.startswith("learning_rate")}
+    assert names == {f"learning_rate.{part}" for part in ("start", "end", "frames")}
+    changed = with_hyperparameters(agent, {"learning_rate.start": 1e-3})
+    assert changed.learning_rate == dataclasses.replace(DECAY, start=1e-3)
+
+
+# --- optimizers ----------------------------------------------------------------------------------
+
+
+def steps(optimizer: optax.GradientTransformation, rate: float, count: int = 3) -> np.ndarray:
+    params = jnp.asarray([1.0, -2.0, 0.5])
+    state = optimizer.init(params)
+    for i in range(count):
+        grads = jnp.sin(params * (i + 1))
+        params, state = take_step(optimizer, params, state, grads, rate)
+    return np.asarray(params)
+
+
+def test_a_step_is_that_of_adam():
+    """To the bit: a constant learning rate computes what `optax.adam` does."""
+    reference = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-5))
+    params = jnp.asarray([1.0, -2.0, 0.5])
+    state = reference.init(params)
+    for i in range(3):
+        updates, state = reference.update(jnp.sin(params * (i + 1)), state)
+        params = optax.apply_updates(params, updates)
+    assert np.array_equal(steps(Optimizer().build(0.5), 1e-2), params)
+
+
+def test_a_step_is_that_of_rmsprop():
+    """As in Mnih et al. 2016, equation S2: epsilon stands within the root."""
+    params, mean_square = np.asarray([1.0, -2.0, 0.5]), np.zeros(3)
+    for i in range(3):
+        grads = np.sin(params * (i + 1))
+        mean_square = 0.9 * mean_square + 0.1 * grads**2
+        params = params - 1e-2 * grads / np.sqrt(mean_square + 0.25)
+    optimizer = Optimizer("rmsprop", epsilon=0.25, rmsprop_decay=0.9).build()
+    np.testing.assert_allclose(steps(optimizer, 1e-2), params, rtol=1e-6)
