@@ -1,4 +1,4 @@
-"""Evaluation: greedy episodes of any agent in any environment."""
+"""Evaluation: whole episodes of any agent in any environment."""
 
 from __future__ import annotations
 
@@ -6,34 +6,46 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
+from podracer.agents.common import value_based
 from podracer.environment import (
     Environment,
     HostEnvironments,
-    Renderable,
     call_environment,
     evaluation_environment,
 )
 from podracer.mesh import from_first_process, on_one_device
+from podracer.ops.random import GOLDEN
 from podracer.rollout import (
     ActorState,
     Purpose,
     environment_keys,
     init_actor,
-    interact,
     purpose_key,
+    step_environments,
 )
-from podracer.types import ArraySpec, Carry, ConfigError, Params, TimeStep
+from podracer.types import (
+    ACTION_MASK,
+    Carry,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    Params,
+    PyTree,
+    TimeStep,
+    struct,
+)
 
 MAX_STEPS = 30_000  # of an episode
+Policy = Literal["greedy", "sampled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +58,74 @@ class Evaluation:
     """Valid transitions, i32 of the same shape."""
     unfinished: int
     """Number of episodes that were cut by `max_steps`: their returns are partial."""
+    distinct_episodes: np.ndarray
+    """Number of episodes that differ in return, length or actions, i64 `[]` or `[P]`."""
+
+    @property
+    def repetition(self) -> str | None:
+        """Statement that nearly all episodes were repetitions of others, None if they were not."""
+        episodes, distinct = self.returns.shape[-1], int(self.distinct_episodes.min())
+        # A deterministic game that begins in one of two ways has two episodes.
+        if distinct >= min(3, episodes):
+            return None
+        count = "one episode" if distinct == 1 else f"{distinct} different episodes"
+        return f"the {episodes} evaluation episodes are repetitions of {count}"
+
+
+class Evaluator(Protocol):
+    """Function that evaluates parameters, see `make_evaluator`."""
+
+    def __call__(
+        self, params: Params, run_key: jax.Array, update: int | jax.Array = 0
+    ) -> Evaluation: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ActingRule:
+    """How an agent chooses actions in an evaluation."""
+
+    policy: Policy = "greedy"
+    """`greedy` for the agent's best actions, `sampled` for those it explores with."""
+    epsilon: float = 0.0
+    """Probability, in [0, 1], of a uniformly random allowed action instead."""
+
+    def check(self, spec: EnvironmentSpec | None = None) -> None:
+        """Raise `ConfigError` for invalid values, and where an environment excludes them."""
+        if self.policy not in ("greedy", "sampled"):
+            raise ConfigError(
+                f"evaluation_policy must be greedy or sampled, but it is {self.policy!r}."
+            )
+        if not 0 <= self.epsilon <= 1:
+            raise ConfigError(f"evaluation_epsilon must lie in [0, 1], but it is {self.epsilon}.")
+        if spec and self.epsilon and not isinstance(spec.action, Discrete):
+            raise ConfigError(
+                f"evaluation_epsilon needs discrete actions, and {spec.name} has continuous ones: "
+                "take --evaluation-policy sampled."
+            )
+
+    def act(
+        self,
+        agent: Agent,
+        params: Params,
+        carry: Carry,
+        timestep: TimeStep,
+        key: jax.Array,
+        indices: jax.Array,
+        step: jax.Array,
+    ) -> tuple[jax.Array, Carry]:
+        """Return actions `[B, ...]` at a step of the evaluation with this key, and the carry."""
+        act_keys = episode_keys(key, Purpose.ACT, indices, step)
+        action, _, carry = agent.act(params, carry, timestep, act_keys, self.policy == "sampled")
+        if not self.epsilon:
+            return action, carry
+        assert agent.spec is not None
+        assert isinstance(agent.spec.action, Discrete)
+        # The action is the best one of these values, so that epsilon-greedy replaces it.
+        values = jax.nn.one_hot(action, agent.spec.action.num_actions)
+        mask = _action_mask(timestep.observation)
+        values = values if mask is None else jnp.where(mask, values, -1e9)
+        explore_keys = episode_keys(key, Purpose.EXPLORE, indices, step)
+        return value_based.epsilon_greedy(values, explore_keys, jnp.float32(self.epsilon)), carry
 
 
 def make_evaluator(
@@ -53,178 +133,202 @@ def make_evaluator(
     env: Environment | HostEnvironments,
     episodes: int,
     *,
+    policy: Policy = "greedy",
+    epsilon: float = 0.0,
     max_steps: int = MAX_STEPS,
-) -> Callable[[Params, jax.Array], Evaluation]:
-    """Return a function `(actor_params, run_key) -> Evaluation`, compiled once.
+) -> Evaluator:
+    """Return a function `(actor_params, run_key, update=0) -> Evaluation`, compiled once.
 
-    Each episode has an environment of its own, so that short episodes are not preferred to long
-    ones. An environment that is `HasEvaluation` is evaluated in `for_evaluation()`: whole games and
-    unclipped rewards for Atari, the validation period for trading.
+    The episodes depend on the run's key and on the number of the update, so that the evaluations of
+    a run play fresh ones; leave `update` at 0 to play the same ones again. Each episode has an
+    environment of its own, so that short episodes are not preferred to long ones. An environment
+    that is `HasEvaluation` is evaluated in `for_evaluation()`: whole games and unclipped rewards
+    for Atari, the validation period for trading.
+
+    `policy` is `greedy`, the agent's best actions, or `sampled`, those of `act(explore=True)`;
+    `epsilon` is the probability of a uniformly random allowed action instead. Raises `ConfigError`
+    for an epsilon where actions are continuous.
     """
+    rule = ActingRule(policy, epsilon)
+    rule.check(env.spec)
     if isinstance(env, HostEnvironments):
-        return _host_evaluator(agent, env, episodes, max_steps)
-    evaluation_env: Environment = evaluation_environment(env)
-    run = jax.jit(partial(greedy_episodes, agent, evaluation_env, episodes, max_steps))
+        return _host_evaluator(agent, env, rule, episodes, max_steps)
+    run = jax.jit(partial(play_episodes, agent, env, rule, episodes, max_steps))
 
-    def evaluate(params: Params, run_key: jax.Array) -> Evaluation:
-        returns, lengths, done = jax.device_get(run(params, run_key))
-        return Evaluation(returns, lengths, int((~done).sum()))
+    def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
+        return to_evaluation(run(params, run_key, jnp.uint32(update)))
 
     return evaluate
 
 
-def greedy_episodes(
+@struct
+class Episodes:
+    """Episodes that were played, one for each environment: leaves `[B]`, of JAX or numpy."""
+
+    returns: Any  # f32
+    lengths: Any  # i32
+    done: Any  # bool: the episode has ended
+    actions: Any  # u32: a hash of all actions
+
+
+def to_evaluation(episodes: Episodes) -> Evaluation:
+    """Return the evaluation that consists of these episodes, `[B]` or `[P, B]`."""
+    played: Episodes = jax.device_get(episodes)
+    shape = played.returns.shape
+    rows = np.stack([played.returns, played.lengths, played.actions], axis=-1, dtype=np.float64)
+    distinct = [len(np.unique(pod, axis=0)) for pod in rows.reshape(-1, shape[-1], 3)]
+    return Evaluation(
+        played.returns,
+        played.lengths,
+        int((~played.done).sum()),
+        np.reshape(distinct, shape[:-1]),
+    )
+
+
+def play_episodes(
     agent: Agent,
     env: Environment,
+    rule: ActingRule,
     episodes: int,
     max_steps: int,
     params: Params,
     run_key: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return each episode's return, length and whether it ended; may be traced."""
+    update: jax.Array,
+) -> Episodes:
+    """Play one episode in each environment of a batch; may be traced."""
+    env = evaluation_environment(env)
     indices = jnp.arange(episodes, dtype=jnp.uint32)
-    key = purpose_key(run_key, Purpose.EVALUATE)
+    key = evaluation_key(run_key, update)
 
-    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        t, actor, returns, lengths, done = carry
-        step = jnp.uint32(t + 1)[None]
-        act_keys = environment_keys(purpose_key(key, Purpose.ACT), indices, step)[0]
-        step_keys = environment_keys(purpose_key(key, Purpose.STEP), indices, step)[0]
-        actor, _ = interact(agent, env, params, actor, act_keys, step_keys, explore=False)
-        finished = (actor.episodes.count == 1) & ~done
+    def body(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+        t, actor, played = loop
+        action, actor = advance(agent, env, rule, params, actor, key, indices, t)
+        finished = (actor.episodes.count == 1) & ~played.done
         # The totals still hold only the first episode when it has just ended.
-        returns = jnp.where(finished, actor.episodes.total_return, returns)
-        lengths = jnp.where(finished, actor.episodes.total_length, lengths)
-        return t + 1, actor, returns, lengths, done | finished
+        return (
+            t + 1,
+            actor,
+            Episodes(
+                jnp.where(finished, actor.episodes.total_return, played.returns),
+                jnp.where(finished, actor.episodes.total_length, played.lengths),
+                played.done | finished,
+                jnp.where(played.done, played.actions, _hash(played.actions, action)),
+            ),
+        )
 
-    resets = environment_keys(purpose_key(key, Purpose.RESET), indices, jnp.zeros(1, jnp.uint32))
+    actor = init_actor(agent, env, episode_keys(key, Purpose.RESET, indices, jnp.uint32(0)))
     zeros = jnp.zeros(episodes)
-    start = (0, init_actor(agent, env, resets[0]), zeros, zeros.astype(jnp.int32), zeros > 0)
-    _, actor, returns, lengths, done = jax.lax.while_loop(
-        lambda carry: (carry[0] < max_steps) & ~jnp.all(carry[-1]), advance, start
+    played = Episodes(zeros, zeros.astype(jnp.int32), zeros > 0, zeros.astype(jnp.uint32))
+    _, actor, played = jax.lax.while_loop(
+        lambda loop: (loop[0] < max_steps) & ~jnp.all(loop[-1].done),
+        body,
+        (jnp.uint32(0), actor, played),
     )
-    returns = jnp.where(done, returns, actor.episodes.running_return)
-    return returns, jnp.where(done, lengths, actor.episodes.running_length), done
+    running = actor.episodes
+    return dataclasses.replace(
+        played,
+        returns=jnp.where(played.done, played.returns, running.running_return),
+        lengths=jnp.where(played.done, played.lengths, running.running_length),
+    )
+
+
+def advance(
+    agent: Agent,
+    env: Environment,
+    rule: ActingRule,
+    params: Params,
+    actor: ActorState,
+    key: jax.Array,
+    indices: jax.Array,
+    t: jax.Array,
+) -> tuple[jax.Array, ActorState]:
+    """Act once in each environment; return the actions and the new state."""
+    action, carry = rule.act(agent, params, actor.carry, actor.timestep, key, indices, t + 1)
+    step_keys = episode_keys(key, Purpose.STEP, indices, t + 1)
+    return action, step_environments(env, actor, action, carry, step_keys)
+
+
+def evaluation_key(run_key: jax.Array, update: jax.Array) -> jax.Array:
+    """Return the key of the evaluation after an update."""
+    return jax.random.fold_in(purpose_key(run_key, Purpose.EVALUATE), update)
+
+
+def episode_keys(
+    key: jax.Array, purpose: Purpose, indices: jax.Array, step: jax.Array
+) -> jax.Array:
+    """Return keys `[B]` for one purpose at one step of an evaluation."""
+    return environment_keys(purpose_key(key, purpose), indices, step[None])[0]
+
+
+def _action_mask(observation: PyTree) -> jax.Array | None:
+    """Return which actions are allowed, bool `[B, A]`, None if all are; see `types.Discrete`."""
+    while isinstance(observation, Mapping):
+        if ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        observation = observation.get("observation")  # where others show more beside it
+    return None
+
+
+def _hash(hashes: Any, action: Any) -> Any:
+    """Return hashes u32 `[B]` of sequences that are longer by one action; for JAX and numpy."""
+    words = action.view(np.uint32).reshape(len(hashes), -1)
+    for i in range(words.shape[1]):
+        hashes = (hashes ^ words[:, i]) * GOLDEN
+        hashes = hashes ^ (hashes >> 15)
+    return hashes
+
+
+# --- on the host ---------------------------------------------------------------------------------
 
 
 def _host_evaluator(
-    agent: Agent, env: HostEnvironments, episodes: int, max_steps: int
-) -> Callable[[Params, jax.Array], Evaluation]:
-    policy = _greedy(agent)
+    agent: Agent, env: HostEnvironments, rule: ActingRule, episodes: int, max_steps: int
+) -> Evaluator:
+    act = jax.jit(partial(rule.act, agent))
 
-    def evaluate(params: Params, run_key: jax.Array) -> Evaluation:
+    def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
         returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int32)
-        done = np.zeros(episodes, bool)
-        steps = _host_steps(agent, env, policy, params, run_key, episodes)
+        done, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
+        steps = host_steps(agent, env, act, params, run_key, update, episodes)
         with contextlib.closing(steps):
-            for previous_last, timestep in itertools.islice(steps, max_steps):
+            for previous_last, action, timestep in itertools.islice(steps, max_steps):
+                actions = np.where(done, actions, _hash(actions, action))
                 returns += np.where(done, 0, timestep.reward)
                 lengths += ~done & ~previous_last
                 done |= timestep.ends_episode(previous_last)
+                lost = ~done & timestep.begins_after_loss(previous_last)
+                returns[lost], lengths[lost] = 0, 0
                 if done.all():
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
-        returns, lengths, done = from_first_process((returns, lengths, done))
-        return Evaluation(returns, lengths, int((~done).sum()))
+        return to_evaluation(from_first_process(Episodes(returns, lengths, done, actions)))
 
     return evaluate
 
 
-def _greedy(agent: Agent) -> Callable[..., tuple[jax.Array, Carry]]:
-    @jax.jit
-    def act(
-        params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, t: jax.Array
-    ) -> tuple[jax.Array, Carry]:
-        step_keys = jax.vmap(lambda key: jax.random.fold_in(key, t))(keys)
-        action, _, carry = agent.act(params, carry, timestep, step_keys, False)
-        return action, carry
-
-    return act
-
-
-def _host_steps(
+def host_steps(
     agent: Agent,
     env: HostEnvironments,
-    policy: Callable[..., tuple[jax.Array, Carry]],
+    act: Callable[..., tuple[jax.Array, Carry]],
     params: Params,
     run_key: jax.Array,
+    update: int | jax.Array,
     num_envs: int,
-) -> Generator[tuple[np.ndarray, TimeStep]]:
-    """Yield greedy steps forever: `last [B]` of the previous timestep, and the next timestep."""
+) -> Generator[tuple[np.ndarray, np.ndarray, TimeStep]]:
+    """Yield steps forever: `last [B]` of the previous timestep, actions, and the next timestep."""
     environments: HostEnvironments = evaluation_environment(env)
-    params, data = on_one_device((params, jax.random.key_data(run_key)))
-    key = purpose_key(jax.random.wrap_key_data(data), Purpose.EVALUATE)
-    keys, carry = jax.random.split(key, num_envs), agent.carry(num_envs)
-    indices = np.arange(num_envs, dtype=np.uint32)
+    replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
+    params, data, update_on_device = on_one_device(replicated)
+    key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
+    carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
     call = partial(call_environment, "evaluation")
     with contextlib.closing(
         call(partial(environments.make, num_envs, os.cpu_count() or 1))
     ) as batch:
         timestep = call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
-        for t in itertools.count():
+        for t in itertools.count(1):
             previous_last = np.array(timestep.last)  # the next step may overwrite it
-            action, carry = policy(params, carry, timestep, keys, np.uint32(t))
-            timestep = call(partial(batch.step, np.asarray(action)))
-            yield previous_last, timestep
-
-
-def record_frames(
-    agent: Agent, env: Environment | HostEnvironments, params: Params, run_key: jax.Array, *,
-    episodes: int, max_steps: int,
-) -> tuple[np.ndarray, list[float]]:  # fmt: skip
-    """Return pictures of greedy episodes, uint8 `[T, H, W, 3]`, and returns of those that ended.
-
-    Raises `ConfigError` where the environment cannot be drawn.
-    """
-    if isinstance(env, HostEnvironments):
-        return _host_frames(agent, env, params, run_key, episodes, max_steps)
-    if not isinstance(env, Renderable):
-        raise ConfigError(f"{env.spec.name} has no method `render(state)`, so it cannot be drawn.")
-    key = purpose_key(run_key, Purpose.EVALUATE)
-
-    @jax.jit
-    def step(actor: ActorState, t: jax.Array) -> ActorState:
-        keys = jax.random.split(jax.random.fold_in(key, t), 2)
-        return interact(agent, env, params, actor, keys[:1], keys[1:], explore=False)[0]
-
-    actor = jax.jit(lambda k: init_actor(agent, env, k[None]))(key)
-    frames, returns = [], []
-    for t in range(max_steps):
-        frames.append(env.render(jax.device_get(jax.tree.map(lambda x: x[0], actor.env_state))))
-        previous = actor
-        actor = step(actor, jnp.uint32(t))
-        if int(actor.episodes.count[0]) > len(returns):
-            total = actor.episodes.total_return[0] - previous.episodes.total_return[0]
-            returns.append(float(total))
-            if len(returns) == episodes:
-                break
-    return np.stack(frames), returns
-
-
-def _host_frames(
-    agent: Agent,
-    env: HostEnvironments,
-    params: Params,
-    run_key: jax.Array,
-    episodes: int,
-    max_steps: int,
-) -> tuple[np.ndarray, list[float]]:
-    """Return the newest channel of image observations, doubled in size, and the returns."""
-    observation = env.spec.observation
-    if not isinstance(observation, ArraySpec) or len(observation.shape) != 3:
-        raise ConfigError(
-            f"{env.spec.name} cannot be drawn: of host environments only image observations are."
-        )
-    frames, returns, total = [], [], 0.0
-    steps = _host_steps(agent, env, _greedy(agent), params, run_key, 1)
-    with contextlib.closing(steps):
-        for previous_last, timestep in itertools.islice(steps, max_steps):
-            picture = np.asarray(timestep.observation)[0, :, :, -1].repeat(2, 0).repeat(2, 1)
-            frames.append(np.stack([picture] * 3, axis=-1).astype(np.uint8))
-            total += float(timestep.reward[0])
-            if timestep.ends_episode(previous_last)[0]:
-                returns.append(total)
-                total = 0.0
-            if len(returns) == episodes:
-                break
-    return np.stack(frames), returns
+            action, carry = act(params, carry, timestep, key, indices, np.uint32(t))
+            action = np.asarray(action)
+            timestep = call(partial(batch.step, action))
+            yield previous_last, action, timestep

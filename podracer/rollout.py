@@ -15,7 +15,17 @@ from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
 from podracer.environment import Environment
-from podracer.types import Carry, EnvState, Params, Step, TimeStep, Trajectory, struct, unchecked
+from podracer.types import (
+    Carry,
+    EnvState,
+    Params,
+    PyTree,
+    Step,
+    TimeStep,
+    Trajectory,
+    struct,
+    unchecked,
+)
 
 
 class Purpose(enum.IntEnum):
@@ -27,6 +37,7 @@ class Purpose(enum.IntEnum):
     STEP = 3
     LEARN = 4
     EVALUATE = 5
+    EXPLORE = 6
 
 
 def purpose_key(run_key: Key[Array, ""], purpose: Purpose) -> Key[Array, ""]:
@@ -123,10 +134,17 @@ def interact(
 ) -> tuple[ActorState, Step]:
     """Act once in each environment."""
     action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
-    env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
-    episodes = update_episode_stats(actor.episodes, actor.timestep, timestep)
     step = Step(actor.timestep, action, extras)
-    return ActorState(env_state, timestep, carry, episodes), step
+    return step_environments(env, actor, action, carry, step_keys), step
+
+
+def step_environments(
+    env: Environment, actor: ActorState, action: PyTree, carry: Carry, keys: Key[Array, "B"]
+) -> ActorState:
+    """Return the state after one action in each environment; `carry` is the agent's new one."""
+    env_state, timestep = jax.vmap(env.step)(keys, actor.env_state, action)
+    episodes = update_episode_stats(actor.episodes, actor.timestep, timestep)
+    return ActorState(env_state, timestep, carry, episodes)
 
 
 def rollout(

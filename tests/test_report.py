@@ -128,9 +128,26 @@ def test_the_summary_of_one_run(tmp_path):
         "Compile time": "0:05", "Recipe": "catch", "Seed": "7", "Device": "4 x TPU v5",
         "Versions": "jax 0.10.2, python 3.11.7",
     }  # fmt: skip
+    assert "Distinct episodes" not in page.text  # the run is older than their count
     assert "step 53 %, compile 29 %, other 18 %" in page.text
     assert "Policy loss" in str(page.attributes)
     assert "Entropy" not in str(page.attributes)  # never had a value
+
+
+def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
+    runs = []
+    for seed in (0, 1):
+        settings = {"evaluation_policy": "greedy", "evaluation_epsilon": 0.01}
+        experiment = {"seed": seed, "evaluation_episodes": 8, **settings}
+        runs.append(make_run(tmp_path / f"run{seed}", experiment=experiment))
+        record = {"updates": 9, "evaluation_return": 2.0, "evaluation_distinct_episodes": 5}
+        (runs[-1] / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    page = Page(write_report(runs[:1], tmp_path / "one.html"))
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
+    assert facts["Evaluation policy"] == "greedy with epsilon 0.01"
+    assert facts["Distinct episodes"] == "5 of 8"
+    both = Page(write_report(runs, tmp_path / "both.html"))
+    assert "final greedy with epsilon 0.01 evaluation 2.00" in both.text
 
 
 def test_the_same_runs_give_the_same_page(tmp_path):

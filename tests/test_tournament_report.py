@@ -30,7 +30,10 @@ HOSTILE = "<script>alert(1)</script> & {x} $y$"
 
 
 def header(*recipes, pods=3):
-    experiments = [{"recipe": recipe, "agent": {"note": HOSTILE}} for recipe in recipes]
+    evaluation = {"evaluation_policy": "greedy", "evaluation_epsilon": 0.0}
+    experiments = [
+        {"recipe": recipe, "agent": {"note": HOSTILE}, **evaluation} for recipe in recipes
+    ]
     settings = {
         "experiments": experiments,
         "selection": {"kind": "KTournament", "k": 3},
@@ -104,7 +107,7 @@ def test_the_summary(page):
         "Best entry": "p1r1", "Score": "1,234 ± 0.250", "Frames in all": "4.50k",
         "Wall time": "2:10", "Rounds": "4 of 12", "Entries": "4, 3 on the board",
         "Pods": "3, 1 quarantined", "Selection": "KTournament", "Failures": "1",
-        "Refused reports": "1", "Episodes of an evaluation": "10", "Seed": "7",
+        "Refused reports": "1", "Episodes of an evaluation": "10, greedy", "Seed": "7",
     }  # fmt: skip
 
 

@@ -90,7 +90,8 @@ def test_an_evaluation_can_be_repeated(tmp_path):
 
     result = podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
     agent, env, state = load_run(tmp_path / "run")
-    again = make_evaluator(agent, env, 8)(agent.actor_params(state.learner), state.key)
+    evaluate = make_evaluator(agent, env, 8)
+    again = evaluate(agent.actor_params(state.learner), state.key, state.update)
     assert np.array_equal(again.returns, result.evaluation.returns)
     assert again.unfinished == 0
     assert set(again.lengths) == {9}

@@ -33,7 +33,8 @@ OwnRecipe = Annotated[
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (
     "frames", "seed", "run_dir", "arch", "devices", "environment", "evaluations",
-    "evaluation_episodes", "target_return", "max_seconds", "save_seconds", "stall_seconds",
+    "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
+    "target_return", "max_seconds", "save_seconds", "stall_seconds",
 )  # fmt: skip
 
 

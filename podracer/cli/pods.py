@@ -76,12 +76,14 @@ def _print_sweep(directory: Path, experiment: Experiment) -> None:
     from rich.table import Table
 
     from podracer.experiments.sweep import configurations, write_best
-    from podracer.reports.console import number
+    from podracer.reports.console import acting_text, number
     from podracer.reports.curves import bootstrap_interval
 
     ranking = configurations(directory, experiment)
     names = [hyperparameter.name for hyperparameter in ranking[0].hyperparameters]
-    table = Table(*names, "evaluation", "95 %", "seeds", box=None, padding=(0, 3, 0, 0))
+    acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
+    columns = (*names, f"{acting} evaluation", "95 %", "seeds")
+    table = Table(*columns, box=None, padding=(0, 3, 0, 0))
     for configuration in ranking[:20]:
         returns = configuration.returns
         low, high = (number(float(x)) for x in bootstrap_interval(returns))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from podracer.cli.arguments import OwnRecipe, RunPath, parse, reopen_run, require_at_least
 from podracer.tournament import is_tournament
+
+if TYPE_CHECKING:
+    import jax
+
+    from podracer.drivers.common import TrainState
+    from podracer.experiments.experiment import Experiment
+
+PolicyName = Literal["greedy", "sampled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +31,11 @@ class EvalOptions:
     """Directory of the run."""
     recipe: OwnRecipe = None
     episodes: int = 100
-    """Number of greedy episodes, each in its own environment; at least 1."""
+    """Number of episodes, each in its own environment; at least 1."""
+    policy: PolicyName | None = None
+    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
+    epsilon: float | None = None
+    """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
     seed: int | None = None
     """Random seed of the episodes. By default the run's, which repeats its last evaluation."""
     json: bool = False
@@ -30,25 +43,30 @@ class EvalOptions:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Run `podracer eval`: evaluate the newest checkpoint with greedy episodes."""
+    """Run `podracer eval`: evaluate the newest checkpoint in whole episodes."""
 
     options = parse(
         EvalOptions, "eval", arguments, about="Evaluate a run at its newest checkpoint."
     )
-    import jax
-
     from podracer.agent import policy_params
     from podracer.evaluate import make_evaluator
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.loading import load_run
 
     use_compilation_cache()
-    agent, env, state = load_run(options.run, recipe=reopen_run(options.run, options.recipe))
-    key = state.key if options.seed is None else jax.random.key(options.seed)
-    greedy = make_evaluator(agent, env, require_at_least("--episodes", options.episodes))
-    result = greedy(policy_params(agent, state.learner), key)
+    experiment = reopen_run(options.run, options.recipe)
+    agent, env, state = load_run(options.run, recipe=experiment)
+    acting = _acting(experiment, options)
+    evaluator = make_evaluator(
+        agent, env, require_at_least("--episodes", options.episodes), **acting
+    )
+    result = evaluator(
+        policy_params(agent, state.learner), *_episodes_of(experiment, state, options)
+    )
     figures = {
         "episodes": options.episodes,
+        "distinct_episodes": int(result.distinct_episodes),
+        **acting,
         "return_mean": float(result.returns.mean()),
         "return_std": float(result.returns.std()),
         "return_min": float(result.returns.min()),
@@ -61,8 +79,34 @@ def evaluate(arguments: Sequence[str]) -> int:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():
-            print(f"{name:12} {value:g}" if isinstance(value, float) else f"{name:12} {value}")
+            print(f"{name:18} {value:g}" if isinstance(value, float) else f"{name:18} {value}")
+    if result.repetition:
+        print(
+            f"podracer: {result.repetition}: to measure more take --policy sampled or --epsilon "
+            "0.01.",
+            file=sys.stderr,
+        )
     return 0
+
+
+def _acting(experiment: Experiment, options: EvalOptions | PlayOptions) -> dict[str, Any]:
+    """Return the policy and the epsilon of a run's evaluations, unless flags give others."""
+    policy, epsilon = experiment.evaluation_policy, experiment.evaluation_epsilon
+    return {
+        "policy": policy if options.policy is None else options.policy,
+        "epsilon": epsilon if options.epsilon is None else options.epsilon,
+    }
+
+
+def _episodes_of(
+    experiment: Experiment, state: TrainState, options: EvalOptions | PlayOptions
+) -> tuple[jax.Array, int | jax.Array]:
+    """Return the key and the update that give the episodes of a seed, or the run's last ones."""
+    import jax
+
+    if options.seed is not None:
+        return jax.random.key(options.seed), 0
+    return state.key, 0 if experiment.fixed_evaluation else state.update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,41 +119,47 @@ class PlayOptions:
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
-    """Number of greedy episodes to show; at least 1."""
+    """Number of episodes to show; at least 1."""
+    policy: PolicyName | None = None
+    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
+    epsilon: float | None = None
+    """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
     max_steps: int = 500
     """Largest number of environment steps to show; at least 1."""
     fps: int = 0
     """Frames per second of the film; 0 chooses by its length."""
     seed: int | None = None
-    """Random seed of the episodes. By default that of the run."""
+    """Random seed of the episodes. By default the run's, which shows its last evaluation."""
 
 
 def play(arguments: Sequence[str]) -> int:
-    """Run `podracer play`: film greedy episodes of the newest checkpoint."""
+    """Run `podracer play`: film episodes of the newest checkpoint."""
 
     options = parse(PlayOptions, "play", arguments, about="Film a run at its newest checkpoint.")
-    import jax
-
     from podracer.agent import policy_params
-    from podracer.evaluate import record_frames
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.loading import load_run
+    from podracer.reports.console import acting_text
+    from podracer.reports.recording import record_frames
     from podracer.reports.video import write_video
 
     use_compilation_cache()
-    agent, env, state = load_run(options.run, recipe=reopen_run(options.run, options.recipe))
-    key = state.key if options.seed is None else jax.random.key(options.seed)
+    experiment = reopen_run(options.run, options.recipe)
+    agent, env, state = load_run(options.run, recipe=experiment)
+    acting = _acting(experiment, options)
     frames, returns = record_frames(
         agent,
         env,
         policy_params(agent, state.learner),
-        key,
+        *_episodes_of(experiment, state, options),
+        **acting,
         episodes=require_at_least("--episodes", options.episodes),
         max_steps=require_at_least("--max-steps", options.max_steps),
     )
     out = options.out or options.run / "play.gif"
     write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
-    print(f"{out}: {len(frames)} frames, returns {', '.join(f'{r:g}' for r in returns) or 'none'}")
+    returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
+    print(f"{out}: {len(frames)} frames, {acting_text(**acting)}, returns {returns_text}")
     return 0
 
 

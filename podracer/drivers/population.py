@@ -25,8 +25,15 @@ from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import Progress, TrainState
-from podracer.environment import Environment, evaluation_environment
-from podracer.evaluate import MAX_STEPS, Evaluation, greedy_episodes
+from podracer.environment import Environment
+from podracer.evaluate import (
+    MAX_STEPS,
+    ActingRule,
+    Episodes,
+    Evaluation,
+    play_episodes,
+    to_evaluation,
+)
 from podracer.io.names import nearest
 from podracer.mesh import POD, Device, check_program_memory, make_mesh
 from podracer.types import ConfigError, Metrics
@@ -193,26 +200,33 @@ def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
 
 
 def make_evaluator(
-    agent: Agent, pods: Sequence[Pod], env: Environment, mesh: Mesh, episodes: int
+    agent: Agent,
+    pods: Sequence[Pod],
+    env: Environment,
+    mesh: Mesh,
+    episodes: int,
+    rule: ActingRule,
+    *,
+    fixed: bool,
 ) -> Callable[[TrainState], Evaluation]:
-    """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`."""
-    agents = stack(agent, pods)
-    evaluation_env: Environment = evaluation_environment(env)
+    """Return an evaluator of the pods' states; returns and lengths are `[P, episodes]`.
 
-    def evaluate_pod(agent: Agent, state: TrainState) -> Any:
-        params = agent.actor_params(state.learner)
-        return greedy_episodes(agent, evaluation_env, episodes, MAX_STEPS, params, state.key)
+    With `fixed` all evaluations of a pod play the same episodes. Raises `ConfigError` as
+    `evaluate.make_evaluator` does.
+    """
+    rule.check(env.spec)
+    agents = stack(agent, pods)
+
+    def evaluate_pod(agent: Agent, state: TrainState) -> Episodes:
+        params, update = agent.actor_params(state.learner), jnp.uint32(0) if fixed else state.update
+        return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
 
     program = jax.shard_map(
         jax.vmap(evaluate_pod), mesh=mesh, in_specs=(PODS, PODS), out_specs=PODS, check_vma=False
     )
     run = jax.jit(program)
 
-    def evaluate(state: TrainState) -> Evaluation:
-        returns, lengths, done = jax.device_get(run(agents, state))
-        return Evaluation(returns, lengths, int((~done).sum()))
-
-    return evaluate
+    return lambda state: to_evaluation(run(agents, state))
 
 
 def _to_progress(updates: int, values: Any) -> Progress:

@@ -13,6 +13,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
+from podracer.evaluate import ActingRule, Policy
 from podracer.types import ConfigError, check_ranges
 
 
@@ -39,7 +40,13 @@ class Experiment:
     evaluations: int = 10
     """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none."""
     evaluation_episodes: int = 100
-    """Number of greedy episodes in each evaluation, at least 1."""
+    """Number of episodes in each evaluation, at least 1."""
+    evaluation_policy: Policy = "greedy"
+    """Policy in evaluations: `greedy` for the agent's best actions, `sampled` to explore."""
+    evaluation_epsilon: float = 0.0
+    """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""
+    fixed_evaluation: bool = False
+    """Whether all evaluations play the same episodes; otherwise each plays new ones."""
     target_return: float | None = None
     """Mean return of an evaluation at which the run stops early."""
     max_seconds: float | None = None
@@ -108,6 +115,7 @@ class Experiment:
                 raise ConfigError(f"{name} must be at least {minimum}, but it is {value}.")
         if self.seed >= 2**32:
             raise ConfigError(f"seed must be below 2^32, but it is {self.seed}.")
+        ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
         for name in ("stall_seconds", "max_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:

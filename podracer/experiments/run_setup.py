@@ -23,11 +23,11 @@ from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.evaluate import Evaluation, make_evaluator
+from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import to_json
 from podracer.io.differences import differences
-from podracer.io.run_directory import read_limited
+from podracer.io.run_directory import read_limited, run_directory
 from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
 
@@ -127,7 +127,18 @@ def make_run_setup(experiment: Experiment) -> RunSetup:
         drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
     saved_env = checkpointed_environment(experiment, env)
     like = abstract_state(agent, saved_env, mesh, config)
-    greedy = make_evaluator(agent, env, experiment.evaluation_episodes)
+    play = make_evaluator(
+        agent,
+        env,
+        experiment.evaluation_episodes,
+        policy=experiment.evaluation_policy,
+        epsilon=experiment.evaluation_epsilon,
+    )
+
+    def evaluate(state: TrainState) -> Evaluation:
+        update = 0 if experiment.fixed_evaluation else state.update
+        return play(policy_params(agent, state.learner), state.key, update)
+
     return RunSetup(
         agent,
         env,
@@ -137,7 +148,7 @@ def make_run_setup(experiment: Experiment) -> RunSetup:
         _checked_size(like, mesh),
         init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
         drive=drive,
-        evaluate=lambda state: greedy(policy_params(agent, state.learner), state.key),
+        evaluate=evaluate,
     )
 
 
@@ -157,7 +168,6 @@ def _population_setup(
     check_policy(agent, "train it alone, not in a population")
     mesh = population.population_mesh(devices, len(pods))
     like = population.abstract_states(agent, pods, env, mesh, config)
-    episodes = experiment.evaluation_episodes
     return RunSetup(
         agent,
         env,
@@ -167,7 +177,15 @@ def _population_setup(
         _checked_size(like, mesh),
         init=lambda: population.init_states(agent, pods, env, mesh, config),
         drive=partial(population.population, agent, pods, env, mesh, config),
-        evaluate=population.make_evaluator(agent, pods, env, mesh, episodes),
+        evaluate=population.make_evaluator(
+            agent,
+            pods,
+            env,
+            mesh,
+            experiment.evaluation_episodes,
+            ActingRule(experiment.evaluation_policy, experiment.evaluation_epsilon),
+            fixed=experiment.fixed_evaluation,
+        ),
     )
 
 
@@ -235,3 +253,20 @@ def check_same_environment(directory: Path, env: Any) -> None:
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "
             "bring back the file or the version that it was made from, or begin a new run."
         )
+
+
+def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
+    """Return the run's directory: a new one, or with `resume` one that holds a run."""
+    if run_dir is None:
+        if jax.process_count() > 1:
+            raise ConfigError("several processes need a run directory that all of them share.")
+        moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
+    path = Path(run_dir)
+    directory = run_directory(path.parent, path.name)
+    exists = (directory / "config.json").exists()
+    if resume and not exists:
+        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
+    if exists and not resume:
+        raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
+    return directory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import logging
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -23,16 +22,17 @@ from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
+    claim_run_directory,
     make_run_setup,
     run_metadata,
 )
 from podracer.experiments.serialization import check_same_experiment, to_json
 from podracer.io import checkpoint
-from podracer.io.run_directory import RunLock, run_directory, write_crash, write_json
+from podracer.io.run_directory import RunLock, write_crash, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
-from podracer.types import ConfigError, LearnerState, PodracerError
+from podracer.types import LearnerState, PodracerError
 
 _LOG = logging.getLogger("podracer")
 
@@ -151,6 +151,7 @@ class Run:
         self.agent, self.env, self.mesh = setup.agent, setup.env, setup.mesh
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
         self._is_stopped = False  # by a callback
+        self._has_warned = False  # of an evaluation that repeats few episodes
         self.is_main = jax.process_index() == 0
         self.totals = Totals()
         self._collected_before = 0  # by the resumed run
@@ -238,7 +239,7 @@ class Run:
         watchdog: Watchdog,
     ) -> Result:
         """Record each chunk; at boundaries evaluate, call back, save and stop."""
-        experiment, totals = self.experiment, self.totals
+        experiment = self.experiment
         times = Stopwatch()
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
@@ -256,12 +257,8 @@ class Run:
                 if progress.updates in experiment.evaluation_updates:
                     with tag_component("evaluator"):
                         evaluation = self.setup.evaluate(progress.state)
-                    record["evaluation_return"] = float(evaluation.returns.mean())
-                    record["evaluation_length"] = float(evaluation.lengths.mean())
-                    totals.evaluation_return = record["evaluation_return"]
+                    self._record_evaluation(evaluation, record, progress)
                     times.add("time_evaluate")
-                    if progress.pods is not None:
-                        progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
                 self._write(sinks, record, progress)
                 self._call_back(Boundary(self.agent, learner, record, evaluation, self.directory))
                 done = self._is_done()
@@ -322,6 +319,25 @@ class Run:
             **lap,
         }
 
+    def _record_evaluation(
+        self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
+    ) -> None:
+        """Add an evaluation to the record; of a population the means over its pods."""
+        self.totals.evaluation_return = float(evaluation.returns.mean())
+        record["evaluation_return"] = self.totals.evaluation_return
+        record["evaluation_length"] = float(evaluation.lengths.mean())
+        record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
+        if progress.pods is not None:
+            progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
+            progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
+        if evaluation.repetition and not self._has_warned and self.is_main:
+            self._has_warned = True
+            _LOG.warning(
+                "%s: to measure more take --evaluation-policy sampled or --evaluation-epsilon "
+                "0.01, or fewer --evaluation-episodes.",
+                evaluation.repetition,
+            )
+
     def _accounts(self, progress: Progress) -> dict[str, int]:
         """Return the numbers of steps of this host's actors: collected, trained on and dropped."""
         if progress.collected is None:
@@ -377,23 +393,3 @@ class Run:
             last_update=self.totals.updates,
             last_checkpoint=self.saved,
         )
-
-
-# --- the run directory ---------------------------------------------------------------------------
-
-
-def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
-    """Return the run's directory: a new one, or with `resume` one that holds a run."""
-    if run_dir is None:
-        if jax.process_count() > 1:
-            raise ConfigError("several processes need a run directory that all of them share.")
-        moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
-    path = Path(run_dir)
-    directory = run_directory(path.parent, path.name)
-    exists = (directory / "config.json").exists()
-    if resume and not exists:
-        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
-    if exists and not resume:
-        raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
-    return directory

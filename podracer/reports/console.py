@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import math
 import shlex
 import sys
@@ -73,6 +74,11 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def acting_text(policy: str, epsilon: float) -> str:
+    """Describe how an evaluation acts: `greedy`, `sampled`, `greedy with epsilon 0.01`."""
+    return f"{policy} with epsilon {epsilon:g}" if epsilon else policy
+
+
 def sparkline(values: list[float]) -> str:
     """Return one bar character for each value, scaled from the lowest to the highest."""
     if not values:
@@ -96,11 +102,13 @@ class Console:
         recipe: str = "",
         devices: str = "",
         memory: str = "",
+        acting: str = "",
         file: TextIO | None = None,
         interval: float = 5.0,
     ) -> None:
         self._total = max(total_updates, 1)
         self._title = title
+        self._acting = acting
         memory_text = memory and f"{memory} of state on each"
         self._about = [part for part in (recipe, devices, memory_text) if part]
         self._file = sys.stdout if file is None else file
@@ -138,7 +146,8 @@ class Console:
         terminal = self._terminal
         unicode = (terminal.encoding or "").lower().startswith("utf")
         if not terminal.is_terminal or terminal.is_dumb_terminal or not unicode:
-            about = " ".join(f"[{part}]" for part in self._about)
+            acting = self._acting and f"{self._acting} evaluation"
+            about = " ".join(f"[{part}]" for part in [*self._about, acting] if part)
             with contextlib.suppress(OSError):  # a broken pipe must not end the run
                 print(self._title, about, f"{self._total} updates", file=self._file, flush=True)
             return None
@@ -215,12 +224,18 @@ class Console:
     def _figures(self) -> Table:
         latest = self._latest
         updates = f"{latest['updates']:,} / {self._total:,}"
-        best = Text(f"best {number(self._best)}" if self._best is not None else "", "dim")
+        distinct = latest.get("evaluation_distinct_episodes")
+        evaluated = [
+            self._acting,
+            f"best {number(self._best)}" if self._best is not None else "",
+            f"{distinct:g} distinct episodes" if distinct is not None else "",
+        ]
+        about = Text("  ".join(filter(None, evaluated)), "dim")
         trend = Text(sparkline(list(self._returns)), "green")
         rows = [
             ("episode return", number(latest.get("episode_return")), trend,
              "frames", compact(latest.get("frames"))),
-            ("evaluation", number(latest.get("evaluation_return")), best,
+            ("evaluation", number(latest.get("evaluation_return")), about,
              "frames/second", compact(latest.get("frames_per_second"))),
             ("episode length", number(latest.get("episode_length")), Text(), "updates", updates),
             ("episodes", compact(latest.get("episodes")), Text(),
@@ -264,12 +279,16 @@ def console(run: RunInfo) -> Console:
     """Return the sink that shows a run in the terminal, for `train(..., sinks=[console])`."""
     from podracer.mesh import format_bytes  # imports JAX, which the rest of this file does not need
 
+    experiment = run.experiment
     return Console(
-        run.experiment.num_updates,
+        experiment.num_updates,
         run.run_dir.name,
-        recipe=run.experiment.recipe,
+        recipe=experiment.recipe,
         devices=run.devices,
         memory=format_bytes(run.state_bytes),
+        acting=acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
+        if experiment.evaluations
+        else "",
     )
 
 
@@ -288,6 +307,8 @@ def line(record: Record, total_updates: int) -> str:
         parts.append(f"idle {'/'.join(percent(share).removesuffix(' %') for share in idle):>5} %")
     if record.get("evaluation_return") is not None:
         parts.append(f"eval {number(record['evaluation_return']):>6}")
+    if record.get("evaluation_distinct_episodes") is not None:
+        parts.append(f"distinct {record['evaluation_distinct_episodes']:g}")
     return "  ".join(parts).rstrip()
 
 
@@ -313,7 +334,8 @@ def summarize(
     if "episode_return" in last:
         parts.append(f"episode return {number(last['episode_return'])}")
     if evaluations:
-        parts.append(f"evaluation {number(evaluations[-1])} (best {number(max(evaluations))})")
+        name = f"{_acting_of(run)} evaluation".lstrip()
+        parts.append(f"{name} {number(evaluations[-1])} (best {number(max(evaluations))})")
     where = shlex.quote(str(run))
     option = "" if recipe is None else f" --recipe {shlex.quote(recipe)}"
     rows = [
@@ -326,3 +348,12 @@ def summarize(
     width = max(len(label) for label, _ in rows) + 2
     for label, text in rows:
         terminal.print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)
+
+
+def _acting_of(run: Path) -> str:
+    """Return how the evaluations of a run act, "" where its configuration does not say it."""
+    try:
+        experiment = json.loads((run / "config.json").read_text())["experiment"]
+        return acting_text(experiment["evaluation_policy"], experiment["evaluation_epsilon"])
+    except (OSError, ValueError, KeyError):
+        return ""

@@ -25,6 +25,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from podracer.io.differences import leaves
+from podracer.reports.console import acting_text
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
 _THEMES = {"light": ("#1f2328", "#6b7280", "#d8dce2"), "dark": ("#e6e8eb", "#9aa3ad", "#3a4049")}
@@ -61,6 +62,21 @@ class RunRecords:
     @property
     def recipe(self) -> str:
         return str(self.config.get("recipe", "-"))
+
+    @property
+    def acting(self) -> str:
+        """How the run's evaluations act, "" where its configuration does not say it."""
+        policy, epsilon = (self.settings.get(f"evaluation_{x}") for x in ("policy", "epsilon"))
+        return acting_text(policy, float(epsilon or 0)) if policy else ""
+
+    @property
+    def evaluation_facts(self) -> dict[str, str]:
+        """How the run's evaluations act, and how many of their episodes differ."""
+        distinct = self.last("evaluation_distinct_episodes")
+        if distinct is None or not self.acting:
+            return {}
+        count = f"{distinct:g} of {self.settings.get('evaluation_episodes', '?')}"
+        return {"Evaluation policy": self.acting, "Distinct episodes": count}
 
 
 def as_text(tree: Mapping[str, Any]) -> dict[str, str]:

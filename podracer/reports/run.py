@@ -214,6 +214,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
         "Wall time": clock(run.last("seconds")),
         "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
+        **run.evaluation_facts,
         **utilization_facts(run),
         "Recipe": run.recipe,
         "Seed": run.settings.get("seed", "-"),
@@ -224,7 +225,8 @@ def _facts(run: RunRecords) -> dict[str, str]:
 
 def _verdict(label: str, members: Sequence[RunRecords]) -> str:
     """Return the final score of a group over its seeds, in words."""
-    for key, name in (("evaluation_return", "evaluation"), ("episode_return", "episode return")):
+    evaluation = f"{members[0].acting} evaluation".lstrip()
+    for key, name in (("evaluation_return", evaluation), ("episode_return", "episode return")):
         finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
         if len(finals) > 1:
             low, high = (number(float(bound)) for bound in bootstrap_interval(finals))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from podracer.reports import tournament_figures as pictures
-from podracer.reports.console import clock, compact, number
+from podracer.reports.console import acting_text, clock, compact, number
 from podracer.reports.curves import RunRecords
 from podracer.reports.run import configuration, page, section, table, tiles
 from podracer.reports.tournament_log import (
@@ -59,9 +61,16 @@ def _facts(course: TournamentLog) -> dict[str, str]:
         "Selection": settings["selection"]["kind"],
         "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
         "Refused reports": str(state.rejected),
-        "Episodes of an evaluation": str(state.header.episodes),
+        "Episodes of an evaluation": ", ".join([str(state.header.episodes), *_acting(settings)]),
         "Seed": str(state.header.seed),
     }
+
+
+def _acting(settings: Mapping[str, Any]) -> list[str]:
+    """Return how the experiments of a tournament act in evaluations, each way once."""
+    fields = ("evaluation_policy", "evaluation_epsilon")
+    ways = [[experiment.get(field) for field in fields] for experiment in settings["experiments"]]
+    return list(dict.fromkeys(acting_text(*way) for way in ways if None not in way))
 
 
 def _score(entry: Entry) -> str:

@@ -88,7 +88,8 @@ class Tournament:
     def evaluation(self) -> str:
         """Digest of the evaluation's settings; only scores with equal digests are compared."""
         environments = sorted({str(experiment.environment) for experiment in self.experiments})
-        text = json.dumps([environments, self.evaluation_seed])
+        acting = sorted({(e.evaluation_policy, e.evaluation_epsilon) for e in self.experiments})
+        text = json.dumps([environments, acting, self.evaluation_seed])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def experiment_of(self, pod: int) -> Experiment:

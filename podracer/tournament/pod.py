@@ -186,7 +186,9 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     The same checkpoint, seed and kind of device give the same numbers.
     """
     use_compilation_cache()
-    setup = make_run_setup(dataclasses.replace(experiment, evaluation_episodes=episodes))
+    setup = make_run_setup(
+        dataclasses.replace(experiment, evaluation_episodes=episodes, fixed_evaluation=True)
+    )
     state = checkpoint.load(path.parent, setup.like, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     return setup.evaluate(dataclasses.replace(state, key=held_out)).returns

@@ -27,6 +27,7 @@ def atari_impala(game: str = "pong") -> Experiment:
         frames=50_000_000,
         evaluations=10,
         evaluation_episodes=10,
+        evaluation_policy="sampled",
         save_seconds=300.0,
     )
 
@@ -80,6 +81,8 @@ def atari_dqn(game: str = "pong") -> Experiment:
             network=TorsoNetwork(CNN()),
         ),
         driver=SebulbaConfig(num_envs=16, rollout_length=4, updates_per_chunk=500),
+        evaluation_policy="greedy",
+        evaluation_epsilon=0.001,  # van Hasselt et al. 2016 (tuned double DQN), and dopamine
     )
 
 

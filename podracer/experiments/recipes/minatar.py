@@ -32,6 +32,7 @@ def breakout_ppo() -> Experiment:
         driver=AnakinConfig(num_envs=128, rollout_length=64, updates_per_chunk=20),
         frames=5_000_000,
         evaluations=20,
+        evaluation_policy="sampled",  # greedy episodes of this game are one or two
     )
 
 
@@ -59,6 +60,7 @@ def breakout_dqn() -> Experiment:
         driver=AnakinConfig(num_envs=64, rollout_length=4, updates_per_chunk=100),
         frames=1_000_000,
         evaluations=20,
+        evaluation_epsilon=0.01,  # greedy episodes of this game are one or two
     )
 
 

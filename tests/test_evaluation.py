@@ -1,0 +1,212 @@
+"""Evaluations: who acts in them, in which episodes, and how many of these differ."""
+
+import dataclasses
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podracer
+from podracer.agents.a2c import A2C
+from podracer.cli.main import main
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.evaluate import make_evaluator
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.run_setup import make_run_setup
+from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.random import random_uniform
+from podracer.tournament.config import Tournament
+from podracer.types import ACTION_MASK, ArraySpec, ConfigError, Discrete, EnvironmentSpec
+
+LENGTH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Sixteen steps without chance; the reward is 1 for the second action, 100 for the third."""
+
+    masked: bool = False  # whether the second action is not allowed
+
+    @property
+    def spec(self):
+        observation = {ACTION_MASK: ArraySpec((3,), np.bool_)}
+        return EnvironmentSpec("line", observation, Discrete(3))
+
+    def _observation(self):
+        return {ACTION_MASK: jnp.array([True, not self.masked, True])}
+
+    def reset(self, key):
+        return jnp.int32(0), podracer.restart(self._observation())
+
+    def step(self, key, state, action):
+        reward = jnp.array([0.0, 1.0, 100.0])[action]
+        timestep = podracer.transition(self._observation(), reward, terminal=state == LENGTH - 1)
+        return state + 1, timestep
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted:
+    """Agent whose best action is the first; it explores with the first two, evenly."""
+
+    spec: EnvironmentSpec
+
+    def learn(self, *args):
+        raise NotImplementedError
+
+    init = actor_params = learn
+
+    def carry(self, num_envs):
+        return ()
+
+    def act(self, params, carry, timestep, keys, explore):
+        action = jnp.int32(random_uniform(keys) * 2) if explore else jnp.zeros(len(keys), jnp.int32)
+        return action, (), carry
+
+
+def evaluate(episodes=500, host=False, masked=False, update=0, **acting):
+    env = podracer.auto_reset(Line(masked))
+    chosen = DeviceEnvironments(env) if host else env
+    evaluator = make_evaluator(Scripted(env.spec), chosen, episodes, **acting)
+    result = evaluator((), jax.random.key(0), update)
+    assert set(result.lengths) == {LENGTH}
+    assert result.unfinished == 0
+    return result
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_a_greedy_evaluation_without_chance_is_one_episode(host):
+    greedy = evaluate(20, host)
+    assert greedy.distinct_episodes == 1
+    assert greedy.repetition == "the 20 evaluation episodes are repetitions of one episode"
+    assert evaluate(1, host).repetition is None
+    sampled = evaluate(20, host, policy="sampled")
+    assert sampled.distinct_episodes == 20
+    assert sampled.repetition is None
+    assert abs(sampled.returns.mean() - LENGTH / 2) < 4 * (LENGTH / 4 / 20) ** 0.5
+
+
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_epsilon_is_the_share_of_uniformly_random_allowed_actions(host, masked):
+    epsilon = 0.3
+    returns = evaluate(host=host, masked=masked, epsilon=epsilon).returns
+    third, second = np.divmod(returns, 100) / np.float32(LENGTH)
+    share = epsilon / (2 if masked else 3)
+    bound = 4 * (share / returns.size / LENGTH) ** 0.5
+    assert abs(third.mean() - share) < bound
+    assert abs(second.mean() - (0 if masked else share)) <= (0 if masked else bound)
+
+
+def test_random_actions_leave_the_others_as_they_were():
+    """They have keys of their own: a rare one changes no other sample of the policy."""
+    sampled = evaluate(policy="sampled").returns
+    rarely = evaluate(policy="sampled", epsilon=1e-3).returns
+    assert 0.95 < (sampled == rarely).mean() < 1
+
+
+def test_episodes_follow_the_key_and_the_update():
+    first, again, other = (evaluate(policy="sampled", update=u).returns for u in (3, 3, 4))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize(
+    ("environment", "acting", "words"),
+    [
+        ("pendulum", {"epsilon": 0.1}, "needs discrete actions, and pendulum has continuous"),
+        ("catch", {"epsilon": 1.5}, r"evaluation_epsilon must lie in \[0, 1\], but it is 1.5"),
+        ("catch", {"epsilon": float("nan")}, r"must lie in \[0, 1\]"),
+        ("catch", {"policy": "best"}, "must be greedy or sampled, but it is 'best'"),
+    ],
+)
+def test_what_no_agent_can_do_is_refused(environment, acting, words):
+    env = podracer.make(environment)
+    with pytest.raises(ConfigError, match=words):
+        make_evaluator(Scripted(env.spec), env, 2, **acting)
+
+
+# --- in a run -------------------------------------------------------------------------------------
+
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=A2C(learning_rate=0.0, network=TorsoNetwork(MLP((4,)))),
+    driver=AnakinConfig(4, 2, 5),
+    frames=20 * 8,
+    evaluations=2,
+    evaluation_episodes=16,
+    evaluation_policy="sampled",
+    devices=1,
+)
+
+
+def test_evaluations_are_the_same_under_every_driver():
+    def returns(**changes):
+        setup = make_run_setup(dataclasses.replace(EXPERIMENT, evaluation_epsilon=0.2, **changes))
+        state = setup.init()
+        later = dataclasses.replace(state, update=state.update + 5)
+        return [setup.evaluate(s).returns for s in (state, later)]
+
+    fresh, fixed = returns(), returns(fixed_evaluation=True)
+    assert (fresh[0] != fresh[1]).any()
+    assert (fixed[0] == fixed[1]).all()
+    assert (fixed[0] == fresh[0]).all()
+    for changes in (
+        {"devices": 2},
+        {"driver": EXPERIMENT.under("sebulba").driver},
+        {"pods": (Pod(0), Pod(1))},
+    ):
+        for one, other in zip(fresh, returns(**changes), strict=True):
+            assert (one == (other[0] if "pods" in changes else other)).all()
+
+
+def test_a_run_evaluates_as_it_says_and_again_by_eval(tmp_path, capsys):
+    run = tmp_path / "run"
+    result = podracer.train(EXPERIMENT, run_dir=run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = lines[-1]
+    assert last["evaluation_distinct_episodes"] == result.evaluation.distinct_episodes > 2
+    config = json.loads((run / "config.json").read_text())["experiment"]
+    assert (config["evaluation_policy"], config["evaluation_epsilon"]) == ("sampled", 0.0)
+    assert config["fixed_evaluation"] is False
+
+    def figures(*flags):
+        with pytest.raises(SystemExit) as stop:
+            main(["eval", str(run), "--json", "--episodes", "16", *flags])
+        assert stop.value.code == 0
+        return json.loads(capsys.readouterr().out)
+
+    same = figures()
+    assert same["return_mean"] == pytest.approx(last["evaluation_return"])
+    assert (same["policy"], same["epsilon"]) == ("sampled", 0.0)
+    assert same["distinct_episodes"] == last["evaluation_distinct_episodes"]
+    other = figures("--policy", "greedy", "--epsilon", "1", "--seed", "3")
+    assert (other["policy"], other["epsilon"]) == ("greedy", 1.0)
+    # They decide what is measured, not what is learned, so a resumed run may change them.
+    podracer.train(
+        EXPERIMENT, run_dir=run, resume=True, evaluation_policy="greedy", fixed_evaluation=True
+    )
+
+
+def test_an_evaluation_of_one_episode_warns_once(tmp_path, caplog):
+    env = podracer.auto_reset(Line())
+    experiment = dataclasses.replace(EXPERIMENT, environment=env, evaluation_policy="greedy")
+    with caplog.at_level(logging.WARNING, "podracer"):
+        podracer.train(experiment, run_dir=tmp_path / "run")
+    messages = [r.getMessage() for r in caplog.records if "repetitions" in r.getMessage()]
+    assert len(messages) == 1
+    assert "16 evaluation episodes" in messages[0]
+    assert "--evaluation-policy sampled or --evaluation-epsilon 0.01" in messages[0]
+
+
+def test_scores_of_a_tournament_are_compared_only_under_one_policy():
+    def digest(**changes):
+        return Tournament((dataclasses.replace(EXPERIMENT, **changes),)).evaluation
+
+    assert digest() == digest(seed=5)
+    assert len({digest(), digest(evaluation_policy="greedy"), digest(evaluation_epsilon=0.1)}) == 3
