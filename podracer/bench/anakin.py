@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
     """Return the context of a measurement: processor, devices, versions and commit."""
     device = jax.devices()[0]
     return {
-        "machine": f"{os.cpu_count()} x {_processor()}",
+        "machine": f"{os.cpu_count()} x {processor()}",
         "device": f"{jax.device_count()} x {device.device_kind}",
         "platform": device.platform,
         "python": platform.python_version(),
@@ -57,7 +57,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(x.split(":")[1].strip() for x in file if x.startswith("model name"))

@@ -1,0 +1,292 @@
+"""What the results suite measures: the table of its cells, and the references beside them.
+
+A cell is an agent at a task: a command of podracer and the number of its seeds. A reference is
+another library at the same task; it runs for the frames and with the evaluation of the cells that
+name it in `against`. Minutes are those of all seeds on two cores, estimated before a measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from podracer.cli.arguments import find_recipe, parse_experiment
+from podracer.cli.train import TrainOptions
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.hosts import Hosts
+from podracer.experiments.serialization import to_json
+
+FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
+
+
+class Cell(NamedTuple):
+    """One agent at one task."""
+
+    family: str  # section of the page
+    task: str
+    agent: str
+    command: str  # recipe and flags, as of `podracer train`
+    seeds: int
+    minutes: float
+    against: tuple[str, ...] = ()  # "library/agent" of what it is compared with
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/podracer/{self.agent}"
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Names of the contenders that it is compared with."""
+        return tuple(f"{self.task}/{rival}" for rival in self.against)
+
+
+class Reference(NamedTuple):
+    """Another library at a task, with its own published settings."""
+
+    task: str
+    library: str
+    agent: str
+    settings: dict[str, Any]  # arguments of the library
+    minutes: float  # of all seeds
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/{self.library}/{self.agent}"
+
+    @property
+    def script(self) -> str:
+        scripts = {"sb3": "reference_sb3.py", "sbx": "reference_sb3.py"}
+        return scripts.get(self.library, f"reference_{self.library}.py")
+
+    def cell(self) -> Cell:
+        """Return the cell that gives frames, evaluation and seeds; KeyError if there is none."""
+        for cell in CELLS:
+            if self.name in cell.rivals:
+                return cell
+        raise KeyError(f"no cell is compared with {self.name}")
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders")  # of MinAtar in gymnax
+ROBOTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")  # of MuJoCo in Gymnasium
+ON_POLICY, REPLAY = "MinAtar, 10 M frames", "MinAtar, 2 M frames"
+CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
+EVALUATION = "--evaluations 20 --evaluation-episodes 128"
+
+
+def _minatar(game: str) -> list[Cell]:
+    task = f"minatar-{game.lower()}"
+    flags = f"--environment gymnax:{game}-MinAtar {EVALUATION}"
+    long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000"
+    peers = ("rejax/ppo", "purejaxrl/ppo")
+    return [
+        Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long}", 10, 20, peers),
+        Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 45, peers),
+        Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 15, ("purejaxrl/dqn",)),
+        Cell(REPLAY, task, "rainbow", f"breakout_rainbow {short}", 5, 60, ("podracer/dqn",)),
+    ]
+
+
+def _mujoco(robot: str) -> list[Cell]:
+    task, flags = robot.lower(), f"--environment gymnasium:{robot}-v5 --frames 1000000"
+    return [
+        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {flags}", 3, 250, ("sb3/sac", "sbx/sac")),
+        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {flags}", 3, 200, ("sb3/td3", "sbx/td3")),
+        Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {flags}", 3, 30, ("sb3/ppo",)),
+    ]
+
+
+_ACROBOT = f"--environment gymnax:Acrobot-v1 {EVALUATION}"
+_DEEPSEA = f"--environment gymnax:DeepSea-bsuite,size=8 {EVALUATION}"
+_UMBRELLA = f"--environment gymnax:UmbrellaChain-bsuite,chain_length=20 {EVALUATION}"
+_CHAIN = f"--environment gymnax:MemoryChain-bsuite,memory_length=15 {EVALUATION}"
+
+CELLS: tuple[Cell, ...] = (
+    *(cell for game in GAMES for cell in _minatar(game)),
+    Cell(CLASSIC, "cartpole", "ppo", f"cartpole_ppo {EVALUATION}", 10, 1, ("rejax/ppo",)),
+    Cell(CLASSIC, "cartpole", "impala", f"cartpole_impala {EVALUATION}", 10, 1),
+    Cell(CLASSIC, "cartpole", "stacx", f"cartpole_stacx {EVALUATION}", 10, 2),
+    Cell(CLASSIC, "cartpole", "dqn", f"cartpole_dqn {EVALUATION}", 10, 3, ("rejax/dqn",)),
+    Cell(CLASSIC, "cartpole", "rainbow", f"cartpole_rainbow {EVALUATION}", 10, 20),
+    Cell(CLASSIC, "cartpole", "muzero", f"cartpole_muzero {EVALUATION}", 10, 40),
+    Cell(CLASSIC, "cartpole", "alphazero", f"cartpole_alphazero {EVALUATION}", 10, 20),
+    Cell(CLASSIC, "acrobot", "ppo", f"cartpole_ppo {_ACROBOT}", 10, 2, ("rejax/ppo",)),
+    Cell(CLASSIC, "acrobot", "dqn", f"cartpole_dqn {_ACROBOT}", 10, 3, ("rejax/dqn",)),
+    Cell(CLASSIC, "pendulum", "ppo", f"pendulum_ppo {EVALUATION}", 10, 2, ("rejax/ppo",)),
+    Cell(CLASSIC, "pendulum", "sac", f"pendulum_sac {EVALUATION}", 10, 5, ("rejax/sac",)),
+    Cell(CLASSIC, "pendulum", "td3", f"pendulum_td3 {EVALUATION}", 10, 4, ("rejax/td3",)),
+    Cell(CLASSIC, "pendulum", "ddpg", f"pendulum_ddpg {EVALUATION}", 10, 4),
+    Cell(MEMORY, "memorychain-15", "r2d2", f"memorychain_r2d2 {EVALUATION}", 10, 20),
+    Cell(MEMORY, "memorychain-15", "ppo-gru", f"memory_ppo {_CHAIN}", 10, 3),
+    Cell(MEMORY, "memorychain-15", "dqn", f"memorychain_dqn {EVALUATION}", 10, 3),
+    Cell(MEMORY, "deepsea-8", "rainbow", f"cartpole_rainbow {_DEEPSEA}", 10, 10),
+    Cell(MEMORY, "deepsea-8", "dqn", f"cartpole_dqn {_DEEPSEA}", 10, 3),
+    Cell(MEMORY, "umbrella-20", "ppo", f"cartpole_ppo {_UMBRELLA}", 10, 2),
+    Cell(MEMORY, "umbrella-20", "dqn", f"cartpole_dqn {_UMBRELLA}", 10, 3),
+    *(cell for robot in ROBOTS for cell in _mujoco(robot)),
+    Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10),
+    Cell("Atari", "pong", "ppo", "pong_ppo", 1, 35),
+)
+
+
+# --- references -----------------------------------------------------------------------------------
+
+# rejax d751095, benchmark/breakout_1m.yaml.
+_REJAX_MINATAR = {
+    "agent_kwargs": {"activation": "tanh"}, "num_envs": 32, "num_steps": 32, "num_epochs": 4,
+    "num_minibatches": 4, "learning_rate": 0.00025674088686342003, "max_grad_norm": 1,
+    "gamma": 0.995, "gae_lambda": 0.95, "clip_eps": 0.2, "ent_coef": 0.01, "vf_coef": 0.5,
+}  # fmt: skip
+# purejaxrl 31756b1, examples/brax_minatar.ipynb and the defaults of purejaxrl/dqn.py.
+_PUREJAXRL_MINATAR = {
+    "LR": 5e-3, "NUM_ENVS": 64, "NUM_STEPS": 128, "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 8,
+    "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5,
+    "MAX_GRAD_NORM": 0.5, "ACTIVATION": "relu", "ANNEAL_LR": True,
+}  # fmt: skip
+_PUREJAXRL_DQN = {
+    "NUM_ENVS": 10, "BUFFER_SIZE": 10000, "BUFFER_BATCH_SIZE": 128, "EPSILON_START": 1.0,
+    "EPSILON_FINISH": 0.05, "EPSILON_ANNEAL_TIME": 25e4, "TARGET_UPDATE_INTERVAL": 500,
+    "LR": 2.5e-4, "LEARNING_STARTS": 10000, "TRAINING_INTERVAL": 10, "LR_LINEAR_DECAY": False,
+    "GAMMA": 0.99, "TAU": 1.0,
+}  # fmt: skip
+# rejax d751095, configs/gymnax.
+_REJAX_PPO = {
+    "agent_kwargs": {"activation": "tanh"}, "num_envs": 5, "num_steps": 100, "num_epochs": 5,
+    "num_minibatches": 5, "learning_rate": 0.00075, "max_grad_norm": 0.5, "gamma": 0.99,
+    "gae_lambda": 0.95, "clip_eps": 0.2, "ent_coef": 0.01, "vf_coef": 0.5,
+}  # fmt: skip
+_REJAX_DQN = {
+    "agent": "DuelingQNetwork", "agent_kwargs": {"activation": "swish"}, "num_envs": 10,
+    "batch_size": 100, "max_grad_norm": 10, "learning_rate": 0.001, "num_epochs": 5,
+    "eps_start": 1, "eps_end": 0.05, "exploration_fraction": 0.5, "gamma": 0.99, "ddqn": True,
+}  # fmt: skip
+_CARTPOLE_DQN = {**_REJAX_DQN, "buffer_size": 50_000, "fill_buffer": 5_000, "polyak": 0.98}
+_ACROBOT_DQN = {
+    **_REJAX_DQN, "buffer_size": 10_000, "fill_buffer": 1_000, "target_update_freq": 200,
+}  # fmt: skip
+_SWISH = {"activation": "swish"}
+_PENDULUM_PPO = {
+    "agent_kwargs": _SWISH, "num_envs": 100, "num_steps": 100, "num_epochs": 10,
+    "num_minibatches": 10, "learning_rate": 0.001, "max_grad_norm": 10, "gamma": 0.995,
+    "gae_lambda": 0.95, "clip_eps": 0.2, "ent_coef": 0.0, "vf_coef": 0.5,
+    "normalize_observations": True,
+}  # fmt: skip
+_PENDULUM_SAC = {
+    "agent_kwargs": _SWISH, "num_envs": 1, "buffer_size": 10_000, "fill_buffer": 256,
+    "batch_size": 256, "learning_rate": 0.01, "num_epochs": 1, "gamma": 0.99, "polyak": 0.98,
+    "target_entropy_ratio": None, "normalize_observations": True,
+}  # fmt: skip
+_PENDULUM_TD3 = {
+    "actor_kwargs": _SWISH, "critic_kwargs": _SWISH, "num_envs": 1, "buffer_size": 10_000,
+    "fill_buffer": 1_000, "batch_size": 100, "learning_rate": 0.001, "num_epochs": 1,
+    "gamma": 0.99, "polyak": 0.95, "max_grad_norm": 100, "exploration_noise": 0.3,
+    "target_noise": 0.2, "target_noise_clip": 0.5, "policy_delay": 2,
+    "normalize_observations": True,
+}  # fmt: skip
+# RL Zoo of stable-baselines3, hyperparams/{sac,td3,ppo}.yml.
+_ZOO_REPLAY = {"learning_starts": 10_000}
+_ZOO_TD3 = {**_ZOO_REPLAY, "action_noise_std": 0.1, "learning_rate": 1e-3}
+_ZOO_NET = {"log_std_init": -2, "ortho_init": False, "activation_fn": "ReLU", "net_arch": [256] * 2}
+_ZOO_PPO = {
+    "HalfCheetah": {
+        "batch_size": 64, "n_steps": 512, "gamma": 0.98, "learning_rate": 2.0633e-05,
+        "ent_coef": 0.000401762, "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.92,
+        "max_grad_norm": 0.8, "vf_coef": 0.58096, "policy_kwargs": _ZOO_NET,
+    },
+    "Hopper": {
+        "batch_size": 32, "n_steps": 512, "gamma": 0.999, "learning_rate": 9.80828e-05,
+        "ent_coef": 0.00229519, "clip_range": 0.2, "n_epochs": 5, "gae_lambda": 0.99,
+        "max_grad_norm": 0.7, "vf_coef": 0.835671, "policy_kwargs": _ZOO_NET,
+    },
+    "Walker2d": {
+        "batch_size": 32, "n_steps": 512, "gamma": 0.99, "learning_rate": 5.05041e-05,
+        "ent_coef": 0.000585045, "clip_range": 0.1, "n_epochs": 20, "gae_lambda": 0.95,
+        "max_grad_norm": 1, "vf_coef": 0.871923,
+    },
+    "Ant": {},
+}  # fmt: skip
+
+REFERENCES: tuple[Reference, ...] = (
+    *(
+        Reference(f"minatar-{game.lower()}", library, agent, settings, minutes)
+        for game in GAMES
+        for library, agent, settings, minutes in (
+            ("rejax", "ppo", _REJAX_MINATAR, 20),
+            ("purejaxrl", "ppo", _PUREJAXRL_MINATAR, 25),
+            ("purejaxrl", "dqn", _PUREJAXRL_DQN, 20),
+        )
+    ),
+    Reference("cartpole", "rejax", "ppo", _REJAX_PPO, 2),
+    Reference("cartpole", "rejax", "dqn", _CARTPOLE_DQN, 30),
+    Reference("acrobot", "rejax", "ppo", {**_REJAX_PPO, "normalize_observations": True}, 2),
+    Reference("acrobot", "rejax", "dqn", _ACROBOT_DQN, 20),
+    Reference("pendulum", "rejax", "ppo", _PENDULUM_PPO, 5),
+    Reference("pendulum", "rejax", "sac", _PENDULUM_SAC, 20),
+    Reference("pendulum", "rejax", "td3", _PENDULUM_TD3, 10),
+    *(
+        Reference(robot.lower(), library, agent, settings, minutes)
+        for robot in ROBOTS
+        for library, agent, settings, minutes in (
+            ("sb3", "sac", _ZOO_REPLAY, 400),
+            ("sb3", "td3", _ZOO_TD3, 300),
+            ("sb3", "ppo", {**_ZOO_PPO[robot], "normalize": True}, 60),
+            ("sbx", "sac", _ZOO_REPLAY, 200),
+            ("sbx", "td3", _ZOO_TD3, 150),
+        )
+    ),
+)
+
+
+# --- what a cell runs -----------------------------------------------------------------------------
+
+
+@functools.cache
+def experiment_of(command: str) -> Experiment:
+    """Return the experiment that a cell's command names."""
+    recipe, *flags = shlex.split(command)
+    experiment, flags = find_recipe(recipe, flags)
+    options = TrainOptions(arch=experiment.arch)
+    parsed = parse_experiment(f"train {recipe}", flags, experiment, options, {"hosts": Hosts()})
+    return parsed[1]
+
+
+def evaluation_of(experiment: Experiment) -> dict[str, Any]:
+    """Return how an experiment is evaluated: what two scores must share to be compared."""
+    return {
+        "policy": getattr(experiment, "evaluation_policy", "greedy"),
+        "epsilon": getattr(experiment, "evaluation_epsilon", 0.0),
+        "episodes": experiment.evaluation_episodes,
+    }
+
+
+def digest(settings: Any) -> str:
+    """Return a name of settings: those of a measurement, to know whether they have changed."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def configuration_of(experiment: Experiment) -> str:
+    """Return the digest of an experiment, of all but its seeds and what does not change results."""
+    return digest(
+        to_json(dataclasses.replace(experiment, seed=0, pods=(), devices=0, max_seconds=None))
+    )
+
+
+def seeds_of(cell: Cell) -> list[int]:
+    """Return the seeds of a cell."""
+    return list(range(FIRST_SEED, FIRST_SEED + cell.seeds))
+
+
+def command_of(cell: Cell, seeds: Sequence[int]) -> list[str]:
+    """Return the arguments of `podracer` that train some seeds of a cell: as one population under
+    Anakin, a single one under Sebulba."""
+    recipe, *flags = shlex.split(cell.command)
+    if experiment_of(cell.command).arch == "anakin":
+        return ["sweep", recipe, *flags, "--seed", str(seeds[0]), "--seeds", str(len(seeds))]
+    return ["train", recipe, *flags, "--target-return", "None", "--seed", str(seeds[0])]

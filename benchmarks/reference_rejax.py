@@ -1,0 +1,67 @@
+"""Runs of rejax (tested with 0.1.3, gymnax 1.0.1 and JAX 0.10.2) for `references.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from reference_common import Report, distinct_episodes, gymnax_environment, parse
+from rejax import get_algo
+from rejax.evaluate import evaluate
+
+
+def acting(algorithm: Any, state: Any, policy: str, epsilon: float) -> Any:
+    """Return the function that acts in evaluations."""
+    normalize = getattr(algorithm, "normalize_observations", False)
+
+    def act(observation: jax.Array, key: jax.Array) -> jax.Array:
+        if normalize:
+            observation = algorithm.normalize_obs(state.obs_rms_state, observation)
+        if hasattr(algorithm, "agent"):  # its networks of action values are epsilon-greedy
+            return algorithm.agent.apply(
+                state.q_ts.params, observation[None], key, epsilon=epsilon, method="act"
+            )[0]
+        actor, params = algorithm.actor, state.actor_ts.params
+        if policy == "sampled":
+            return actor.apply(params, observation[None], key, method="act")[0]
+        if not hasattr(actor, "_action_dist"):
+            return actor.apply(params, observation[None])[0]  # deterministic
+        mode = actor.apply(params, observation[None], method="_action_dist").mode()[0]
+        if hasattr(actor, "bij"):  # squashed
+            return actor.action_loc + jax.numpy.tanh(mode) * actor.action_scale
+        return mode if algorithm.discrete else jax.numpy.clip(mode, *actor.action_range)
+
+    return act
+
+
+def main() -> None:
+    options = parse(__doc__)
+    report = Report(["rejax", "gymnax", "jax", "flax", "optax"])
+    env, params = gymnax_environment(options.environment)
+
+    def evaluation(algorithm: Any, state: Any, key: jax.Array) -> Any:
+        act = acting(algorithm, state, options.policy, options.epsilon)
+        limit = algorithm.env_params.max_steps_in_episode
+        lengths, returns = evaluate(
+            act, key, algorithm.env, algorithm.env_params, options.episodes, limit
+        )
+        return state.global_step, lengths, returns
+
+    algorithm = get_algo(options.agent).create(
+        env=env,
+        env_params=params,
+        total_timesteps=options.frames,
+        eval_freq=options.frames // options.evaluations,
+        skip_initial_evaluation=True,
+        **options.settings,
+    )
+    algorithm = algorithm.replace(eval_callback=evaluation)
+    train = jax.jit(lambda key: algorithm.train(rng=key)[1])
+    for seed in options.seeds:
+        frames, lengths, returns = jax.device_get(train(jax.random.key(seed)))
+        curve = list(zip(frames, returns.mean(axis=1), strict=True))
+        report(seed, curve, distinct_episodes(returns[-1], lengths[-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""`docs/results.md` and its pictures, from the scores in `results/suite.jsonl`.
+
+A comparison stands on the page if both sides were measured at the same task, for the same frames
+and with the same evaluation. What was not measured does not appear.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import cells
+import numpy as np
+import records
+import scores
+from cells import Cell
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
+
+Groups = dict[str, list[records.Row]]  # rows of each contender by its name
+OUTCOMES = ("win", "tie", "loss")
+LIBRARIES = {
+    "sb3": "stable-baselines3", "sbx": "sbx", "rejax": "rejax", "purejaxrl": "PureJaxRL",
+    "podracer": "podracer",
+}  # fmt: skip
+
+HEAD = """\
+# Results
+
+What podracer's agents learn, beside other libraries at equal frames on the same machine. This page
+is written by `python benchmarks/results_suite.py --page` from the scores in
+[`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
+
+- The score of a seed is the mean return of its last evaluation. *Sampled* actions are drawn from
+  the policy, *greedy* ones are its best; epsilon is the probability of a random action instead.
+- **IQM** is the interquartile mean over seeds, with a 95 % bootstrap interval. **P** is the
+  probability that a seed of podracer beats one of the reference, with the interval of a stratified
+  bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss* below it; the
+  others are ties.
+- **CPU s** are processor seconds of a seed, with start, compilation and evaluations. Seeds of
+  podracer train as one program under Anakin, and one after another under Sebulba.
+- References have the settings that their authors publish, which
+  [`cells.py`](../benchmarks/cells.py) holds with their sources, and environment, frames and
+  evaluation of the cell. Seeds begin at 100; recipes were tuned with others. PureJaxRL's scripts
+  keep their last policy only: their curves are of training episodes and end with an evaluation.
+"""
+
+
+def write(source: Path, root: Path = records.ROOT) -> None:
+    """Write the page and its pictures below `root`."""
+    groups = records.newest(records.read(source))
+    (root / "docs" / "images").mkdir(parents=True, exist_ok=True)
+    families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
+    sections = [text for family in families for text in section(family, groups, root)]
+    page = "\n".join([HEAD, *summary(groups), *sections])
+    (root / "docs" / "results.md").write_text(page.rstrip() + "\n")
+
+
+def pairs(family: str | None, groups: Groups) -> Iterator[tuple[Cell, str]]:
+    """Yield the measured comparisons of a family, or of all: a cell and the name of its rival."""
+    for cell in cells.CELLS:
+        if family in (None, cell.family) and cell.name in groups:
+            for rival in cell.rivals:
+                if rival in groups and alike(cell.name, rival, groups):
+                    yield cell, rival
+
+
+def alike(ours: str, theirs: str, groups: Groups) -> bool:
+    """Whether two contenders can be compared; say so where they cannot."""
+    first, second = groups[ours][0], groups[theirs][0]
+    frames, other = first["frames"], second["frames"]
+    equal = first["evaluation"] == second["evaluation"] and abs(frames - other) <= 0.03 * frames
+    if not equal:
+        print(f"left out: {ours} and {theirs} were not measured alike", file=sys.stderr)
+    return equal
+
+
+def values(rows: Sequence[records.Row]) -> np.ndarray:
+    """Return the scores of all seeds, f64 `[seeds]`."""
+    return np.array([row["score"] for row in rows])
+
+
+def summary(groups: Groups) -> list[str]:
+    """Count wins, ties and losses of each family."""
+    lines = ["| | wins | ties | losses | P over all tasks |", "|---|---|---|---|---|"]
+    for family in dict.fromkeys(cell.family for cell in cells.CELLS):
+        compared = list(pairs(family, groups))
+        if not compared:
+            continue
+        ours = [values(groups[cell.name]) for cell, _ in compared]
+        theirs = [values(groups[rival]) for _, rival in compared]
+        counts = Counter(map(scores.verdict, ours, theirs))
+        numbers = " | ".join(str(counts[outcome]) for outcome in OUTCOMES)
+        lines.append(f"| {family} | {numbers} | {probability(ours, theirs)} |")
+    return [*lines, ""] if len(lines) > 2 else []
+
+
+def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
+    """Yield the lines about a family, nothing if none of its cells was measured."""
+    measured = [cell for cell in cells.CELLS if cell.family == family and cell.name in groups]
+    if not measured:
+        return
+    picture = "results-" + "".join(c if c.isalnum() else "-" for c in family.lower()) + ".png"
+    draw(family, groups, root / "docs" / "images" / picture)
+    yield from (f"## {family}", "", f"![Learning curves: {family}](images/{picture})", "")
+    yield "| task | agent | seeds | frames | evaluation | IQM | CPU s |"
+    yield "|---|---|---|---|---|---|---|"
+    for cell in measured:
+        rows = groups[cell.name]
+        about = f"{cell.task} | {cell.agent} | {len(rows)} | {compact(rows[0]['frames'])}"
+        yield f"| {about} | {evaluation(rows[0])} | {estimate(rows)} | {cpu_seconds(rows)} |"
+    yield ""
+    compared = list(pairs(family, groups))
+    if compared:
+        yield "| task | agent | reference | seeds | its IQM | its CPU s | P | |"
+        yield "|---|---|---|---|---|---|---|---|"
+        for cell, rival in compared:
+            rows, ours = groups[rival], values(groups[cell.name])
+            about = f"{cell.task} | {cell.agent} | {title(rival)} | {len(rows)} | {estimate(rows)}"
+            chance = probability([ours], [values(rows)])
+            outcome = scores.verdict(ours, values(rows))
+            yield f"| {about} | {cpu_seconds(rows)} | {chance} | {outcome} |"
+        yield ""
+    yield "```bash"
+    for cell in measured:
+        yield " ".join(["podracer", *cells.command_of(cell, cells.seeds_of(cell))])
+    yield from ("```", "")
+
+
+def title(name: str) -> str:
+    """Return the name of a contender as it is shown."""
+    _, library, agent = name.split("/")
+    return f"{LIBRARIES[library]} {agent}"
+
+
+def evaluation(row: records.Row) -> str:
+    """Return how a seed was evaluated, in words."""
+    how = row["evaluation"]
+    epsilon = f", epsilon {how['epsilon']:g}" if how["epsilon"] else ""
+    distinct = row["distinct_episodes"]
+    different = "" if distinct is None else f" ({distinct} distinct)"
+    return f"{how['policy']}{epsilon}, {how['episodes']} episodes{different}"
+
+
+def estimate(rows: Sequence[records.Row]) -> str:
+    """Return the interquartile mean of the scores, and its interval if there are several."""
+    mean = scores.interquartile_mean([values(rows)])
+    if len(rows) < 2:
+        return number(mean)
+    low, high = scores.interquartile_interval([values(rows)])
+    return f"{number(mean)} [{number(low)}, {number(high)}]"
+
+
+def probability(ours: scores.Scores, theirs: scores.Scores) -> str:
+    low, high = scores.improvement_interval(ours, theirs)
+    return f"{scores.improvement(ours, theirs):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def cpu_seconds(rows: Sequence[records.Row]) -> str:
+    return f"{np.mean([row['cpu_seconds'] for row in rows]):,.0f}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def compact(frames: int) -> str:
+    return f"{frames / 1e6:.3g} M" if frames >= 1e6 else f"{frames / 1e3:.3g} k"
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def draw(family: str, groups: Groups, target: Path) -> None:
+    """Draw the learning curves of a family, a panel for each of its tasks."""
+    tasks: dict[str, list[str]] = {}
+    for cell in cells.CELLS:
+        if cell.family == family and cell.name in groups:
+            names = [cell.name, *(rival for rival in cell.rivals if rival in groups)]
+            tasks[cell.task] = list(dict.fromkeys([*tasks.get(cell.task, []), *names]))
+    titles = dict.fromkeys(title(name) for names in tasks.values() for name in names)
+    colors = dict(zip(titles, (*COLORS, *COLORS), strict=False))
+    columns = min(2, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure((5.4 * columns, 3.2 * rows), layout="constrained")
+    for index, (task, names) in enumerate(tasks.items()):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        axes.set_title(task, fontsize=10)
+        for name in names:
+            curve(axes, groups[name], title(name), colors[title(name)])
+        style(axes)
+    FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
+
+
+def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> None:
+    """Draw the interquartile mean over seeds, with its bootstrap interval."""
+    length = min(len(row["curve"]) for row in rows)
+    points = np.array([row["curve"][:length] for row in rows], float)  # [seeds, evaluations, 2]
+    frames, returns = points[..., 0].mean(axis=0), points[..., 1]
+    low, high = bootstrap_interval(returns)
+    axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
+    mean = interquartile_mean(returns)
+    style = "-" if label.startswith("podracer") else "--"
+    axes.plot(frames, mean, style, color=color, label=f"{label} ({len(rows)})")
+
+
+def style(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(fontsize=7, framealpha=0.7, edgecolor="none")
+    axes.set_xlabel("frames", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)

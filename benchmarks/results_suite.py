@@ -1,0 +1,197 @@
+"""The results suite: podracer's agents at the tasks of `cells.py`, and the page of all results.
+
+Each cell is a `podracer sweep` of its seeds, or under Sebulba a `podracer train` for each of them,
+in a directory outside the repository. A cell whose scores are in `results/suite.jsonl` is skipped,
+one that was interrupted continues. `references.py` runs other libraries at the same tasks.
+
+    python benchmarks/results_suite.py --list                 the cells, and how long each takes
+    python benchmarks/results_suite.py --only minatar --budget 3600
+    python benchmarks/results_suite.py --page                 write docs/results.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cells
+import records
+from cells import Cell
+
+from podracer.experiments.experiment import Experiment
+from podracer.io.sinks import read_metrics
+
+INTERRUPTED = (75, 130, -signal.SIGTERM)  # exit codes of a run that can continue
+SCRATCH = Path(tempfile.gettempdir()) / "podracer-suite"
+
+
+def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> bool:
+    """Run a cell and record its scores; return whether it was finished before the deadline."""
+    experiment = cells.experiment_of(cell.command)
+    configuration = cells.configuration_of(experiment)
+    rows = records.read(options.out)
+    seeds = records.missing(rows, cell.name, configuration, cells.seeds_of(cell))
+    together = experiment.arch == "anakin" and len(seeds) > 0
+    for group in [seeds] if together else [[seed] for seed in seeds]:
+        name = f"{cell.task}-{cell.agent}-{configuration}-s{group[0]}x{len(group)}"
+        run = options.scratch / name
+        command = cells.command_of(cell, group)
+        flags = ["--run-dir", str(run), "--devices", str(options.devices if together else 1)]
+        arguments = ["resume", str(run)] if (run / "config.json").exists() else [*command, *flags]
+        code = run_podracer(arguments, run, deadline)
+        if code in INTERRUPTED:
+            return False
+        if code:
+            raise SystemExit(f"{cell.name} ended with code {code}: see {run}.log")
+        records.append(options.out, rows_of(cell, experiment, run, group))
+    return True
+
+
+def run_podracer(arguments: Sequence[str], run: Path, deadline: float) -> int:
+    """Run a command until the deadline, at which it is saved; return its exit code.
+
+    Beside the run's directory lie its output and the seconds that it has taken so far.
+    """
+    run.parent.mkdir(parents=True, exist_ok=True)
+    began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    with run.with_name(run.name + ".log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "podracer", *arguments],
+            cwd=records.ROOT, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = process.wait()
+    total = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = total.ru_utime - used.ru_utime + total.ru_stime - used.ru_stime
+    with run.with_name(run.name + ".spent").open("a") as spent:
+        print(time.monotonic() - began, cpu_seconds, file=spent)
+    return code
+
+
+def rows_of(
+    cell: Cell, experiment: Experiment, run: Path, seeds: Sequence[int]
+) -> list[records.Row]:
+    """Return the rows of a finished run, one for each seed."""
+    evaluations = evaluations_of(run, len(seeds))
+    config = json.loads((run / "config.json").read_text())
+    lines = run.with_name(run.name + ".spent").read_text().splitlines()
+    seconds, cpu_seconds = (sum(float(line.split()[i]) for line in lines) for i in (0, 1))
+    about = {
+        "task": cell.task,
+        "library": "podracer",
+        "agent": cell.agent,
+        "environment": experiment.environment,
+        "evaluation": cells.evaluation_of(experiment),
+        "seconds": seconds / len(seeds),
+        "cpu_seconds": cpu_seconds / len(seeds),
+        "seeds_together": len(seeds),
+        "command": cell.command,
+        "configuration": cells.configuration_of(experiment),
+        "versions": config["versions"],
+        "device": config["device"],
+    }
+    rows = []
+    for index, seed in enumerate(seeds):
+        curve = [[evaluation["frames"], evaluation["returns"][index]] for evaluation in evaluations]
+        if any(value is None for _, value in curve):
+            raise SystemExit(f"{cell.name}, seed {seed}, met a fault: see {run}")
+        frames, score = curve[-1]
+        distinct = evaluations[-1]["distinct"][index]
+        rows.append({
+            **about, "seed": seed, "frames": frames, "score": score,
+            "distinct_episodes": distinct, "curve": [[f, round(r, 4)] for f, r in curve],
+        })  # fmt: skip
+    return rows
+
+
+def evaluations_of(run: Path, seeds: int) -> list[dict[str, Any]]:
+    """Return for each evaluation the frames of a seed, and the return and the number of distinct
+    episodes of each seed."""
+    metrics = {record["updates"]: record for record in read_metrics(run / "metrics.jsonl")}
+    pods = run / "pods.jsonl"
+    evaluations = []
+    for record in read_metrics(pods) if pods.exists() else metrics.values():
+        returns, distinct = record.get("evaluation_return"), record.get("distinct_episodes")
+        if returns is not None:
+            evaluations.append({
+                "frames": round(metrics[record["updates"]]["frames"] / seeds),
+                "returns": returns if isinstance(returns, list) else [returns],
+                "distinct": distinct if isinstance(distinct, list) else [distinct] * seeds,
+            })  # fmt: skip
+    return evaluations
+
+
+def show(chosen: Sequence[Cell], out: Path) -> None:
+    """Print the cells: how many of their seeds have scores, and seconds, measured or expected."""
+    rows = records.read(out)
+    groups = records.newest(rows)
+    print(f"{'cell':38}{'seeds':>8}{'seconds':>10}  podracer")
+    for cell in chosen:
+        configuration = cells.configuration_of(cells.experiment_of(cell.command))
+        done = cell.seeds - len(
+            records.missing(rows, cell.name, configuration, cells.seeds_of(cell))
+        )
+        measured = sum(row["seconds"] for row in groups.get(cell.name, ()))
+        seconds = f"{measured:.0f}" if done == cell.seeds else f"~{60 * cell.minutes:.0f}"
+        changed = "  (changed since it was measured)" if cell.name in groups and not done else ""
+        print(f"{cell.name:38}{done:>4}/{cell.seeds:<3}{seconds:>10}  {cell.command}{changed}")
+
+
+def chosen_from(names: Sequence[Any], parts: Sequence[str]) -> list[Any]:
+    """Return what has one of the parts in its name; everything where no part is given."""
+    chosen = [item for item in names if not parts or any(part in item.name for part in parts)]
+    if not chosen:
+        raise SystemExit(f"nothing is named like {' or '.join(parts)}: see --list")
+    return chosen
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that this script and `references.py` share."""
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of names")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds in all")
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where runs are kept")
+    parser.add_argument("--out", type=Path, default=records.SUITE, help="file of the scores")
+    parser.add_argument("--list", action="store_true", help="show what there is, and run nothing")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_flags(parser)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--devices", type=int, default=cores, help="of a sweep; on a GPU 1")
+    parser.add_argument("--page", action="store_true", help="write docs/results.md, run nothing")
+    options = parser.parse_args()
+    if options.page:
+        import results_page
+
+        return results_page.write(options.out)
+    chosen = chosen_from(cells.CELLS, options.only)
+    if options.list:
+        return show(chosen, options.out)
+    deadline = time.monotonic() + options.budget
+    for cell in chosen:
+        began = time.monotonic()
+        finished = measure(cell, options, deadline)
+        print(f"{cell.name}: {time.monotonic() - began:.0f} s", flush=True)
+        if not finished:
+            print("the budget is spent; run the same command again to continue")
+            return
+
+
+if __name__ == "__main__":
+    main()
