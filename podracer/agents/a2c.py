@@ -12,7 +12,7 @@ import optax
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.schedules import Schedule
-from podracer.networks import MLP, Network, Table, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.types import EnvironmentSpec, Metrics, Params, Trajectory, bounded, static, struct
 
@@ -35,7 +35,7 @@ class A2C:
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: Optimizer = Optimizer()
     """Optimizer of the parameters."""
-    network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

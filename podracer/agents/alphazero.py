@@ -18,7 +18,7 @@ from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.schedules import Schedule
 from podracer.environment import Environment
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork, outputs
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
 from podracer.types import (
     Carry,
@@ -66,7 +66,7 @@ class AlphaZero:
     """Simulations of the search, one environment step each, for every action."""
     max_considered_actions: int = static(default=16, low=1)
     """Largest number of actions that the search compares at its root."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the policy and the value, without its heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

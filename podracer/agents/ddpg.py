@@ -16,7 +16,7 @@ import optax
 
 from podracer.agents.common import continuous
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
-from podracer.networks import MLP, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
 from podracer.types import (
@@ -69,7 +69,7 @@ class DDPG:
     """Normalize observations by their running mean and variance."""
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     """Replay buffer."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     """Network of the policy and of each critic, without their heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_values import ActionValue, Atoms, Mean
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
@@ -75,7 +75,7 @@ class DQN:
     """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     replay: Replay = static(default=Replay())
     """Replay buffer."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
     """Network of the action values, without its heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

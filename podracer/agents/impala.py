@@ -13,7 +13,7 @@ from podracer.agents.common import actor_critic, schedules
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.types import (
     EnvironmentSpec,
@@ -49,7 +49,7 @@ class Impala:
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: Optimizer = Optimizer()
     """Optimizer of the parameters."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

@@ -15,7 +15,7 @@ import optax
 
 from podracer.agents.common import actor_critic, off_policy, planning, value_based
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
-from podracer.networks import MLP, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
@@ -63,7 +63,7 @@ class MuZero:
     """Number of atoms for values and rewards, from minus to plus the support's largest value."""
     latent_size: int = static(default=64, low=1)
     """Size of the model's hidden state."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(128,))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128,))))
     """Representation network h, from an observation to a hidden state."""
     dynamics_hidden: tuple[int, ...] = static(default=(128,), low=1)
     """Widths of the hidden layers of the dynamics network g."""

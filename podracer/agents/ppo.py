@@ -18,7 +18,7 @@ from podracer.agents.common import actor_critic, normalization, schedules
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.schedules import Schedule
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments, init_moments, moments_of_each
 from podracer.ops.returns import generalized_advantages
@@ -97,7 +97,7 @@ class PPO:
     """Normalize observations by the running mean and standard deviation."""
     normalize_rewards: bool = static(default=False)
     """Divide rewards by the standard deviation of the discounted returns."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

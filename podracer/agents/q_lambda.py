@@ -14,7 +14,7 @@ import optax
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.schedules import Schedule
-from podracer.networks import MLP, Head, Network, TorsoNetwork
+from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import lambda_returns
 from podracer.types import (
     Carry,
@@ -44,7 +44,7 @@ class QLambda:
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     optimizer: Optimizer = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(256,))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256,))))
     """Network with a value for each action."""
     spec: EnvironmentSpec | None = static(default=None)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
@@ -85,7 +85,7 @@ class R2D2:
         )
     )
     """Replay buffer."""
-    network: TorsoNetwork = static(
+    network: NetworkBuilder = static(
         default=TorsoNetwork(MLP(hidden=(64,)), memory="lstm", memory_size=64)
     )
     """Recurrent network of the action values, without its heads."""

@@ -20,7 +20,7 @@ from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.mesh import global_mean
-from podracer.networks import MLP, Network, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Policy
 from podracer.ops.returns import vtrace
 from podracer.types import (
@@ -91,7 +91,7 @@ class Stacx:
     """Optimizer of the parameters."""
     num_heads: int = static(default=3, low=1)
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
-    network: TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
 

@@ -22,6 +22,7 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.io.differences import differences
 from podracer.io.run_directory import read_limited
+from podracer.networks import Table, TorsoNetwork
 from podracer.types import ConfigError
 
 
@@ -36,7 +37,7 @@ def kinds_in(annotation: Any) -> dict[str, type]:
     return {annotation.__name__: annotation, **parts}
 
 
-_ROOTS = (Experiment, AnakinConfig, SebulbaConfig, Pod, *AGENTS.values())
+_ROOTS = (Experiment, AnakinConfig, SebulbaConfig, Pod, Table, TorsoNetwork, *AGENTS.values())
 KINDS: dict[str, type] = {name: kind for root in _ROOTS for name, kind in kinds_in(root).items()}
 
 

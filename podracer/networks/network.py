@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,7 @@ class Head:
     with a ReLU behind it; they are noisy if the head is."""
 
 
+@runtime_checkable
 class NetworkBuilder(Protocol):
     """Hashable configuration of a network, built for an environment's observation."""
 

@@ -34,7 +34,7 @@ from podracer.agents.lpg.state import (
 from podracer.agents.lpg.students import Students, apply_by_lifetime
 from podracer.environment import TaskGroups
 from podracer.mesh import global_mean
-from podracer.networks import Head, Table, TorsoNetwork
+from podracer.networks import Head, NetworkBuilder, Table
 from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
@@ -93,7 +93,7 @@ class LPG:
     """Compute inner activations again in the backward pass: less memory, a third more time."""
     rule: UpdateRule = static(default=UpdateRule())
     """Network of the update rule."""
-    network: Table | TorsoNetwork = static(default=Table())
+    network: NetworkBuilder = static(default=Table())
     """Network of the students and of the critics."""
     rollout_length: Derived[int] = derived()
     """Environment steps T before each update of a student, taken from the driver."""

@@ -28,7 +28,7 @@ from podracer.agents.lpg.rule import (
 )
 from podracer.agents.lpg.rule_file import decode_rule
 from podracer.mesh import global_mean
-from podracer.networks import MLP, Network, Table, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.types import (
     Carry,
@@ -73,7 +73,7 @@ class LPGStudent:
     """Parameters of the update rule, read from its file."""
     optimizer: Literal["sgd", "adam"] = static(default="adam")
     """Optimizer of the network."""
-    network: Table | TorsoNetwork = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and the prediction."""
     spec: EnvironmentSpec | None = static(default=None)
 
