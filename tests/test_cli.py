@@ -98,6 +98,9 @@ def test_python_dash_m_podracer_is_the_command_line():
         (("train", "cartpole_ppo", "--upd"), {"--updates-per-chunk", "--update-rule"}),
         (("tournament", "--sel"), {"--selection"}),
         (("eval", "runs/x", "--ep"), {"--episodes"}),
+        (("train", "cartpole_ppo", "--arch", "s"), {"sebulba"}),
+        (("train", "--environment", "cat"), {"catch"}),
+        (("tournament", "--selection", "Pop"), {"PopulationBased"}),
         (("--completion", "b"), {"bash"}),
     ],
 )

@@ -504,7 +504,7 @@ def test_faults_in_several_workers_at_once(batches):
         (
             functools.partial(Broken, "hang"),
             {"reset_seconds": 1.0, "max_restarts": 0},
-            ("`hung`", "no answer"),
+            ("`hung`", "`reset` had not returned after 1 s (`reset_seconds`)"),
         ),
     ],
 )
@@ -704,9 +704,24 @@ def test_no_orphans_of_a_killed_parent(tmp_path):
         os.close(fd)
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path):
+TRAINING_SCRIPT = """
+import podracer
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Mine(CartPoleEnv):
+    pass
+
+podracer.train("cartpole_sebulba", environment=podracer.Gymnasium(Mine), run_dir="run", frames=1024)
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [SCRIPT + "\n    main()\n", TRAINING_SCRIPT], ids=["make", "train"]
+)
+def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT) + "\nmain()\n")
+    script.write_text(textwrap.dedent(code))
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=GENEROUS, check=False
     )

@@ -188,6 +188,19 @@ def test_impossible_values_are_refused_before_anything_is_made(tmp_path, change,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_setting_of_a_recipe_is_changed_by_name():
+    experiment = recipes.find("cartpole_ppo")
+    changed = experiment.with_fields(
+        {"seed": 3, "agent": {"learning_rate": 0.5, "network": {"shared": True}}}
+    )
+    network = changed.agent.network
+    assert (changed.seed, changed.agent.learning_rate, network.shared) == (3, 0.5, True)
+    assert network.torso == experiment.agent.network.torso
+    assert changed.driver == experiment.driver
+    with pytest.raises(ConfigError, match=r"PPO has no field 'learning_rat'.*learning_rate"):
+        podracer.train("cartpole_ppo", agent={"learning_rat": 0.5})
+
+
 @pytest.mark.parametrize("name", ["..", "a b", "x" * 81, ".hidden", "a\nb", "CON", "a\x00b"])
 def test_hostile_run_names_are_refused(tmp_path, name):
     with pytest.raises(ConfigError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import tyro
 
+from podracer.cli.arguments import Arch
 from podracer.cli.main import COMMANDS
 from podracer.types import ConfigError
 
@@ -60,9 +61,38 @@ def flags_of_recipes() -> dict[str, list[str]]:
     }
 
 
+def values_of_flags() -> dict[str, list[str]]:
+    """Return the values of the flags that are a choice between names."""
+    from podracer.envs.catalog import ENVIRONMENTS
+    from podracer.experiments import recipes
+    from podracer.tournament.selection import SELECTION_RULES
+
+    values = {"arch": list(typing.get_args(Arch)), "environment": list(ENVIRONMENTS)}
+    values["selection"] = list(SELECTION_RULES)
+    for name in recipes.RECIPES:
+        values |= _choices(recipes.find(name))
+    return {_flag(name): choices for name, choices in sorted(values.items())}
+
+
+def _choices(config: Any) -> dict[str, list[str]]:
+    """Return the choices of the fields of a dataclass, and of its parts, by name."""
+    choices = {}
+    for name, hint in typing.get_type_hints(type(config)).items():
+        value = getattr(config, name, None)
+        if typing.get_origin(hint) is typing.Literal:
+            choices[name] = list(typing.get_args(hint))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            choices |= _choices(value)
+    return choices
+
+
 def flags(*parts: Any) -> list[str]:
     """Return the flags of dataclasses, given as types, or as values with dataclasses inside."""
-    return sorted({f"--{name.replace('_', '-')}" for part in parts for name in _names(part)})
+    return sorted({_flag(name) for part in parts for name in _names(part)})
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _names(part: Any) -> Iterator[str]:
@@ -96,12 +126,18 @@ _podracer_recipe_flags() {{
 {cases(flags_of_recipes())}
   esac
 }}
+_podracer_values() {{
+  case "$1" in
+{cases(values_of_flags())}
+  esac
+}}
 _podracer() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
   if [ "$COMP_CWORD" -eq 1 ]; then
     words="{" ".join([*COMMANDS, "--help", "--version", "--completion"])}"
   elif [ "${{current#-}}" = "$current" ]; then
-    words="$(_podracer_names "$command")"
+    words="$(_podracer_values "${{COMP_WORDS[COMP_CWORD-1]}}")"
+    words="${{words:-$(_podracer_names "$command")}}"
   else
     words="$(_podracer_command_flags "$command")"
     case "$command" in
@@ -126,4 +162,6 @@ def _fish() -> str:
         for name, row in table.items():
             condition = f"__fish_seen_subcommand_from {name}"
             lines += [f"complete -c podracer -n '{condition}' -l {flag[2:]}" for flag in row]
+    for flag, values in values_of_flags().items():
+        lines.append(f"complete -c podracer -x -l {flag[2:]} -a '{' '.join(values)}'")
     return "\n".join(lines)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -14,6 +15,7 @@ from podracer.drivers.population import Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
 from podracer.evaluate import ActingRule, Policy
+from podracer.io.names import nearest
 from podracer.types import ConfigError, check_ranges
 
 
@@ -70,6 +72,14 @@ class Experiment:
         new = kind(old.num_envs, old.rollout_length, old.updates_per_chunk)
         return dataclasses.replace(self, driver=new)
 
+    def with_fields(self, values: Mapping[str, Any]) -> Experiment:
+        """Return this experiment with other values of its fields.
+
+        A dictionary holds values of a part's fields: `{"agent": {"learning_rate": 1e-3}}`. Raises
+        `ConfigError` for an unknown name.
+        """
+        return _replace_fields(self, values)
+
     @property
     def chunk(self) -> AnakinConfig | SebulbaConfig:
         """Settings of the driver, with a chunk that is no longer than the run."""
@@ -122,3 +132,15 @@ class Experiment:
                 raise ConfigError(f"{name} must be positive, but it is {value}.")
         check_ranges(self.driver, "driver")
         check_ranges(self.agent, "agent")
+
+
+def _replace_fields(config: Any, values: Mapping[str, Any]) -> Any:
+    names, changes = [field.name for field in dataclasses.fields(config)], {}
+    for name, value in values.items():
+        if name not in names:
+            kind = type(config).__name__
+            raise ConfigError(f"{kind} has no field {name!r}: {nearest(name, names)}")
+        part = getattr(config, name)
+        is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
+        changes[name] = _replace_fields(part, value) if is_part else value
+    return dataclasses.replace(config, **changes)

@@ -23,6 +23,7 @@ from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
+from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import to_json
@@ -107,6 +108,7 @@ class RunSetup:
 
 def make_run_setup(experiment: Experiment) -> RunSetup:
     """Choose devices and check everything, before any compile. Raises `ConfigError`."""
+    check_not_in_worker()
     agent, env = build(experiment)
     devices, config = find_devices(experiment.devices), experiment.chunk
     if experiment.pods:

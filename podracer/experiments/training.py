@@ -96,7 +96,8 @@ def train(
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
-    `overrides` replace fields of the experiment, such as its seed or its environment. With `resume`
+    `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
+    replaces fields of a part: `agent={"learning_rate": 1e-3}`. With `resume`
     the run continues exactly from the newest valid checkpoint of `run_dir`; `begin` returns the
     first state of a new run in place of `RunSetup.init`. SIGTERM and Ctrl-C save the run and end it
     after the current chunk.
@@ -112,7 +113,7 @@ def train(
     `crash.json`.
     """
     experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
-    experiment = dataclasses.replace(experiment, **overrides)
+    experiment = experiment.with_fields(overrides)
     experiment.check()
     use_compilation_cache()
     setup = make_run_setup(experiment)

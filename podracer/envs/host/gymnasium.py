@@ -25,6 +25,7 @@ import numpy as np
 
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_protocol import (
+    CALLS,
     CLOSE_SECONDS,
     FAULT_KINDS,
     FORK_REPLY,
@@ -98,11 +99,7 @@ class Gymnasium:
             raise ConfigError(
                 f"num_envs and num_threads must be 1 or more, not {num_envs} and {num_threads}."
             )
-        if gymnasium_worker.inside_worker:
-            raise ConfigError(
-                "A worker has imported the script that starts the training: put what is not a "
-                'definition there under `if __name__ == "__main__":`.'
-            )
+        check_not_in_worker()
         spec, setup = inspect_environment(self.environment)
         parts = np.array_split(np.arange(num_envs), min(num_threads, num_envs))
         setup = dataclasses.replace(
@@ -112,6 +109,15 @@ class Gymnasium:
             reset_seconds=self.reset_seconds,
         )
         return GymnasiumBatch(spec.name, setup, self.max_restarts)
+
+
+def check_not_in_worker() -> None:
+    """Raise `ConfigError` in a process that steps environments: it must not train."""
+    if gymnasium_worker.inside_worker:
+        raise ConfigError(
+            "A worker has imported the script that starts the training: put what is not a "
+            'definition there under `if __name__ == "__main__":`.'
+        )
 
 
 class GymnasiumBatch:
@@ -222,7 +228,9 @@ class GymnasiumBatch:
         code = os.waitstatus_to_exitcode(self._fork_worker(worker))
         text = f"The process ended with {signal.Signals(-code).name if code < 0 else code}."
         if kind == "hung":
-            text = "There was no answer in time."
+            call = CALLS[self._shared.call[worker]]
+            seconds = getattr(self._setup, f"{call}_seconds")
+            text = f"`{call}` had not returned after {seconds:g} s (`{call}_seconds`)."
         self._shared.record_fault(rows, kind, text)
 
     def _check_faults(self) -> None:

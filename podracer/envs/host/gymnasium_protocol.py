@@ -18,6 +18,7 @@ import numpy as np
 
 BAD_DATA_FAULTS = ("not_finite", "wrong_dtype", "wrong_shape", "out_of_space", "malformed")
 FAULT_KINDS = ("raised", "died", "hung", *BAD_DATA_FAULTS)
+CALLS = ("reset", "step")  # methods of an environment that have a time limit
 MAX_CONSECUTIVE_FAILURES = 3  # restarts of a row without one good step between
 CLOSE_SECONDS = 1.0  # for the environments' own `close`; then their processes are killed
 STEP = b"s"  # the request for a step
@@ -81,6 +82,7 @@ class SharedMemory:
     fault_time: np.ndarray  # f64 [B]: when it happened, in monotonic seconds
     fault_text: np.ndarray  # u8 [B, bytes]: its description, UTF-8 padded with zeros
     deadline: np.ndarray  # f64 [W]: until when each worker must answer, in monotonic seconds
+    call: np.ndarray  # i64 [W]: index in `CALLS` of what each worker does
 
     def record_fault(self, rows: slice, kind: str, text: str) -> None:
         """Store the latest fault of some rows."""
@@ -120,6 +122,7 @@ def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
     }
     layout["seed"] = ((2,), np.dtype(np.uint64))
     layout["deadline"] = ((num_workers,), np.dtype(np.float64))
+    layout["call"] = ((num_workers,), np.dtype(np.int64))
     offsets, size = {}, 0
     for name, (shape, dtype) in layout.items():
         offsets[name] = size

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podracer.envs.host.gymnasium_protocol import (
+    CALLS,
     CLOSE_SECONDS,
     FAULT_KINDS,
     FAULTY,
@@ -86,10 +87,10 @@ class Worker:
         for row, action in enumerate(self.read_actions(), self.start):
             try:
                 if self.episode_ended[row]:
-                    self.extend_deadline(self.setup.reset_seconds)
+                    self.extend_deadline("reset")
                     self.write_reset(row, self.envs[row].reset())
                 else:
-                    self.extend_deadline(self.setup.step_seconds)
+                    self.extend_deadline("step")
                     self.write_step(row, self.envs[row].step(action))
             except BaseException as error:
                 self.record_fault(row, error)
@@ -109,7 +110,7 @@ class Worker:
         """Make and reset a row's environment; give up after too many failures in a row."""
         while self.shared.consecutive_failures[row] < MAX_CONSECUTIVE_FAILURES:
             try:
-                self.extend_deadline(self.setup.reset_seconds)
+                self.extend_deadline("reset")
                 self.close_env(row)
                 self.envs[row] = self.make()
                 self.write_reset(row, self.envs[row].reset(seed=self.row_seed(row)))
@@ -183,8 +184,10 @@ class Worker:
         words = [seed, int(self.shared.env_index[row]), start, int(self.shared.generation[row])]
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
-    def extend_deadline(self, seconds: float) -> None:
-        """Set how long the parent waits for the next operation."""
+    def extend_deadline(self, call: str) -> None:
+        """Tell the parent what is called next, and so how long it waits."""
+        seconds = self.setup.step_seconds if call == "step" else self.setup.reset_seconds
+        self.shared.call[self.number] = CALLS.index(call)
         self.shared.deadline[self.number] = time.monotonic() + seconds
 
     def record_fault(self, row: int, error: BaseException) -> None:
