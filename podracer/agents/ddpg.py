@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import continuous
+from podracer.agents.common import continuous, schedules
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
@@ -45,8 +47,8 @@ class DDPGState(continuous.ActorCriticState):
 class DDPG:
     """Deep deterministic policy gradient for continuous actions; see also `td3`."""
 
-    learning_rate: float = bounded(3e-4)
-    """Learning rate of Adam, for the actor and the critics."""
+    learning_rate: Schedule = bounded(3e-4)
+    """Learning rate of the optimizer, for the actor and the critics."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     target_update_rate: float = bounded(0.005, high=1.0)
@@ -57,6 +59,8 @@ class DDPG:
     """Standard deviation of the noise on the target policy's actions, in halves of the range."""
     target_noise_clip: float = bounded(0.5)
     """Largest absolute noise c on the target policy's actions, in halves of the action range."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
     num_critics: int = static(default=1, low=1)
     """Number of critics; targets use the smallest of their values."""
     policy_delay: int = static(default=1, low=1)
@@ -80,7 +84,7 @@ class DDPG:
             target_params=jax.tree.map(jnp.copy, params),
             optimizer_states=continuous.init_optimizers(self, params),
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            exploration_progress=continuous.init_progress(self.random_frames),
+            frames=schedules.init_frames(),
             updates=jnp.int32(0),
         )
         return LearnerState(state, continuous.make_buffer(self).init(num_envs))
@@ -96,7 +100,7 @@ class DDPG:
         if explore:
             noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
             action = jnp.clip(action + self.action_noise_std * noise, -1.0, 1.0)
-            action = continuous.random_at_start(action, keys, params.exploration_progress)
+            action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
         return to_bounds(self._networks.space, action), (), carry
 
     learn = continuous.learn

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import continuous
+from podracer.agents.common import continuous, schedules
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Replay
@@ -55,8 +57,8 @@ class SACState(continuous.ActorCriticState):
 class SAC:
     """Soft actor-critic for continuous actions."""
 
-    learning_rate: float = bounded(3e-4)
-    """Learning rate of Adam, for the actor, the critics and the temperature."""
+    learning_rate: Schedule = bounded(3e-4)
+    """Learning rate of the optimizer, for the actor, the critics and the temperature."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     target_update_rate: float = bounded(0.005, high=1.0)
@@ -65,6 +67,8 @@ class SAC:
     """Temperature alpha, the weight of the entropy, before the first update."""
     target_entropy: float = bounded(-1.0, low=-math.inf)
     """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
     num_critics: int = static(default=2, low=1)
     """Number of critics; targets use the smallest of their values."""
     n_step: int = static(default=1, low=1)
@@ -88,7 +92,7 @@ class SAC:
             target_params=jax.tree.map(jnp.copy, critics),
             optimizer_states=continuous.init_optimizers(self, params),
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
-            exploration_progress=continuous.init_progress(self.random_frames),
+            frames=schedules.init_frames(),
         )
         return LearnerState(state, continuous.make_buffer(self).init(num_envs))
 
@@ -102,7 +106,7 @@ class SAC:
         policy = self._policy(params.actor, observation)
         if explore:
             action, _ = policy.sample(keys)
-            action = continuous.random_at_start(action, keys, params.exploration_progress)
+            action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
         else:
             action = policy.mode()
         return to_bounds(self._networks.space, action), (), carry

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from podracer import networks
-from podracer.agents.common import actor_critic, off_policy
+from podracer.agents.common import actor_critic, off_policy, schedules
 from podracer.agents.common.off_policy import Transition as Transition
+from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import from_bounds
@@ -101,7 +103,7 @@ class ActorCriticState:
     target_params: Any
     optimizer_states: Parts
     obs_moments: Moments | None  # None if observations are not normalized
-    exploration_progress: jax.Array  # f32 [], share of the random frames that has passed
+    frames: jax.Array  # uint32 [], timesteps collected, see `schedules`
 
 
 State = TypeVar("State", bound=ActorCriticState)
@@ -111,13 +113,13 @@ class Agent(Protocol):
     """Attributes of an agent that `learn`, which also serves as a method, uses."""
 
     @property
-    def learning_rate(self) -> float: ...
+    def learning_rate(self) -> Schedule: ...
 
     @property
     def discount(self) -> float: ...
 
     @property
-    def random_frames(self) -> int: ...
+    def optimizer(self) -> Optimizer: ...
 
     @property
     def n_step(self) -> int: ...
@@ -137,26 +139,6 @@ class Agent(Protocol):
         ...
 
 
-def init_progress(random_frames: int) -> jax.Array:
-    """Return the exploration progress before the first rollout: 1 if no frames are random."""
-    return jnp.float32(0.0 if random_frames else 1.0)
-
-
-def observe_rollout(
-    state: LearnerState, trajectory: Trajectory, random_frames: int, axis: str | None
-) -> LearnerState:
-    """Advance the exploration progress and the observation moments by a rollout."""
-    shared: ActorCriticState = state.shared
-    progress = off_policy.advance_exploration(
-        shared.exploration_progress, trajectory, random_frames, axis
-    )
-    moments = shared.obs_moments
-    if moments is not None:
-        moments = merge(moments, moments_of(trajectory.steps.timestep.observation, axis))
-    shared = dataclasses.replace(shared, exploration_progress=progress, obs_moments=moments)
-    return LearnerState(shared, state.local)
-
-
 def learn(
     agent: Agent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
 ) -> tuple[LearnerState, Metrics]:
@@ -168,9 +150,16 @@ def learn(
         )
         return agent._update(shared, transition, key, axis)
 
-    state = observe_rollout(state, trajectory, agent.random_frames, axis)
+    shared: ActorCriticState = state.shared
+    if shared.obs_moments is not None:
+        rollout_moments = moments_of(trajectory.steps.timestep.observation, axis)
+        obs_moments = merge(shared.obs_moments, rollout_moments)
+        state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
     buffer = make_buffer(agent)
-    return off_policy.learn_from_replay(buffer, update, state, trajectory, key, axis)
+    state, metrics = off_policy.learn_from_replay(buffer, update, state, trajectory, key, axis)
+    shared = state.shared
+    frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
+    return LearnerState(dataclasses.replace(shared, frames=frames), state.local), metrics
 
 
 def make_buffer(agent: Agent) -> Buffer:
@@ -193,8 +182,8 @@ def critic_loss(
 
 
 def init_optimizers(agent: Agent, params: Parts) -> Parts:
-    """Return a state of Adam for each part of the parameters."""
-    return Parts(*map(optax.adam(agent.learning_rate).init, params))
+    """Return a state of the optimizer for each part of the parameters."""
+    return Parts(*map(agent.optimizer.build().init, params))
 
 
 def gradient_step(
@@ -206,7 +195,7 @@ def gradient_step(
     key: jax.Array,
     axis: str | None,
 ) -> tuple[State, Any, jax.Array]:
-    """Take one step of Adam on the loss of one part of the parameters, `actor` or `critics`.
+    """Take one optimizer step on the loss of one part of the parameters, `actor` or `critics`.
 
     The loss is called as `loss(part, state, transition, key)` and returns the loss and `aux`.
     Returns the state, `aux` and the norm of the gradient.
@@ -214,8 +203,10 @@ def gradient_step(
     params = getattr(state.params, part)
     optimizer_state = getattr(state.optimizer_states, part)
     grads, aux = global_grad(loss, params, state, transition, key, axis=axis)
-    updates, optimizer_state = optax.adam(agent.learning_rate).update(grads, optimizer_state)
-    params = optax.apply_updates(params, updates)
+    learning_rate = schedules.value_at(agent.learning_rate, state.frames)
+    params, optimizer_state = take_step(
+        agent.optimizer.build(), params, optimizer_state, grads, learning_rate
+    )
     state = dataclasses.replace(
         state,
         params=state.params._replace(**{part: params}),
@@ -257,7 +248,7 @@ class ActorParams:
 
     actor: Params
     obs_moments: Moments | None
-    exploration_progress: jax.Array  # f32 [], share of the random frames that has passed
+    frames: jax.Array  # uint32 [], timesteps collected
 
 
 def carry(agent: Agent, num_envs: int) -> Carry:
@@ -268,15 +259,17 @@ def carry(agent: Agent, num_envs: int) -> Carry:
 def actor_params(agent: Agent, state: LearnerState) -> ActorParams:
     """Return the parameters that `act` takes, from the learner's state."""
     shared: ActorCriticState = state.shared
-    return ActorParams(shared.params.actor, shared.obs_moments, shared.exploration_progress)
+    return ActorParams(shared.params.actor, shared.obs_moments, shared.frames)
 
 
-def random_at_start(action: jax.Array, keys: jax.Array, progress: jax.Array) -> jax.Array:
-    """Replace actions `[B, size]` by uniform ones in [-1, 1] until the progress reaches 1."""
+def random_at_start(
+    action: jax.Array, keys: jax.Array, frames: jax.Array, random_frames: int
+) -> jax.Array:
+    """Replace actions `[B, size]` by uniform ones in [-1, 1] during the first frames of a run."""
     size = action.shape[-1]
     keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (size,), minval=-1.0))(keys)
-    return jnp.where(progress < 1.0, uniform, action)
+    return jnp.where(frames < random_frames, uniform, action)
 
 
 # --- observation normalization -------------------------------------------------------------------
