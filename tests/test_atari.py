@@ -17,9 +17,10 @@ pytest.importorskip("ale_py.vector_env", exc_type=ImportError)
 import ale_py
 from ale_py import roms
 
+from podracer import envs
 from podracer.environment import HostEnvironments
 from podracer.envs.host import atari
-from podracer.envs.host.atari import Atari, TimestepBuilder, impala, row_seeds, sticky
+from podracer.envs.host.atari import Atari, TimestepBuilder, impala, machado, row_seeds, sticky
 from podracer.types import ConfigError, EnvironmentFault
 
 NATIVE = (210, 160)  # the emulator's own screen: nothing is resized
@@ -54,24 +55,35 @@ class Slow:
         screen = self.screen()
         black = [np.zeros_like(screen)] * (self.setting.stack - 1)
         self.seen = collections.deque([*black, screen], maxlen=self.setting.stack)
-        self.frames, self.lives, self.ended = 0, self.ale.lives(), False
+        self.frames, self.lives, self.ended, self.fire = 0, self.ale.lives(), False, False
         return self.observation(), 0.0, 1.0, True, False
 
     def step(self, action: int) -> tuple[Any, ...]:
         if self.ended:
             return self.begin()
-        reward, screens = 0, []
+        reward, screens, fired = 0, [], self.fire
+        pressed = ale_py.Action.FIRE if fired else self.actions[action]
         while len(screens) < self.setting.frame_skip and not self.ended:
-            reward += self.ale.act(self.actions[action])
+            reward += self.ale.act(pressed)
             self.frames += 1
             screens.append(self.screen())
             self.ended = self.ale.game_over() or self.frames >= self.setting.max_frames
         pooled = screens[-2:] if self.setting.max_pool else screens[-1:]
         self.seen.append(functools.reduce(np.maximum, pooled))
-        lost = self.setting.life_loss_ends_episode and 0 < self.ale.lives() < self.lives
+        lost = 0 < self.ale.lives() < self.lives
+        self.fire = self.setting.use_fire_reset and lost and not self.ended
+        lost = lost and self.setting.life_loss_ends_episode
         self.lives = self.ale.lives()
         clipped = min(max(reward, -1), 1) if self.setting.clip_rewards else reward
         discount = 0.0 if self.ale.game_over() or lost else 1.0
+        if self.setting.use_fire_reset and self.setting.life_loss_ends_episode:
+            return (
+                self.observation(),
+                0.0 if fired else clipped,
+                discount,
+                fired,
+                lost or self.ended,
+            )
         return self.observation(), clipped, discount, lost and not self.ended, self.ended
 
 
@@ -83,8 +95,14 @@ SETTINGS = {  # the protocol, the steps, and what must at least have happened in
         250,
         {"time": 4, "reward": 2},
     ),
-    "fire": (Atari("breakout", noop_max=0, use_fire_reset=True), 120, {"life": 2}),
+    "fire": (Atari("breakout", noop_max=0, use_fire_reset=True), 180, {"over": 3}),
+    "fire in whole games": (
+        Atari("breakout", noop_max=0, use_fire_reset=True).for_evaluation(),
+        220,
+        {"over": 1},
+    ),
     "sticky": (sticky("freeway"), 120, {}),
+    "machado": (machado("freeway", max_frames=300), 61, {"time": 2}),
     "whole games": (Atari("qbert", noop_max=0).for_evaluation(), 350, {"over": 1, "large": 10}),
     "color": (Atari("ms_pacman", noop_max=0, grayscale=False, stack=2, frame_skip=3), 60, {}),
     "no pool": (Atari("asteroids", noop_max=0, max_pool=False, stack=1), 60, {}),
@@ -248,9 +266,13 @@ def test_the_protocols_state_themselves() -> None:
         "life_loss_ends_episode": False,
         "full_action_set": True,
     }
+    other = {"frame_skip": 5, "max_frames": 18_000}
+    assert dataclasses.asdict(machado("pong")) == dataclasses.asdict(sticky("pong")) | other
     assert impala("pong").spec.action.num_actions == 6
     assert sticky("pong").spec.action.num_actions == 18
-    for protocol in (impala("pong"), sticky("pong")):
+    dopamine = envs.make("atari-sticky:pong,full_action_set=false")
+    assert dopamine == dataclasses.replace(sticky("pong"), full_action_set=False)
+    for protocol in (impala("pong"), sticky("pong"), machado("pong")):
         whole = {"life_loss_ends_episode": False, "clip_rewards": False}
         assert protocol.for_evaluation() == dataclasses.replace(protocol, **whole)
         assert isinstance(protocol, HostEnvironments)
@@ -264,7 +286,7 @@ def test_an_unknown_game_is_refused_with_its_neighbors() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    atari._num_actions.cache_clear()
+    atari._actions.cache_clear()
     monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(ConfigError, match=r'package ale_py: pip install "podracer\[atari\]"'):
         impala("pong")

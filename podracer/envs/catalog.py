@@ -161,7 +161,13 @@ ADAPTERS = {
     ),
     "atari-sticky": Adapter(
         _lazy("host.atari", "sticky"),
-        "host: an Atari game with sticky actions (Machado et al. 2018), such as atari-sticky:pong",
+        "host: an Atari game with sticky actions, as in Cleanba, such as atari-sticky:pong",
+        ("ale_py", "gymnasium"),
+        'pip install "podracer[atari]"',
+    ),
+    "atari-machado": Adapter(
+        _lazy("host.atari", "machado"),
+        "host: an Atari game under Machado et al. 2018's protocol, such as atari-machado:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
     ),

@@ -1,7 +1,8 @@
 """Atari games on the host, through ale-py's own vector environment, with its threads and ROMs.
 
 Results on Atari are comparable only under the same evaluation protocol (Machado et al. 2018). The
-fields of `Atari` are the whole protocol, and two protocols have names: `impala` and `sticky`.
+fields of `Atari` are the whole protocol, and three protocols have names: `impala`, `sticky` and
+`machado`.
 
 A lost life that ends a training episode is reported in one timestep that loses no frame: the
 reward of the step, `discount` 0 and `first`, with `last` unset. Its observation is both the end of
@@ -29,28 +30,40 @@ from podracer.types import (
 )
 
 
-def impala(game: str) -> Atari:
+def impala(game: str, **settings: Any) -> Atari:
     """Return a game under the training protocol of IMPALA (Espeholt et al. 2018).
 
     Up to 30 no-ops begin a game, a lost life ends an episode, rewards are clipped to [-1, 1]; DQN's
-    protocol is nearly the same. Raises `ConfigError` as `Atari` does.
+    protocol is nearly the same. `settings` replace fields of `Atari`. Raises `ConfigError` as
+    `Atari` does.
     """
-    return Atari(game)
+    return Atari(game, **settings)
 
 
-def sticky(game: str) -> Atari:
-    """Return a game under the protocol of Machado et al. 2018, with sticky actions.
+def sticky(game: str, **settings: Any) -> Atari:
+    """Return a game with sticky actions under the protocol of Cleanba (Huang et al. 2024).
 
     Sticky actions are the only source of randomness, an episode is a whole game, and all 18 actions
-    are available. Rewards are clipped for training. Raises `ConfigError` as `Atari` does.
+    are available, as Machado et al. 2018 recommend; frame skip and time-out are DQN's. Dopamine
+    (Castro et al. 2018) differs in `full_action_set=False`. Rewards are clipped for training.
+    `settings` replace fields of `Atari`. Raises `ConfigError` as `Atari` does.
     """
-    return Atari(
-        game,
-        noop_max=0,
-        repeat_action_probability=0.25,
-        life_loss_ends_episode=False,
-        full_action_set=True,
-    )
+    protocol = {
+        "noop_max": 0,
+        "repeat_action_probability": 0.25,
+        "life_loss_ends_episode": False,
+        "full_action_set": True,
+    }
+    return Atari(game, **{**protocol, **settings})
+
+
+def machado(game: str, **settings: Any) -> Atari:
+    """Return a game under the protocol of Machado et al. 2018: `sticky`, but for two fields.
+
+    An action is repeated for 5 frames, and a game is cut after 18,000 frames, 5 minutes of play.
+    `settings` replace fields of `Atari`. Raises `ConfigError` as `Atari` does.
+    """
+    return sticky(game, **{"frame_skip": 5, "max_frames": 18_000, **settings})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +71,17 @@ class Atari:
     """One game under one protocol, as `HostEnvironments`; the defaults are IMPALA's.
 
     Observations are u8 `[height, width, stack]`, the newest frame last; in color
-    `[height, width, 3 * stack]`. Frames before a game's first are black. Raises `ConfigError`
-    where ale-py or gymnasium is not installed and for an unknown game.
+    `[height, width, 3 * stack]`. Frames before a game's first are black, as in dopamine, and a lost
+    life leaves the stack as it is. Raises `ConfigError` where ale-py or gymnasium is not installed
+    and for an unknown game.
     """
 
     game: str
     """Name of the game in ale-py, in snake case."""
     noop_max: int = 30
-    """Largest number of no-ops that begin a game, drawn uniformly from 0 on."""
+    """Largest number of no-ops that begin a game, drawn from 0 on; DQN's wrappers draw from 1."""
     use_fire_reset: bool = False
-    """Whether a game begins with FIRE, where it has that action; it counts as a no-op."""
+    """Whether FIRE is pressed, where a game has it, at its start and after each lost life."""
     frame_skip: int = 4
     """Emulator frames that each action is repeated for."""
     max_pool: bool = True
@@ -87,10 +101,10 @@ class Atari:
     full_action_set: bool = False
     """Whether all 18 actions are available, not only those with a meaning in the game."""
     max_frames: int = 108_000
-    """Emulator frames after which a game is cut by a time-out: 30 minutes of play."""
+    """Emulator frames, without no-ops, after which a time-out cuts a game: 30 minutes of play."""
 
     def __post_init__(self) -> None:
-        _num_actions(self.game, self.full_action_set)
+        _actions(self.game, self.full_action_set)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -100,7 +114,7 @@ class Atari:
             ArraySpec(
                 (*self.size, channels), np.uint8, frame_stack=self.grayscale and self.stack > 1
             ),
-            Discrete(_num_actions(self.game, self.full_action_set)),
+            Discrete(len(_actions(self.game, self.full_action_set))),
         )
 
     def for_evaluation(self) -> Atari:
@@ -123,9 +137,14 @@ class AtariBatch:
         from ale_py.vector_env import AtariVectorEnv
 
         self._atari = atari
-        self._num_actions = _num_actions(atari.game, atari.full_action_set)
+        actions = _actions(atari.game, atari.full_action_set)
+        self._num_actions = len(actions)
+        self._fire = actions.index("FIRE") if atari.use_fire_reset and "FIRE" in actions else None
         self._timesteps = TimestepBuilder(
-            num_envs, atari.life_loss_ends_episode, atari.clip_rewards
+            num_envs,
+            atari.life_loss_ends_episode,
+            atari.clip_rewards,
+            life_loss_restarts=self._fire is not None,
         )
         self._env: Any = AtariVectorEnv(
             atari.game,
@@ -154,6 +173,8 @@ class AtariBatch:
     def step(self, action: np.ndarray) -> TimeStep:
         """Step all games, `[B, ...]`. Raises `EnvironmentFault` for an invalid action."""
         action = check_actions(action, self._num_actions)
+        if self._fire is not None:
+            action = np.where(self._timesteps.life_lost, np.int32(self._fire), action)
         observation, reward, terminal, timeout, info = self._env.step(action)
         return self._timesteps.after_step(
             self._channels_last(observation), reward, terminal, timeout, info["lives"]
@@ -175,19 +196,29 @@ class TimestepBuilder:
     """Timesteps of B rows that play whole games and restart in the step after a game's end.
 
     A row's game may be cut into several episodes, one for each life. Where no life can be lost,
-    `lives` is constant.
+    `lives` is constant. With `life_loss_restarts` the environment ignores the action after a lost
+    life, so that an episode ends with the life (`last`) and the next begins in the step after.
     """
 
-    def __init__(self, num_rows: int, life_loss_ends_episode: bool, clip_rewards: bool) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        life_loss_ends_episode: bool,
+        clip_rewards: bool,
+        *,
+        life_loss_restarts: bool = False,
+    ) -> None:
         self._life_loss_ends_episode = life_loss_ends_episode
         self._clip_rewards = clip_rewards
+        self._life_loss_restarts = life_loss_restarts
+        self.life_lost = np.zeros(num_rows, bool)  # in the previous step, while the game goes on
         self._lives = np.zeros(num_rows, np.int32)
         self._game_ended = np.ones(num_rows, bool)  # in the previous step: this one restarts
 
     def after_reset(self, observation: PyTree, lives: np.ndarray) -> TimeStep:
         """Return the timestep after a reset of all rows; `lives` is i32 `[B]`."""
         none = np.zeros(len(lives), bool)
-        self._game_ended = ~none
+        self._game_ended, self.life_lost = ~none, none
         return self.after_step(observation, np.zeros(len(lives), np.float32), none, none, lives)
 
     def after_step(
@@ -204,14 +235,19 @@ class TimestepBuilder:
         """
         restarted, game_ended = self._game_ended, terminal | timeout
         # Some games report zero lives for some frames before their end: one end, not two.
-        life_lost = ~restarted & (lives < self._lives) & (lives > 0) & self._life_loss_ends_episode
-        self._lives, self._game_ended = lives, game_ended
-        if self._clip_rewards:
-            reward = np.clip(reward, -1, 1)
-        discount = 1 - (terminal | life_lost).astype(np.float32)
-        first = restarted | (life_lost & ~game_ended)
+        life_lost = ~restarted & (lives < self._lives) & (lives > 0)
+        life_ended = life_lost & self._life_loss_ends_episode
+        reward = np.clip(reward, -1, 1) if self._clip_rewards else reward
         reward = reward.astype(np.float32)
-        return TimeStep(observation, reward, discount, first, game_ended)  # type: ignore[arg-type]
+        discount = 1 - (terminal | life_ended).astype(np.float32)
+        if self._life_loss_restarts and self._life_loss_ends_episode:
+            first, last = restarted | self.life_lost, game_ended | life_ended
+            reward = np.where(first, np.float32(0), reward)
+        else:
+            first, last = restarted | (life_ended & ~game_ended), game_ended
+        self._lives, self._game_ended = lives, game_ended
+        self.life_lost = life_lost & ~game_ended
+        return TimeStep(observation, reward, discount, first, last)  # type: ignore[arg-type]
 
 
 def row_seeds(seed: int, indices: np.ndarray, start: int) -> np.ndarray:
@@ -232,7 +268,8 @@ def check_actions(action: np.ndarray, num_actions: int) -> np.ndarray:
 
 
 @functools.cache
-def _num_actions(game: str, full: bool) -> int:
+def _actions(game: str, full: bool) -> tuple[str, ...]:
+    """Return the names of a game's actions in order."""
     try:
         import ale_py
         from ale_py import roms, vector_env  # noqa: F401
@@ -246,4 +283,6 @@ def _num_actions(game: str, full: bool) -> int:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it prints a greeting to stderr
     ale = ale_py.ALEInterface()
     ale.loadROM(str(roms.get_rom_path(game)))
-    return len(ale.getLegalActionSet() if full else ale.getMinimalActionSet())
+    return tuple(
+        action.name for action in (ale.getLegalActionSet() if full else ale.getMinimalActionSet())
+    )

@@ -59,7 +59,8 @@ def envpool(task: str, **options: Any) -> EnvPool:
     """Return EnvPool's `task`, such as `CartPole-v1`.
 
     `options` are EnvPool's own for the task, such as `max_episode_steps`. An Atari task gets the
-    settings of IMPALA (Espeholt et al. 2018), which `options` replace. Raises `ConfigError` where
+    settings of IMPALA (Espeholt et al. 2018), which `options` replace; its `use_fire_reset` presses
+    FIRE at the start of a game only. Raises `ConfigError` where
     EnvPool is not installed, for an unknown task or option, and where actions are neither discrete
     nor bounded.
     """
