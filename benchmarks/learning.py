@@ -64,8 +64,10 @@ def train(recipe: str, seed: int, arch: str | None, frames: int | None) -> list[
         "arch": experiment.arch,
         "environment": experiment.environment,
         "seed": seed,
+        "policy": experiment.evaluation_policy,
+        "epsilon": experiment.evaluation_epsilon,
     }
-    names = ("frames", "seconds", "evaluation_return")
+    names = ("frames", "seconds", "evaluation_return", "evaluation_distinct_episodes")
     return [
         {**about, **{name: line[name] for name in names}}
         for line in lines

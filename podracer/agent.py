@@ -132,6 +132,18 @@ class NeedsRolloutLength(Agent, Protocol):
 
 
 @runtime_checkable
+class HasLastAction(Protocol):
+    """Recurrent state of an agent that observes its last action.
+
+    Whoever replaces the action that `act` chose, as evaluations with an epsilon do, replaces it
+    here too.
+    """
+
+    last_action: jax.Array
+    """Actions i32 `[B]`."""
+
+
+@runtime_checkable
 class NeedsFile(Agent, Protocol):
     """Agent that is initialized from the content of a file, filled in as `spec` is."""
 

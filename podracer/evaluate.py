@@ -8,13 +8,13 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent
+from podracer.agent import Agent, HasLastAction
 from podracer.agents.common import value_based
 from podracer.environment import (
     Environment,
@@ -125,7 +125,10 @@ class ActingRule:
         mask = _action_mask(timestep.observation)
         values = values if mask is None else jnp.where(mask, values, -1e9)
         explore_keys = episode_keys(key, Purpose.EXPLORE, indices, step)
-        return value_based.epsilon_greedy(values, explore_keys, jnp.float32(self.epsilon)), carry
+        action = value_based.epsilon_greedy(values, explore_keys, jnp.float32(self.epsilon))
+        if isinstance(carry, HasLastAction):
+            carry = dataclasses.replace(cast(Any, carry), last_action=action)
+        return action, carry
 
 
 def make_evaluator(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hosts import Counters
 
 import podracer
 from podracer.agents.a2c import A2C
@@ -21,7 +22,14 @@ from podracer.experiments.run_setup import make_run_setup
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
 from podracer.tournament.config import Tournament
-from podracer.types import ACTION_MASK, ArraySpec, ConfigError, Discrete, EnvironmentSpec
+from podracer.types import (
+    ACTION_MASK,
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    struct,
+)
 
 LENGTH = 16
 
@@ -68,6 +76,22 @@ class Scripted:
         return action, (), carry
 
 
+@struct
+class LastAction:
+    last_action: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeats(Scripted):
+    """Agent whose best action is its last one."""
+
+    def carry(self, num_envs):
+        return LastAction(jnp.zeros(num_envs, jnp.int32))
+
+    def act(self, params, carry, timestep, keys, explore):
+        return carry.last_action, (), carry
+
+
 def evaluate(episodes=500, host=False, masked=False, update=0, **acting):
     env = podracer.auto_reset(Line(masked))
     chosen = DeviceEnvironments(env) if host else env
@@ -102,6 +126,15 @@ def test_epsilon_is_the_share_of_uniformly_random_allowed_actions(host, masked):
     assert abs(second.mean() - (0 if masked else share)) <= (0 if masked else bound)
 
 
+def test_an_agent_that_observes_its_last_action_observes_a_random_one():
+    env = podracer.auto_reset(Line())
+    evaluator = make_evaluator(Repeats(env.spec), env, 500, epsilon=0.1)
+    switched = 1 - (1 - 0.1 * 2 / 3) ** LENGTH  # probability that any random action is another one
+    returns = evaluator((), jax.random.key(0)).returns
+    assert abs((returns > 0).mean() - switched) < 0.1
+    assert returns.mean() > 2 * evaluate(epsilon=0.1).returns.mean()
+
+
 def test_random_actions_leave_the_others_as_they_were():
     """They have keys of their own: a rare one changes no other sample of the policy."""
     sampled = evaluate(policy="sampled").returns
@@ -113,6 +146,18 @@ def test_episodes_follow_the_key_and_the_update():
     first, again, other = (evaluate(policy="sampled", update=u).returns for u in (3, 3, 4))
     assert (first == again).all()
     assert (first != other).any()
+
+
+def test_an_episode_that_a_fault_cut_does_not_count():
+    def lose(batch, timestep):
+        if batch.steps == 2:  # the worker of row 1 died, and another one begins anew
+            batch.at[1] = timestep.reward[1] = 0
+            timestep.first[1] = True
+        return timestep
+
+    env = Counters(lose)
+    result = make_evaluator(Scripted(env.spec), env, 4)((), jax.random.key(0))
+    assert list(result.lengths) == list(result.returns) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
