@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Shaped
 
 from podracer.environment import action_struct
 from podracer.ops import sum_tree
+from podracer.schedules import Schedule, value_at
 from podracer.types import (
     ArraySpec,
     Carry,
@@ -55,8 +56,9 @@ class Replay:
     al. 2016, arXiv 1511.05952)."""
     priority_exponent: float = bounded(0.6)
     """Exponent alpha of the priorities, at least 0: 0 samples uniformly, 1 in proportion."""
-    importance_exponent: float = bounded(0.4)
-    """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
+    importance_exponent: Schedule = bounded(0.4)
+    """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction;
+    a schedule counts the timesteps that the buffer was given."""
 
 
 @unchecked
@@ -198,12 +200,17 @@ class Buffer:
         num_starts = jnp.maximum(0, last // self.stride - -(-first // self.stride) + 1)
         return num_starts * state.num_added.shape[0]
 
-    def sample(self, state: ReplayState, key: jax.Array, num: int) -> Sample:
-        """Sample `num` sequences, by priority or uniformly; `size` must be above 0."""
+    def sample(self, state: ReplayState, key: jax.Array, num: int, num_shards: int = 1) -> Sample:
+        """Sample `num` sequences, by priority or uniformly; `size` must be above 0.
+
+        `num_shards` buffers together were given what schedules count.
+        """
         B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
         if state.priorities is not None:
             rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, num)
-            weights = (probabilities * self.size(state)) ** -self.config.importance_exponent
+            frames = B * num_shards * state.num_added[0].astype(jnp.float32)
+            importance_exponent = value_at(self.config.importance_exponent, frames)
+            weights = (probabilities * self.size(state)) ** -importance_exponent
             weights = weights / jnp.max(weights)
         else:
             row_key, start_key = jax.random.split(key)

@@ -10,7 +10,6 @@ import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
-from podracer.agents.common.schedules import Linear
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
@@ -27,6 +26,7 @@ from podracer.envs.probes import GAMMA
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
@@ -49,10 +49,12 @@ AGENTS = {
     "stacx": Stacx(network=SMALL),
     "ppo": PPO(network=SMALL, num_epochs=2, normalize_observations=True, normalize_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, num_epochs=2, num_minibatches=2),
-    "dqn": DQN(network=SMALL, replay=REPLAY, epsilon_decay_frames=2000),
+    "dqn": DQN(network=SMALL, replay=REPLAY, epsilon=Linear(1.0, 0.01, 2000.0)),
     "rainbow": DQN(
         network=SMALL,
-        replay=dataclasses.replace(REPLAY, prioritized=True),
+        replay=dataclasses.replace(
+            REPLAY, prioritized=True, importance_exponent=Linear(0.4, 1.0, 2000.0)
+        ),
         n_step=3,
         dueling=True,
         stream_hidden=(8,),
@@ -108,7 +110,7 @@ TANH = TorsoNetwork(MLP((16,), "tanh"))
 RECURRENT_TANH = TorsoNetwork(MLP((16,), "tanh"), memory="gru", memory_size=16)
 COMMON = {"network": TANH, "learning_rate": 0.01, "discount": GAMMA}
 PROBE_REPLAY = Replay(32 * 200, batch_size=128, updates_per_rollout=4, warmup=256)
-EXPLORING = {"epsilon": 0.05, "epsilon_decay_frames": 10_000, "target_update_period": 20}
+EXPLORING = {"epsilon": Linear(1.0, 0.05, 10_000.0), "target_update_period": 20}
 PROBE_AGENTS = {
     "a2c": A2C(**COMMON, entropy_cost=0.003),
     "impala": Impala(**COMMON, entropy_cost=0.003),
@@ -121,7 +123,6 @@ PROBE_AGENTS = {
         **COMMON,
         replay=dataclasses.replace(PROBE_REPLAY, prioritized=True),
         epsilon=0.0,
-        epsilon_decay_frames=0,
         target_update_period=20,
         n_step=3,
         dueling=True,

@@ -14,7 +14,7 @@ from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.returns import n_step_returns, n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
-from podracer.types import Continuous
+from podracer.types import ConfigError, Continuous, check_ranges
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what rlax imports
@@ -148,6 +148,13 @@ def test_actions_come_back_from_the_bounds():
     space = Continuous((-2.0, 0.0), (1.0, 10.0))
     action = jnp.asarray([[-1.0, 1.0], [0.25, -0.5]])
     np.testing.assert_allclose(from_bounds(space, to_bounds(space, action)), action, atol=1e-6)
+
+
+def test_a_support_has_two_ends():
+    with pytest.raises(ConfigError, match=r"atoms must be at least 2, but it is 1"):
+        check_ranges(Atoms(atoms=1), "value")
+    with pytest.raises(ConfigError, match=r"atoms need low < high, but they are 2.0 and 2.0"):
+        Atoms(2.0, 2.0)
 
 
 def test_noise_is_factorised_fresh_for_each_row_and_none_without_keys():

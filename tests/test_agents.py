@@ -34,7 +34,6 @@ from walk import (
 
 from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic
-from podracer.agents.common.schedules import Linear
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -48,6 +47,7 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
 from podracer.ops.returns import generalized_advantages
 from podracer.rollout import ActorState, rollout
+from podracer.schedules import Linear
 from podracer.types import (
     ConfigError,
     LearnerState,

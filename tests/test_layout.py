@@ -16,7 +16,7 @@ FLOORS = (
     ("io",),
     ("environment",),
     ("mesh", "agent"),
-    ("ops",),
+    ("ops", "schedules"),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
     ("agents.lpg",),

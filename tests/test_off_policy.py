@@ -13,6 +13,7 @@ from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_
 from podracer.agents import r2d2
 from podracer.agents.common import continuous, off_policy, value_based
 from podracer.agents.common.muzero_model import Model
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
@@ -20,10 +21,21 @@ from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.checks import check_agent
 from podracer.environment import auto_reset
+from podracer.experiments import recipes
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay, Sample
-from podracer.types import ConfigError, LearnerState, Step, TimeStep, Trajectory
+from podracer.schedules import Linear
+from podracer.types import (
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    LearnerState,
+    Step,
+    TimeStep,
+    Trajectory,
+)
 
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
 MEMORY = TorsoNetwork(MLP((8,), "tanh"), memory="gru", memory_size=5)
@@ -42,7 +54,6 @@ AGENTS = {
         noisy=True,
         stream_hidden=(6,),
         epsilon=0.0,
-        epsilon_decay_frames=0,
     ),
     "r2d2": R2D2(
         network=MEMORY,
@@ -226,14 +237,47 @@ def test_epsilon_greedy_explores_as_often_as_it_says():
         np.testing.assert_allclose(share, expected, atol=0.01)
 
 
-def test_epsilon_decays_with_the_frames():
-    agent, env = agent_and_env("dqn", epsilon=0.1, epsilon_decay_frames=4 * 8 * B)
-    state, trajectory = begin(agent, env)
+def test_rainbow_on_atari_is_that_of_its_paper():
+    """Hessel et al. 2018, table 1, in steps of four frames: noise instead of epsilon, two noisy
+    layers in each stream behind the convolutions, priorities, distribution, Adam's epsilon."""
+    agent = recipes.find("atari_rainbow").agent
+    assert (agent.learning_rate, agent.optimizer) == (6.25e-5, Optimizer("adam", 1.5e-4))
+    assert (agent.epsilon, agent.n_step, agent.double, agent.value) == (0.0, 3, True, Atoms())
+    replay = agent.replay
+    assert (replay.warmup, replay.capacity, replay.batch_size) == (20_000, 1_000_000, 32)
+    assert (replay.priority_exponent, replay.importance_exponent) == (0.5, Linear(0.4, 1.0, 50e6))
+    screens = ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
+    agent = dataclasses.replace(agent, spec=EnvironmentSpec("atari", screens, Discrete(6)))
+    trunk = jax.eval_shape(agent._network.init, jax.random.key(0))["shared"]
+    convolutions, dense = trunk.layers
+    assert (len(convolutions), len(dense)) == (3, 0)
+    for stream, outputs in (("value", 51), ("advantage", 6 * 51)):
+        scales = [layer.weight_scale.shape for layer in trunk.heads[stream].layers]
+        assert scales == [(3136, 512), (512, outputs)]
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+def test_epsilon_decays_with_the_frames(name):
+    agent, env = agent_and_env(name, epsilon=Linear(1.0, 0.1, frames=4 * 8 * B))
+    state, _ = begin(agent, env)
     epsilons = []
-    for _ in range(6):
-        epsilons.append(float(agent.actor_params(state).epsilon))
-        state, _ = learn(agent, state, trajectory)
+    for rollouts in range(6):
+        counted = dataclasses.replace(state.shared, frames=jnp.uint32(rollouts * 8 * B))
+        epsilons.append(float(agent.actor_params(LearnerState(counted)).epsilon))
     np.testing.assert_allclose(epsilons, [1.0, 0.775, 0.55, 0.325, 0.1, 0.1], rtol=1e-5)
+
+
+def test_frames_are_counted_and_the_learning_rate_follows_them():
+    agent, env = agent_and_env("dqn", learning_rate=Linear(1e-3, 0.0, frames=2 * 8 * B))
+    state, trajectory = begin(agent, env)
+    moved = []
+    for rollouts in range(4):
+        assert int(state.shared.frames) == rollouts * 8 * B
+        new, _ = learn(agent, state, trajectory)
+        pairs = zip(*map(jax.tree.leaves, (state.shared.params, new.shared.params)), strict=True)
+        moved.append(max(float(np.abs(a - b).max()) for a, b in pairs))
+        state = new
+    assert moved[0] > moved[1] > 0 == moved[2] == moved[3]
 
 
 def test_the_target_is_copied_when_it_is_due():

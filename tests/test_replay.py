@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from podracer.replay import Buffer, Priorities, Replay
+from podracer.schedules import Linear
 from podracer.types import (
     ArraySpec,
     ConfigError,
@@ -184,6 +185,14 @@ def test_priorities_decide_how_often_and_weights_undo_it():
     np.testing.assert_allclose(share, np.array([1, 2, 3]) / 6, atol=0.01)
     weights = np.asarray(sample.weights)
     np.testing.assert_allclose(weights, 1 / (np.asarray(sample.rows) + 1), rtol=1e-3)
+    # With a schedule, by what all shards have added: here the half of it, or all with two shards.
+    schedule = Linear(0.4, 1.0, frames=2 * B * 24)
+    settings = dataclasses.replace(settings, importance_exponent=schedule)
+    buffer = dataclasses.replace(buffer, config=settings)
+    for shards, beta in ((1, 0.7), (2, 1.0)):
+        sample = buffer.sample(memory, jax.random.key(2), 100, shards)
+        expected = (np.asarray(sample.rows) + 1.0) ** -beta
+        np.testing.assert_allclose(sample.weights, expected / expected.max(), rtol=1e-3)
 
 
 def test_what_is_new_gets_the_highest_priority_so_far():

@@ -12,12 +12,12 @@ import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
-from podracer.agents.common.schedules import MOST_FRAMES, Linear, add_frames, value_at
 from podracer.cli.arguments import format_schedule, parse_experiment, read_schedule
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import from_json, to_json
+from podracer.schedules import MOST_FRAMES, Linear, add_frames, value_at
 from podracer.types import ConfigError, check_ranges, struct
 
 DECAY = Linear(6e-4, 0.0, frames=50e6)

@@ -196,7 +196,7 @@ def test_masks_keep_impossible_actions_from_being_chosen():
     agents = (
         A2C(spec=spec),
         QLambda(spec=spec),
-        DQN(spec=spec, replay=replay, epsilon=0.7, epsilon_decay_frames=0),
+        DQN(spec=spec, replay=replay, epsilon=0.7),
         R2D2(spec=spec, replay=replay, epsilon=0.9, apex_alpha=0.0, rollout_length=20),
         MuZero(spec=spec, replay=replay, num_simulations=6),
     )

@@ -11,9 +11,9 @@ import optax
 
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
+from podracer.schedules import Schedule
 from podracer.types import EnvironmentSpec, Metrics, Params, Trajectory, bounded, static, struct
 
 

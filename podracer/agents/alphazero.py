@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer.agents.common import actor_critic, planning, schedules, value_based
+from podracer import schedules
+from podracer.agents.common import actor_critic, planning, value_based
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.schedules import Schedule
 from podracer.environment import Environment
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,

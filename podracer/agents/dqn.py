@@ -9,8 +9,6 @@ Rainbow: Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment
 
 from __future__ import annotations
 
-import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,9 +16,11 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
+from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_values import ActionValue, Atoms, Mean
 from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Linear, Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -29,7 +29,6 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
-    Trajectory,
     bounded,
     static,
     struct,
@@ -37,28 +36,21 @@ from podracer.types import (
 
 
 @struct
-class DQNState(off_policy.TargetNetworkState):
-    """Learner state: network, target network, optimizer, and how far exploration has decayed."""
-
-    exploration_progress: jax.Array  # f32 [], from 0 to 1
-
-
-@struct
 class DQN:
     """Deep Q-network for discrete actions; see `rainbow` for all extensions together."""
 
-    learning_rate: float = bounded(2.5e-4)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(2.5e-4)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
-    epsilon: float = bounded(0.01, high=1.0)
-    """Probability epsilon of a random action after the decay, in [0, 1]."""
+    epsilon: Schedule = bounded(Linear(1.0, 0.01, frames=50_000), high=1.0)
+    """Probability epsilon of a random action, in [0, 1]."""
     apex_alpha: float = bounded(0.0)
     """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
     max_gradient_norm: float = bounded(10.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
-    epsilon_decay_frames: int = static(default=50_000, low=0)
-    """Frames over which the probability of a random action falls from 1 to epsilon; 0: no decay."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer of the parameters."""
     target_update_period: int = static(default=250, low=1)
     """Number of updates between copies of the parameters to the target network."""
     n_step: int = static(default=1, low=1)
@@ -81,23 +73,14 @@ class DQN:
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         params = self._network.init(key)
-        state = DQNState(
-            params=params,
-            target_params=jax.tree.map(jnp.copy, params),
-            optimizer_state=self._optimizer.init(params),
-            updates=jnp.int32(0),
-            exploration_progress=jnp.float32(0.0 if self.epsilon_decay_frames else 1.0),
-        )
+        state = off_policy.init_target_network_state(params, self._optimizer)
         return LearnerState(state, self._buffer.init(num_envs))
 
     def carry(self, num_envs: int) -> Carry:
         # `act` does not know which environments are in its batch; the carry stays with each one.
         return value_based.epsilon_exponents(self.apex_alpha, num_envs)
 
-    def actor_params(self, state: LearnerState) -> value_based.ActorParams:
-        learner: DQNState = state.shared
-        epsilon = value_based.linear_epsilon(self.epsilon, learner.exploration_progress)
-        return value_based.ActorParams(learner.params, epsilon)
+    actor_params = value_based.actor_params
 
     def act(
         self,
@@ -113,23 +96,7 @@ class DQN:
         epsilon = params.epsilon**carry if explore else jnp.zeros(())
         return value_based.epsilon_greedy(q, keys, epsilon), (), carry
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        learner: DQNState = state.shared
-        progress = off_policy.advance_exploration(
-            learner.exploration_progress, trajectory, self.epsilon_decay_frames, axis
-        )
-        learner = dataclasses.replace(learner, exploration_progress=progress)
-        update = partial(
-            off_policy.update_with_target_network,
-            loss=self._loss,
-            optimizer=self._optimizer,
-            target_update_period=self.target_update_period,
-            axis=axis,
-        )
-        state = LearnerState(learner, state.local)
-        return off_policy.learn_from_replay(self._buffer, update, state, trajectory, key, axis)
+    learn = off_policy.learn_with_target_network
 
     def _loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
@@ -186,21 +153,28 @@ class DQN:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adam(self.learning_rate, eps=1e-5),
-        )
+        return self.optimizer.build(self.max_gradient_norm)
 
 
 def rainbow(**settings: Any) -> DQN:
-    """Return DQN with all its extensions (Hessel et al. 2018); `settings` override its fields."""
+    """Return DQN with all its extensions (Hessel et al. 2018); `settings` override its fields.
+
+    Learning rate, target network, sizes of layers and the range of returns are those of small
+    tasks; `atari_rainbow` has the paper's.
+    """
     extensions = {
         "epsilon": 0.0,
-        "epsilon_decay_frames": 0,
         "n_step": 3,
         "dueling": True,
+        "stream_hidden": (128,),
         "noisy": True,
         "value": Atoms(),
-        "replay": Replay(prioritized=True, priority_exponent=0.5),
+        "optimizer": Optimizer(epsilon=1.5e-4),
+        "replay": Replay(
+            prioritized=True,
+            priority_exponent=0.5,
+            importance_exponent=Linear(0.4, 1.0, frames=50_000_000),
+        ),
+        "network": TorsoNetwork(MLP(hidden=(128,))),
     }
     return DQN(**{**extensions, **settings})

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, schedules
+from podracer import schedules
+from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
+from podracer.schedules import Schedule
 from podracer.types import (
     EnvironmentSpec,
     LearnerState,

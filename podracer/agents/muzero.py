@@ -6,8 +6,6 @@ Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its loss
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import mctx
@@ -15,9 +13,11 @@ import optax
 
 from podracer.agents.common import actor_critic, off_policy, planning, value_based
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
+from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
 from podracer.types import (
     ArraySpec,
     Carry,
@@ -37,8 +37,8 @@ from podracer.types import (
 class MuZero:
     """Planning in a learned model, for discrete actions."""
 
-    learning_rate: float = bounded(1e-3)
-    """Learning rate of AdamW."""
+    learning_rate: Schedule = bounded(1e-3)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.997, high=1.0)
     """Discount factor gamma, in [0, 1]."""
     value_cost: float = bounded(0.25)
@@ -46,7 +46,9 @@ class MuZero:
     max_gradient_norm: float = bounded(5.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     weight_decay: float = bounded(1e-4)
-    """Weight decay of AdamW."""
+    """Weight decay, times the learning rate, of all parameters at each step, as in AdamW."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
     num_simulations: int = static(default=16, low=1)
     """Number of simulations of the search for each decision; each takes one step of the model."""
     max_considered_actions: int = static(default=16, low=1)
@@ -106,17 +108,7 @@ class MuZero:
         action, extras = jax.vmap(search)(timestep.observation, keys)
         return action, extras, carry
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        update = partial(
-            off_policy.update_with_target_network,
-            loss=self._loss,
-            optimizer=self._optimizer,
-            target_update_period=self.target_update_period,
-            axis=axis,
-        )
-        return off_policy.learn_from_replay(self._buffer, update, state, trajectory, key, axis)
+    learn = off_policy.learn_with_target_network
 
     def _loss(
         self, params: ModelParams, target_params: ModelParams, sample: Sample, key: jax.Array
@@ -226,7 +218,5 @@ class MuZero:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adamw(self.learning_rate, weight_decay=self.weight_decay),
-        )
+        method = self.optimizer.build(self.max_gradient_norm)
+        return optax.chain(method, optax.add_decayed_weights(self.weight_decay))

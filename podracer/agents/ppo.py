@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, normalization, schedules
+from podracer import schedules
+from podracer.agents.common import actor_critic, normalization
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments, init_moments, moments_of_each
 from podracer.ops.returns import generalized_advantages
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,

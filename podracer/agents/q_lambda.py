@@ -13,9 +13,9 @@ import optax
 
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import lambda_returns
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,

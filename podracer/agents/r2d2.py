@@ -13,17 +13,18 @@ burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500 u
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
+from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
 from podracer.types import (
     ArraySpec,
     ConfigError,
@@ -55,16 +56,18 @@ class R2D2Carry:
 class R2D2:
     """Recurrent double Q-learning for discrete actions."""
 
-    learning_rate: float = bounded(5e-4)
-    """Learning rate of Adam."""
+    learning_rate: Schedule = bounded(5e-4)
+    """Learning rate of the optimizer."""
     discount: float = bounded(0.997, high=1.0)
     """Discount factor gamma, in [0, 1]."""
-    epsilon: float = bounded(0.4, high=1.0)
+    epsilon: Schedule = bounded(0.4, high=1.0)
     """Probability epsilon of a random action in the first environment, in [0, 1]."""
     apex_alpha: float = bounded(7.0)
     """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
     max_gradient_norm: float = bounded(40.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-3)
+    """Optimizer of the parameters."""
     priority_eta: float = bounded(0.9, high=1.0)
     """Weight eta, in [0, 1], of a sequence's largest TD error in its priority, against the mean."""
     target_update_period: int = static(default=250, low=1)
@@ -103,9 +106,7 @@ class R2D2:
         last_action = jnp.zeros(num_envs, jnp.int32)
         return R2D2Carry(self._network.carry(num_envs), last_action, exponents)
 
-    def actor_params(self, state: LearnerState) -> value_based.ActorParams:
-        epsilon = jnp.asarray(self.epsilon, jnp.float32)
-        return value_based.ActorParams(state.shared.params, epsilon)
+    actor_params = value_based.actor_params
 
     def act(
         self,
@@ -130,17 +131,8 @@ class R2D2:
             raise ConfigError(
                 f"rollout_length is {self.rollout_length}, but a rollout has {length} steps."
             )
-        update = partial(
-            off_policy.update_with_target_network,
-            loss=self._loss,
-            optimizer=self._optimizer,
-            target_update_period=self.target_update_period,
-            axis=axis,
-        )
-        stored = _stored(trajectory.carry)
-        return off_policy.learn_from_replay(
-            self._buffer, update, state, trajectory, key, axis, stored
-        )
+        carry = _stored(trajectory.carry)
+        return off_policy.learn_with_target_network(self, state, trajectory, key, axis, carry)
 
     def _loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
@@ -231,10 +223,7 @@ class R2D2:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adam(self.learning_rate, eps=1e-3),
-        )
+        return self.optimizer.build(self.max_gradient_norm)
 
 
 def _stored(carry: R2D2Carry) -> tuple[PyTree, jax.Array]:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, schedules
+from podracer import schedules
+from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer, take_step

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 import tyro
 
 if TYPE_CHECKING:
-    from podracer.agents.common.schedules import Linear
     from podracer.experiments.experiment import Experiment
+    from podracer.schedules import Linear
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
@@ -46,7 +46,7 @@ def _schedule_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any]
     """Parse fields of type `Schedule`: a number or START:END:FRAMES."""
     if not any(getattr(option, "__name__", "") == "Linear" for option in get_args(info.type)):
         return None
-    from podracer.agents.common.schedules import Linear
+    from podracer.schedules import Linear
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
@@ -62,7 +62,7 @@ def read_schedule(text: str) -> float | Linear:
 
     Raises `ValueError` if it is neither.
     """
-    from podracer.agents.common.schedules import Linear
+    from podracer.schedules import Linear
 
     try:
         numbers = [float(part) for part in text.split(":")]

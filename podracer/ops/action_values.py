@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from podracer.types import bounded
+from podracer.types import ConfigError, bounded
 
 Outputs = Float[Array, "N Z"]
 Batch = Float[Array, "N"]
@@ -56,8 +56,12 @@ class Atoms:
     """Smallest return of the distribution."""
     high: float = bounded(10.0, low=-math.inf)
     """Largest return of the distribution."""
-    atoms: int = bounded(51, low=1)
+    atoms: int = bounded(51, low=2)
     """Number of atoms of the distribution."""
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ConfigError(f"atoms need low < high, but they are {self.low} and {self.high}.")
 
     @property
     def size(self) -> int:

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podracer import schedules
 from podracer.agent import FusedAgent
-from podracer.agents.common import schedules
 from podracer.agents.common.optimizers import take_step
-from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
 from podracer.ops.minibatches import take
+from podracer.schedules import Schedule
 from podracer.types import (
     ACTION_MASK,
     Carry,

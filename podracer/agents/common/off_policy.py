@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from podracer import schedules
 from podracer.agents.common import actor_critic
+from podracer.agents.common.optimizers import take_step
 from podracer.mesh import global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,
@@ -76,7 +79,7 @@ def learn_from_replay(
         shared, priorities = loop
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
-        sample = buffer.sample(current, sample_key, config.batch_size // shards)
+        sample = buffer.sample(current, sample_key, config.batch_size // shards, shards)
         shared, metrics, new_priorities = update(shared, sample, update_key)
         return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
 
@@ -106,9 +109,31 @@ class TargetNetworkState:
     target_params: Params
     optimizer_state: optax.OptState
     updates: jax.Array  # i32 []
+    frames: jax.Array  # uint32 [], timesteps collected, see `schedules`
 
 
-TargetState = TypeVar("TargetState", bound=TargetNetworkState)
+class TargetNetworkAgent(Protocol):
+    """Attributes of an agent that `learn_with_target_network` uses."""
+
+    @property
+    def learning_rate(self) -> Schedule: ...
+
+    @property
+    def target_update_period(self) -> int: ...
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        """Unscaled, see `optimizers`."""
+        ...
+
+    @property
+    def _buffer(self) -> Buffer: ...
+
+    def _loss(
+        self, params: Any, target_params: Any, sample: Sample, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+        """Return the loss and `(metrics, priorities)`."""
+        ...
 
 
 def init_target_network_state(
@@ -120,40 +145,44 @@ def init_target_network_state(
         target_params=jax.tree.map(jnp.copy, params),
         optimizer_state=optimizer.init(params),
         updates=jnp.int32(0),
+        frames=schedules.init_frames(),
     )
 
 
-def update_with_target_network(
-    state: TargetState,
-    sample: Sample,
+def learn_with_target_network(
+    agent: TargetNetworkAgent,
+    state: LearnerState,
+    trajectory: Trajectory,
     key: jax.Array,
-    *,
-    loss: Callable[..., tuple[jax.Array, tuple[Metrics, jax.Array]]],
-    optimizer: optax.GradientTransformation,
-    target_update_period: int,
     axis: str | None,
-) -> tuple[TargetState, Metrics, jax.Array]:
-    """Take one optimizer step, and periodically copy the parameters to the target network.
+    carry: Carry = (),
+) -> tuple[LearnerState, Metrics]:
+    """Add a rollout to the replay and take optimizer steps on samples, as `learn_from_replay`.
 
-    The loss is called as `loss(params, target_params, sample, key)` and returns the loss and
-    `(metrics, priorities)`.
+    The parameters are copied to the target network after every `target_update_period`-th step.
     """
-    grads, (metrics, priorities) = global_grad(
-        loss, state.params, state.target_params, sample, key, axis=axis
-    )
-    param_updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.params)
-    params = optax.apply_updates(state.params, param_updates)
-    updates = state.updates + 1
-    state = dataclasses.replace(
-        state,
-        params=params,
-        target_params=optax.periodic_update(
-            params, state.target_params, updates, target_update_period
-        ),
-        optimizer_state=optimizer_state,
-        updates=updates,
-    )
-    return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+
+    def update(
+        state: TargetNetworkState, sample: Sample, key: jax.Array
+    ) -> tuple[TargetNetworkState, Metrics, jax.Array]:
+        grads, (metrics, priorities) = global_grad(
+            agent._loss, state.params, state.target_params, sample, key, axis=axis
+        )
+        learning_rate = schedules.value_at(agent.learning_rate, state.frames)
+        params, optimizer_state = take_step(
+            agent._optimizer, state.params, state.optimizer_state, grads, learning_rate
+        )
+        updates = state.updates + 1
+        target_params = optax.periodic_update(
+            params, state.target_params, updates, agent.target_update_period
+        )
+        state = TargetNetworkState(params, target_params, optimizer_state, updates, state.frames)
+        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
+
+    state, metrics = learn_from_replay(agent._buffer, update, state, trajectory, key, axis, carry)
+    shared: TargetNetworkState = state.shared
+    frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
+    return LearnerState(dataclasses.replace(shared, frames=frames), state.local), metrics
 
 
 # --- n-step transitions --------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 
 from podracer.agents.common import actor_critic
+from podracer.agents.common.off_policy import TargetNetworkState
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.random import random_uniform
-from podracer.types import ConfigError, Discrete, EnvironmentSpec, Params, struct
+from podracer.schedules import Schedule, value_at
+from podracer.types import ConfigError, Discrete, EnvironmentSpec, LearnerState, Params, struct
 
 
 def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
@@ -82,9 +86,18 @@ def epsilon_exponents(apex_alpha: float | jax.Array, num_envs: int) -> jax.Array
     return 1.0 + apex_alpha * jnp.arange(num_envs) / max(1, num_envs - 1)
 
 
-def linear_epsilon(final_epsilon: float | jax.Array, progress: jax.Array) -> jax.Array:
-    """Interpolate from 1 at progress 0 to `final_epsilon` at progress 1."""
-    return 1.0 + (final_epsilon - 1.0) * progress
+class EpsilonGreedy(Protocol):
+    """Attributes of an agent that `actor_params`, which also serves as a method, uses."""
+
+    @property
+    def epsilon(self) -> Schedule: ...
+
+
+def actor_params(agent: EpsilonGreedy, state: LearnerState) -> ActorParams:
+    """Return the parameters that `act` takes, from the learner's state."""
+    shared: TargetNetworkState = state.shared
+    epsilon = value_at(agent.epsilon, shared.frames)
+    return ActorParams(shared.params, jnp.asarray(epsilon, jnp.float32))
 
 
 def epsilon_greedy(values: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:

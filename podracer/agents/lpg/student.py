@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, schedules, value_based
-from podracer.agents.common.schedules import Schedule
+from podracer import schedules
+from podracer.agents.common import actor_critic, value_based
 from podracer.agents.lpg.rule import (
     RuleParams,
     UpdateRule,
@@ -30,6 +30,7 @@ from podracer.agents.lpg.rule_file import decode_rule
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,

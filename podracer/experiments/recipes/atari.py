@@ -12,6 +12,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
 from podracer.networks import CNN, ResNet, TorsoNetwork
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 # The shallow network of Espeholt et al. 2018 (figure 3, left).
 IMPALA_SHALLOW = CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=(256,))
@@ -75,7 +76,7 @@ def atari_dqn(game: str = "pong") -> Experiment:
         atari_impala(game),
         agent=DQN(
             learning_rate=1e-4,
-            epsilon_decay_frames=1_000_000,
+            epsilon=Linear(1.0, 0.01, frames=1_000_000),
             target_update_period=2_000,
             replay=Replay(capacity=1_000_000, batch_size=32, updates_per_rollout=16, warmup=50_000),
             network=TorsoNetwork(CNN()),
@@ -98,11 +99,13 @@ def atari_rainbow(game: str = "pong") -> Experiment:
                 capacity=1_000_000,
                 batch_size=32,
                 updates_per_rollout=16,
-                warmup=50_000,
+                warmup=20_000,
                 prioritized=True,
                 priority_exponent=0.5,
+                importance_exponent=Linear(0.4, 1.0, frames=50_000_000),
             ),
-            network=TorsoNetwork(CNN()),
+            stream_hidden=(512,),
+            network=TorsoNetwork(CNN(hidden=())),
         ),
     )
 

@@ -17,6 +17,7 @@ from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 # Settings of both actor-critics with V-trace, so that they can be compared.
 NETWORK = TorsoNetwork(MLP((64, 64), "tanh"))
@@ -81,8 +82,7 @@ def cartpole_dqn() -> Experiment:
         environment="cartpole",
         agent=DQN(
             learning_rate=1e-3,
-            epsilon=0.05,
-            epsilon_decay_frames=20_000,
+            epsilon=Linear(1.0, 0.05, frames=20_000),
             target_update_period=50,
             replay=Replay(capacity=50_000, updates_per_rollout=4),
         ),
@@ -102,7 +102,12 @@ def cartpole_rainbow() -> Experiment:
             learning_rate=1e-3,
             target_update_period=50,
             value=Atoms(0.0, 100.0, 51),
-            replay=Replay(capacity=50_000, updates_per_rollout=4, prioritized=True),
+            replay=Replay(
+                capacity=50_000,
+                updates_per_rollout=4,
+                prioritized=True,
+                importance_exponent=Linear(0.4, 1.0, frames=320_000),
+            ),
         ),
     )
 

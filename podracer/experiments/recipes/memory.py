@@ -12,6 +12,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 
 @recipe
@@ -70,8 +71,7 @@ def memorychain_dqn() -> Experiment:
         memorychain_r2d2(),
         agent=DQN(
             learning_rate=1e-3,
-            epsilon=0.05,
-            epsilon_decay_frames=20_000,
+            epsilon=Linear(1.0, 0.05, frames=20_000),
             target_update_period=50,
             replay=Replay(capacity=50_000, updates_per_rollout=4),
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.common.schedules import Linear
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
@@ -13,6 +12,7 @@ from podracer.experiments.recipes.registry import recipe
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 # As in MinAtar: one convolution and one fully connected layer.
 MINATAR = CNN(channels=(16,), kernels=(3,), strides=(1,), hidden=(128,))
@@ -53,7 +53,7 @@ def breakout_dqn() -> Experiment:
         environment="gymnax:Breakout-MinAtar",
         agent=DQN(
             learning_rate=5e-4,
-            epsilon_decay_frames=250_000,
+            epsilon=Linear(1.0, 0.01, frames=250_000),
             target_update_period=250,
             replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000),
         ),
@@ -66,19 +66,20 @@ def breakout_dqn() -> Experiment:
 
 @recipe
 def breakout_rainbow() -> Experiment:
-    """Rainbow on MinAtar Breakout (needs gymnax).
-
-    The game has two openings and is deterministic after them, so epsilon-greedy actions explore
-    besides the noisy heads.
-    """
+    """Rainbow on MinAtar Breakout (needs gymnax)."""
     return dataclasses.replace(
         breakout_dqn(),
         agent=rainbow(
             learning_rate=2.5e-4,
-            epsilon=0.02,
-            epsilon_decay_frames=250_000,
             target_update_period=250,
             value=Atoms(0.0, 25.0, 51),
-            replay=Replay(capacity=200_000, updates_per_rollout=8, warmup=5_000, prioritized=True),
+            replay=Replay(
+                capacity=200_000,
+                updates_per_rollout=8,
+                warmup=5_000,
+                prioritized=True,
+                priority_exponent=0.5,
+                importance_exponent=Linear(0.4, 1.0, frames=1_000_000),
+            ),
         ),
     )
