@@ -57,8 +57,7 @@ class Replay:
     priority_exponent: float = bounded(0.6)
     """Exponent alpha of the priorities, at least 0: 0 samples uniformly, 1 in proportion."""
     importance_exponent: Schedule = bounded(0.4)
-    """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction;
-    a schedule counts the timesteps that the buffer was given."""
+    """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
 
 
 @unchecked
@@ -200,16 +199,17 @@ class Buffer:
         num_starts = jnp.maximum(0, last // self.stride - -(-first // self.stride) + 1)
         return num_starts * state.num_added.shape[0]
 
-    def sample(self, state: ReplayState, key: jax.Array, num: int, num_shards: int = 1) -> Sample:
+    def sample(
+        self, state: ReplayState, key: jax.Array, num: int, frames: jax.Array | int = 0
+    ) -> Sample:
         """Sample `num` sequences, by priority or uniformly; `size` must be above 0.
 
-        `num_shards` buffers together were given what schedules count.
+        `frames` is the time of a schedule of the importance exponent.
         """
         B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
         if state.priorities is not None:
             rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, num)
-            frames = B * num_shards * state.num_added[0].astype(jnp.float32)
-            importance_exponent = value_at(self.config.importance_exponent, frames)
+            importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
             weights = (probabilities * self.size(state)) ** -importance_exponent
             weights = weights / jnp.max(weights)
         else:

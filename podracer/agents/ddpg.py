@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import continuous, schedules
+from podracer import schedules
+from podracer.agents.common import continuous
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.schedules import Schedule
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,

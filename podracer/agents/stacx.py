@@ -1,8 +1,7 @@
 """STACX: an actor-critic that tunes its own discount, λ, costs and V-trace while it learns.
 
 The inner loss has metaparameters. The gradient of an outer loss with fixed hyperparameters is taken
-with respect to them through the inner update. Auxiliary policies and values, with
-metaparameters of their own, shape the features.
+with respect to them through the inner update. Auxiliary heads with their own shape the features.
 Source: Zahavy et al. 2020, "A Self-Tuning Actor-Critic Algorithm" (arXiv 2002.12928).
 """
 

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer import networks
-from podracer.agents.common import actor_critic, off_policy, schedules
+from podracer import networks, schedules
+from podracer.agents.common import actor_critic, off_policy
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import Optimizer, take_step
-from podracer.agents.common.schedules import Schedule
 from podracer.mesh import global_grad
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
 from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
 from podracer.types import (
     ArraySpec,
     Carry,
@@ -96,14 +96,13 @@ class Parts(NamedTuple):
 
 
 @struct
-class ActorCriticState:
+class ActorCriticState(off_policy.ReplayLearnerState):
     """Learner state."""
 
     params: Parts
     target_params: Any
     optimizer_states: Parts
     obs_moments: Moments | None  # None if observations are not normalized
-    frames: jax.Array  # uint32 [], timesteps collected, see `schedules`
 
 
 State = TypeVar("State", bound=ActorCriticState)
@@ -156,10 +155,7 @@ def learn(
         obs_moments = merge(shared.obs_moments, rollout_moments)
         state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
     buffer = make_buffer(agent)
-    state, metrics = off_policy.learn_from_replay(buffer, update, state, trajectory, key, axis)
-    shared = state.shared
-    frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
-    return LearnerState(dataclasses.replace(shared, frames=frames), state.local), metrics
+    return off_policy.learn_from_replay(buffer, update, state, trajectory, key, axis)
 
 
 def make_buffer(agent: Agent) -> Buffer:

@@ -30,7 +30,15 @@ from podracer.types import (
     struct,
 )
 
-State = TypeVar("State")
+
+@struct
+class ReplayLearnerState:
+    """Learner state of an agent that learns from a replay."""
+
+    frames: jax.Array  # uint32 [], timesteps collected, see `schedules`
+
+
+State = TypeVar("State", bound=ReplayLearnerState)
 # (state, sample, key) -> (new state, metrics, priorities f32 [N] of the sample)
 Update = Callable[[State, Sample, jax.Array], tuple[State, Metrics, jax.Array]]
 
@@ -66,9 +74,9 @@ def learn_from_replay(
 
     `carry [B, ...]` is the recurrent state to keep with the rollout's first timestep. Metrics are
     means over the updates. Until `replay.warmup` timesteps have been added nothing is learned and
-    all metrics are 0.
+    all metrics are 0. At last the rollout's frames are counted.
     """
-    config, shards = buffer.config, num_shards(axis)
+    config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     if config.batch_size % shards:
         raise ConfigError(
             f"replay.batch_size is {config.batch_size}, which {shards} devices cannot share evenly."
@@ -79,7 +87,7 @@ def learn_from_replay(
         shared, priorities = loop
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
-        sample = buffer.sample(current, sample_key, config.batch_size // shards, shards)
+        sample = buffer.sample(current, sample_key, config.batch_size // shards, frames)
         shared, metrics, new_priorities = update(shared, sample, update_key)
         return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
 
@@ -95,6 +103,8 @@ def learn_from_replay(
     (shared, priorities), metrics = jax.lax.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
     )
+    frames = schedules.add_frames(frames, schedules.frames_of(trajectory, axis))
+    shared = dataclasses.replace(shared, frames=frames)
     return LearnerState(shared, dataclasses.replace(replay, priorities=priorities)), metrics
 
 
@@ -102,14 +112,13 @@ def learn_from_replay(
 
 
 @struct
-class TargetNetworkState:
+class TargetNetworkState(ReplayLearnerState):
     """Learner state of an agent whose target network is a periodic copy of its parameters."""
 
     params: Params
     target_params: Params
     optimizer_state: optax.OptState
     updates: jax.Array  # i32 []
-    frames: jax.Array  # uint32 [], timesteps collected, see `schedules`
 
 
 class TargetNetworkAgent(Protocol):
@@ -176,13 +185,10 @@ def learn_with_target_network(
         target_params = optax.periodic_update(
             params, state.target_params, updates, agent.target_update_period
         )
-        state = TargetNetworkState(params, target_params, optimizer_state, updates, state.frames)
+        state = TargetNetworkState(state.frames, params, target_params, optimizer_state, updates)
         return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
 
-    state, metrics = learn_from_replay(agent._buffer, update, state, trajectory, key, axis, carry)
-    shared: TargetNetworkState = state.shared
-    frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
-    return LearnerState(dataclasses.replace(shared, frames=frames), state.local), metrics
+    return learn_from_replay(agent._buffer, update, state, trajectory, key, axis, carry)
 
 
 # --- n-step transitions --------------------------------------------------------------------------
@@ -224,20 +230,3 @@ def n_step_transition(sample: Sample, discount: float | jax.Array) -> Transition
         mask=valid[0].astype(jnp.float32),
         weight=sample.weights,
     )
-
-
-# --- exploration schedule ------------------------------------------------------------------------
-
-
-def advance_exploration(
-    progress: jax.Array, trajectory: Trajectory, num_frames: int, axis: str | None
-) -> jax.Array:
-    """Return the exploration progress after a rollout, f32 [] from 0 to 1.
-
-    It is the share of `num_frames` that all shards have collected; it stays as it is if
-    `num_frames` is 0.
-    """
-    if not num_frames:
-        return progress
-    new_share = trajectory.steps.timestep.reward.size * num_shards(axis) / num_frames
-    return jnp.minimum(1.0, progress + new_share)
