@@ -76,8 +76,10 @@ class Reference(NamedTuple):
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders")  # of MinAtar in gymnax
 ROBOTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")  # of MuJoCo in Gymnasium
 ON_POLICY, REPLAY = "MinAtar, 10 M frames", "MinAtar, 2 M frames"
+STICKY = "MinAtar with sticky actions, 10 M frames"  # of pgx
 CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
 EVALUATION = "--evaluations 20 --evaluation-episodes 128"
+ANNEALED = "--learning-rate 5e-3:0:1e7"
 
 
 def _minatar(game: str) -> list[Cell]:
@@ -86,11 +88,15 @@ def _minatar(game: str) -> list[Cell]:
     long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000"
     peers = ("rejax/ppo", "purejaxrl/ppo")
     return [
-        Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long}", 10, 20, peers),
-        Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 45, peers),
+        Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 20, peers),
+        Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 45),
         Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 15, ("purejaxrl/dqn",)),
         Cell(REPLAY, task, "rainbow", f"breakout_rainbow {short}", 5, 60, ("podracer/dqn",)),
     ]
+
+
+def _sticky(game: str) -> str:
+    return f"--environment pgx:minatar-{game} {EVALUATION} --frames 10000000 {ANNEALED}"
 
 
 def _mujoco(robot: str) -> list[Cell]:
@@ -103,12 +109,16 @@ def _mujoco(robot: str) -> list[Cell]:
 
 
 _ACROBOT = f"--environment gymnax:Acrobot-v1 {EVALUATION}"
-_DEEPSEA = f"--environment gymnax:DeepSea-bsuite,size=8 {EVALUATION}"
+_DEEPSEA = f"--environment gymnax:DeepSea-bsuite {EVALUATION}"
 _UMBRELLA = f"--environment gymnax:UmbrellaChain-bsuite,chain_length=20 {EVALUATION}"
 _CHAIN = f"--environment gymnax:MemoryChain-bsuite,memory_length=15 {EVALUATION}"
 
 CELLS: tuple[Cell, ...] = (
     *(cell for game in GAMES for cell in _minatar(game)),
+    *(
+        Cell(STICKY, f"sticky-{game}", "ppo", f"breakout_ppo {_sticky(game)}", 5, 15)
+        for game in ("breakout", "asterix", "freeway", "space_invaders")
+    ),
     Cell(CLASSIC, "cartpole", "ppo", f"cartpole_ppo {EVALUATION}", 10, 1, ("rejax/ppo",)),
     Cell(CLASSIC, "cartpole", "impala", f"cartpole_impala {EVALUATION}", 10, 1),
     Cell(CLASSIC, "cartpole", "stacx", f"cartpole_stacx {EVALUATION}", 10, 2),
@@ -259,8 +269,8 @@ def experiment_of(command: str) -> Experiment:
 def evaluation_of(experiment: Experiment) -> dict[str, Any]:
     """Return how an experiment is evaluated: what two scores must share to be compared."""
     return {
-        "policy": getattr(experiment, "evaluation_policy", "greedy"),
-        "epsilon": getattr(experiment, "evaluation_epsilon", 0.0),
+        "policy": experiment.evaluation_policy,
+        "epsilon": experiment.evaluation_epsilon,
         "episodes": experiment.evaluation_episodes,
     }
 

@@ -47,11 +47,13 @@ def main() -> None:
         )
         return state.global_step, lengths, returns
 
+    iteration = options.settings["num_envs"] * options.settings.get("num_steps", 1)
+    between = iteration * max(1, round(options.frames / options.evaluations / iteration))
     algorithm = get_algo(options.agent).create(
         env=env,
         env_params=params,
-        total_timesteps=options.frames,
-        eval_freq=options.frames // options.evaluations,
+        total_timesteps=between * options.evaluations,  # whole iterations: else it trains longer
+        eval_freq=between,
         skip_initial_evaluation=True,
         **options.settings,
     )

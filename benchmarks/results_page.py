@@ -87,10 +87,10 @@ def values(rows: Sequence[records.Row]) -> np.ndarray:
 
 
 def summary(groups: Groups) -> list[str]:
-    """Count wins, ties and losses of each family."""
+    """Count wins, ties and losses of each family, against other libraries."""
     lines = ["| | wins | ties | losses | P over all tasks |", "|---|---|---|---|---|"]
     for family in dict.fromkeys(cell.family for cell in cells.CELLS):
-        compared = list(pairs(family, groups))
+        compared = [pair for pair in pairs(family, groups) if "/podracer/" not in pair[1]]
         if not compared:
             continue
         ours = [values(groups[cell.name]) for cell, _ in compared]
@@ -106,31 +106,34 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     measured = [cell for cell in cells.CELLS if cell.family == family and cell.name in groups]
     if not measured:
         return
-    picture = "results-" + "".join(c if c.isalnum() else "-" for c in family.lower()) + ".png"
+    words = "".join(c if c.isalnum() else " " for c in family.lower()).split()
+    picture = "-".join(["results", *words]) + ".png"
     draw(family, groups, root / "docs" / "images" / picture)
     yield from (f"## {family}", "", f"![Learning curves: {family}](images/{picture})", "")
-    yield "| task | agent | seeds | frames | evaluation | IQM | CPU s |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| task | agent | seeds | frames | evaluation | IQM | CPU s | P | |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    compared = list(pairs(family, groups))
     for cell in measured:
         rows = groups[cell.name]
-        about = f"{cell.task} | {cell.agent} | {len(rows)} | {compact(rows[0]['frames'])}"
-        yield f"| {about} | {evaluation(rows[0])} | {estimate(rows)} | {cpu_seconds(rows)} |"
+        how = evaluation(rows[0])
+        yield f"| {cell.task} | **{title(cell.name)}** | {figures(rows, how)} | | |"
+        for rival in (rival for other, rival in compared if other == cell):
+            theirs = groups[rival]
+            chance = probability([values(rows)], [values(theirs)])
+            outcome = scores.verdict(values(rows), values(theirs))
+            yield f"| | {title(rival)} | {figures(theirs, 'the same')} | {chance} | {outcome} |"
     yield ""
-    compared = list(pairs(family, groups))
-    if compared:
-        yield "| task | agent | reference | seeds | its IQM | its CPU s | P | |"
-        yield "|---|---|---|---|---|---|---|---|"
-        for cell, rival in compared:
-            rows, ours = groups[rival], values(groups[cell.name])
-            about = f"{cell.task} | {cell.agent} | {title(rival)} | {len(rows)} | {estimate(rows)}"
-            chance = probability([ours], [values(rows)])
-            outcome = scores.verdict(ours, values(rows))
-            yield f"| {about} | {cpu_seconds(rows)} | {chance} | {outcome} |"
-        yield ""
     yield "```bash"
     for cell in measured:
         yield " ".join(["podracer", *cells.command_of(cell, cells.seeds_of(cell))])
     yield from ("```", "")
+
+
+def figures(rows: Sequence[records.Row], how: str) -> str:
+    """Return the columns that all contenders have."""
+    cpu_seconds = np.mean([row["cpu_seconds"] for row in rows])
+    frames = compact(rows[0]["frames"])
+    return f"{len(rows)} | {frames} | {how} | {estimate(rows)} | {cpu_seconds:,.0f}"
 
 
 def title(name: str) -> str:
@@ -160,10 +163,6 @@ def estimate(rows: Sequence[records.Row]) -> str:
 def probability(ours: scores.Scores, theirs: scores.Scores) -> str:
     low, high = scores.improvement_interval(ours, theirs)
     return f"{scores.improvement(ours, theirs):.2f} [{low:.2f}, {high:.2f}]"
-
-
-def cpu_seconds(rows: Sequence[records.Row]) -> str:
-    return f"{np.mean([row['cpu_seconds'] for row in rows]):,.0f}"
 
 
 def number(value: float) -> str:

@@ -126,8 +126,9 @@ def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options,
     records.append(options.out, map(rival, rows))
     results_page.write(options.out, tmp_path)
     page = (tmp_path / "docs" / "results.md").read_text()
-    assert "| catch | a2c | 2 | 2.05 k | greedy, 8 episodes" in page
-    assert "| catch | a2c | rejax a2c | 2 |" in page
+    assert "| catch | **podracer a2c** | 2 | 2.05 k | greedy, 8 episodes" in page
+    assert "| | rejax a2c | 2 | 2.05 k | the same |" in page
+    assert "| Catch | 1 | 0 | 0 |" in page or "| Catch | 0 | 1 | 0 |" in page
     assert "podracer sweep catch_a2c --frames 2048" in page
     assert "--seed 100 --seeds 2" in page
     assert "host" not in page  # was not measured
