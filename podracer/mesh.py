@@ -177,27 +177,27 @@ def global_grad_in_blocks(
     indices_in_cache: int,
     axis: str | None,
 ) -> tuple[PyTree, Any]:
-    """Return `global_grad(loss, params, indices)`, on a CPU computed in equal blocks of indices.
+    """Return the gradient of `loss(params, indices)` and aux, both averaged over shards.
+
+    On a CPU they are computed in equal blocks of indices.
 
     `loss(params, indices)` must be a mean over its items, whose `indices [n]` it gathers itself. On
     a CPU a block has at most `indices_in_cache` of them, so that what its backward pass keeps stays
-    in the processor's cache; an accelerator takes all at once. `aux`, a tree of float arrays, is
-    averaged over the blocks.
+    in the processor's cache; an accelerator takes all at once. `aux` is a tree of float arrays.
     """
     on_cpu = jax.default_backend() == "cpu"
     blocks = split_evenly(indices, indices_in_cache if on_cpu else indices.shape[0])
     count = blocks.shape[0]
-    if count == 1:
-        return global_grad(loss, params, blocks[0], axis=axis)
     block_grad = partial(jax.grad(loss, has_aux=True), params)
+    if count == 1:
+        return global_mean(block_grad(blocks[0]), axis)
 
     def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + x / count, total, block_grad(block)), None
 
     shapes = jax.eval_shape(block_grad, blocks[0])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    grads, aux = jax.lax.scan(add, zeros, blocks)[0]
-    return global_mean(grads, axis), aux
+    return global_mean(jax.lax.scan(add, zeros, blocks)[0], axis)
 
 
 def split_evenly(indices: Integer[Array, "n"], limit: int) -> Integer[Array, "K m"]:

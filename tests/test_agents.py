@@ -33,7 +33,8 @@ from walk import (
 )
 
 from podracer.agents.a2c import A2C
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, epochs
+from podracer.agents.common.normalization import normalized_by_actor, scale_rewards
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -45,6 +46,7 @@ from podracer.environment import auto_reset
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
+from podracer.ops.moments import init_moments, moments_of
 from podracer.ops.returns import generalized_advantages
 from podracer.rollout import ActorState, rollout
 from podracer.schedules import Linear
@@ -472,6 +474,90 @@ def test_acting_and_learning_see_the_same_observations(memory):
         assert moments.count == len(items)
         close((moments.mean, moments.variance), (items.mean(0), items.var(0)), rtol=1e-4)
     assert (moments.mean > 20).all()
+
+
+def test_under_a_lag_learning_sees_what_acting_saw():
+    """An actor's moments may be older than the learner's: ratios and values are still the same."""
+    agent = learner("ppo", normalize_observations=True)
+    env = auto_reset(Walk(offset=30.0))
+    old_state = fresh(agent)
+    params = agent.actor_params(old_state)
+    actor, first = advance(agent, env, params, enter(agent, env), 0)
+    _, trajectory = advance(agent, env, params, actor, 1)
+    updated, _ = learn(agent, old_state, first)
+    moments = updated.shared.observation_moments
+    state = LearnerState(dataclasses.replace(old_state.shared, observation_moments=moments))
+    _, metrics = learn(agent, state, trajectory)
+    close((metrics["approximate_kl"], metrics["clip_share"]), (0.0, 0.0))
+
+    batch = agent._make_batch(params.params, normalized_by_actor(moments, trajectory))
+    close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * batch.advantage**2), rtol=1e-5)
+    # The final timestep, which no actor has normalized, has the newest moments.
+    mean, deviation = np.asarray(moments.mean), np.sqrt(moments.variance)
+    final = (np.asarray(trajectory.final.observation) - mean) / deviation
+    close(normalized_by_actor(moments, trajectory).final.observation, final, atol=1e-4)
+
+
+@pytest.mark.parametrize("together", ["minibatch", "batch", "none"])
+@pytest.mark.parametrize("memory", ["none", slow("gru")])
+def test_advantages_are_standardized_together(together, memory):
+    """By a reference that loops over the minibatches."""
+    items = np.asarray([[1, 4, 0], [5, 3, 2]])
+    advantage = jax.random.normal(jax.random.key(0), (1 if memory == "none" else T, B))
+    groups = epochs.advantage_groups(advantage, jnp.asarray(items), together)
+    means, variances = epochs.advantage_moments(moments_of(groups, None), items, together)
+    for k in range(2):
+        group = {"minibatch": advantage[:, items[k]], "batch": advantage}.get(together)
+        expected = (0.0, 1.0) if group is None else (group.mean(), group.var())
+        close((means[k], variances[k]), expected)
+
+
+def test_the_value_is_clipped_by_choice():
+    """Without the clip the value's loss is that of A2C: half of the squared error."""
+    agent = learner("ppo", clip_value=False, clip_epsilon=0.01)
+    state, trajectory = begin(agent)
+    extras = trajectory.steps.extras
+    extras = {**extras, "value": extras["value"] + 1.0}  # so that the clip would matter
+    steps = dataclasses.replace(trajectory.steps, extras=extras)
+    trajectory = dataclasses.replace(trajectory, steps=steps)
+    batch = agent._make_batch(state.shared.params, trajectory)
+    error = (batch.value - 1.0 - batch.target) ** 2
+    _, metrics = learn(agent, state, trajectory)
+    close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * error), rtol=1e-5)
+    clipped = (batch.value - 0.01 - batch.target) ** 2
+    _, metrics = learn(dataclasses.replace(agent, clip_value=True), state, trajectory)
+    larger = jnp.maximum(error, clipped)
+    close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * larger), rtol=1e-5)
+
+
+def test_a_target_kl_ends_an_update():
+    """No step is taken on the first minibatch that exceeds it, nor on any after it."""
+    agent = build("ppo", learning_rate=0.05, num_epochs=3, num_minibatches=2)
+    state, trajectory = begin(agent)
+    unlimited, all_metrics = learn(agent, state, trajectory)
+    far = dataclasses.replace(agent, target_kl=1e9)
+    same, metrics = learn(far, state, trajectory)
+    close(same.shared.params, unlimited.shared.params, atol=1e-6)
+    close({name: metrics[name] for name in all_metrics}, all_metrics, atol=1e-5)
+    assert metrics["minibatch_share"] == 1
+
+    near = dataclasses.replace(agent, target_kl=1e-6)
+    stopped, metrics = learn(near, state, trajectory)
+    taken = int(stopped.shared.optimizer_state[1].count)
+    assert 0 < taken < 6
+    close(metrics["minibatch_share"], taken / 6)
+    assert metrics["approximate_kl"] * (taken + 1) > 1.5e-6  # the last one is among them
+    assert int(stopped.shared.frames) == T * B
+
+
+def test_normalized_rewards_are_clipped():
+    agent = learner("ppo", normalize_rewards=True)
+    _, trajectory = begin(agent)
+    timesteps = with_rewards(trajectory, lambda reward: reward.at[3, 0].set(1e6))
+    scaled, *_ = scale_rewards(
+        init_moments(jnp.zeros(())), jnp.zeros(B), timesteps, discount=0.0, axis=None
+    )
+    assert scaled.steps.timestep.reward.max() < 10 + 1e-6
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_returns():

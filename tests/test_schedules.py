@@ -139,11 +139,11 @@ def test_a_step_is_that_of_adam():
 
 
 def test_a_step_is_that_of_rmsprop():
-    """As in Mnih et al. 2016, equation S2: epsilon stands within the root."""
+    """As PyTorch has it: epsilon stands outside of the root."""
     params, mean_square = np.asarray([1.0, -2.0, 0.5]), np.zeros(3)
     for i in range(3):
         grads = np.sin(params * (i + 1))
         mean_square = 0.9 * mean_square + 0.1 * grads**2
-        params = params - 1e-2 * grads / np.sqrt(mean_square + 0.25)
+        params = params - 1e-2 * grads / (np.sqrt(mean_square) + 0.25)
     optimizer = Optimizer("rmsprop", epsilon=0.25, rmsprop_decay=0.9).build()
     np.testing.assert_allclose(steps(optimizer, 1e-2), params, rtol=1e-6)

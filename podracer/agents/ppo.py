@@ -2,12 +2,14 @@
 
 Minibatches are shuffled within a shard: single transitions for feed-forward networks, whole
 sequences from their stored recurrent state for recurrent ones. Sources: Schulman et al. 2017 (arXiv
-1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalizations.
+1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalizations; the defaults are those
+of CleanRL, but that actions at a time-out are masked.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -15,17 +17,16 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic, normalization
+from podracer.agents.common import actor_critic, epochs, normalization
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.minibatches import permutation
+from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error
 from podracer.ops.moments import Moments, init_moments, moments_of_each
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    ConfigError,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -81,10 +82,10 @@ class PPO:
     gae_lambda: float = bounded(0.95, high=1.0)
     """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     clip_epsilon: float = bounded(0.2)
-    """Clip range epsilon of the probability ratio, and of the value function's change."""
+    """Clip range epsilon of the probability ratio, and with `clip_value` of the value's change."""
     value_cost: float = bounded(0.5)
     """Weight c1 of the value loss in the total loss."""
-    entropy_cost: float = bounded(0.01)
+    entropy_cost: Schedule = bounded(0.01)
     """Weight c2 of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
@@ -94,10 +95,18 @@ class PPO:
     """Number K of passes over each rollout."""
     num_minibatches: int = static(default=4, low=1)
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
+    clip_value: bool = static(default=True)
+    """Whether the value loss takes the larger error of the new value and of its clipped change."""
+    advantage_normalization: epochs.Together = static(default="minibatch")
+    """Items, those of all devices, whose advantages get zero mean and unit deviation together."""
+    target_kl: float | None = static(default=None, low=0.0)
+    """Divergence KL(old policy, new policy) to stop at: the first minibatch that estimates more
+    than 1.5 times as much is not learned from, nor any later one of the rollout; None never stops.
+    """
     normalize_observations: bool = static(default=False)
-    """Normalize observations by the running mean and standard deviation."""
+    """Normalize observations by the running mean and deviation, clipped to [-10, 10]."""
     normalize_rewards: bool = static(default=False)
-    """Divide rewards by the standard deviation of the discounted returns."""
+    """Divide rewards by the deviation of the discounted returns, clipped to [-10, 10]."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -107,9 +116,7 @@ class PPO:
         learner = actor_critic.init_params(self._network, self._optimizer, key)
         observation = actor_critic.require_spec(self.spec).observation
         state = PPOState(
-            params=learner.params,
-            optimizer_state=learner.optimizer_state,
-            frames=learner.frames,
+            **vars(learner),
             observation_moments=init_moments(observation) if self.normalize_observations else None,
             return_moments=init_moments(jnp.zeros(())) if self.normalize_rewards else None,
         )
@@ -124,13 +131,19 @@ class PPO:
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        """Sample actions; extras are `sample`, its `log_prob` and the `value`."""
+        """Sample actions; extras are `sample`, its `log_prob` and the `value`.
+
+        Where observations are normalized, `observation` is the normalized one.
+        """
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
         action, extras, carry = actor_critic.act(
             self, params.params, carry, timestep, keys, explore
         )
         policy = actor_critic.make_policy(self, extras.pop("policy"))
-        return action, {**extras, "log_prob": policy.log_prob(extras["sample"])}, carry
+        extras["log_prob"] = policy.log_prob(extras["sample"])
+        if self.normalize_observations:
+            extras["observation"] = timestep.observation
+        return action, extras, carry
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
@@ -138,29 +151,28 @@ class PPO:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         learner: PPOState = state.shared
         observations = trajectory.steps.timestep.observation
-        trajectory = normalization.normalize_observations(learner.observation_moments, trajectory)
+        trajectory = normalization.normalized_by_actor(learner.observation_moments, trajectory)
         trajectory, return_moments, reward_sums = normalization.scale_rewards(
             learner.return_moments, state.local, trajectory, discount=self.discount, axis=axis
         )
         batch = self._make_batch(learner.params, trajectory)
+        items = epochs.shuffled_minibatches(
+            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
+        )
+        advantages = epochs.advantage_groups(batch.advantage, items, self.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
-        measured = (batch.advantage, observations if self.normalize_observations else None)
-        advantage_moments, observation_moments = moments_of_each(measured, axis)
-        advantage = normalization.standardize(batch.advantage, advantage_moments)
-        batch = dataclasses.replace(batch, advantage=advantage)
-
-        def epoch(learner: PPOState, key: jax.Array) -> tuple[PPOState, Metrics]:
-            minibatches = self._shuffle(key, batch)
-            return jax.lax.scan(partial(self._update, batch, axis), learner, minibatches)
-
-        learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, self.num_epochs))
-        # Not earlier: acting and learning must see the same observations.
+        measured = (advantages, observations if self.normalize_observations else None)
+        moments, observation_moments = moments_of_each(measured, axis)
+        pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
+        learner, metrics = epochs.scan_minibatches(
+            partial(self._update, batch, axis), learner, (items, *pairs), self.target_kl
+        )
         moments = normalization.update_moments(learner.observation_moments, observation_moments)
         learner = dataclasses.replace(
             learner, observation_moments=moments, return_moments=return_moments
         )
         learner = actor_critic.count_frames(learner, schedules.frames_of(trajectory, axis))
-        return LearnerState(learner, reward_sums), jax.tree.map(jnp.mean, metrics)
+        return LearnerState(learner, reward_sums), metrics
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their advantages and value targets."""
@@ -168,13 +180,9 @@ class PPO:
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         last_value = actor_critic.final_value(self, params, trajectory)
         values = jnp.concatenate([behavior["value"], last_value[None]])
+        discount = self.discount * next_timesteps.discount
         advantage = generalized_advantages(
-            values[:-1],
-            values[1:],
-            next_timesteps.reward,
-            self.discount * next_timesteps.discount,
-            valid,
-            self.gae_lambda,
+            values[:-1], values[1:], next_timesteps.reward, discount, valid, self.gae_lambda
         )
         batch = Batch(
             observation=steps.timestep.observation,
@@ -191,45 +199,38 @@ class PPO:
             return batch
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
-    def _shuffle(self, key: jax.Array, batch: Batch) -> jax.Array:
-        """Return the items of the batch in random order as minibatches `[M, N / M]`."""
-        num_items = batch.valid.shape[1]
-        if num_items % self.num_minibatches:
-            raise ConfigError(
-                f"PPO cannot split the {num_items} items of a device's rollout into "
-                f"{self.num_minibatches} equal minibatches."
-            )
-        return permutation(key, num_items).reshape(self.num_minibatches, -1)
-
     def _update(
-        self, batch: Batch, axis: str | None, learner: PPOState, items: jax.Array
+        self, batch: Batch, axis: str | None, learner: PPOState, minibatch: PyTree
     ) -> tuple[PPOState, Metrics]:
-        """Take one optimizer step on a minibatch: the given items of the batch."""
-        grads, metrics = actor_critic.minibatch_grad(
-            self, self._loss, learner.params, batch, items, axis
-        )
+        """Take a step on items of the batch, whose advantages have the given mean and variance."""
+        items, *moments = minibatch
+        loss = partial(self._loss, moments, learner.frames)
+        grads, metrics = actor_critic.minibatch_grad(self, loss, learner.params, batch, items, axis)
         learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
         return learner, {**metrics, **update_metrics}
 
-    def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Return the clipped loss, equation 9 of Schulman et al. 2017, with a clipped value."""
+    def _loss(
+        self, moments: Sequence[jax.Array], frames: jax.Array, params: Params, batch: Batch
+    ) -> tuple[jax.Array, Metrics]:
+        """Return the loss, equation 9 of Schulman et al. 2017; `moments` are of the advantages."""
         epsilon = self.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         outputs, _ = self._network.apply(params, carry, batch.observation, batch.first)
         policy = actor_critic.make_policy(self, outputs["policy"])
         value = outputs["value"][..., 0]
 
+        advantage = normalization.standardize(batch.advantage, *moments)
         log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
-        clipped_ratio = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon)
-        surrogate = jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
-        clipped_value = batch.value + jnp.clip(value - batch.value, -epsilon, epsilon)
-        value_error = jnp.maximum((value - batch.target) ** 2, (clipped_value - batch.target) ** 2)
+        value_error = (value - batch.target) ** 2
+        if self.clip_value:
+            value_error = clipped_value_error(value, batch.value, batch.target, epsilon)
 
-        policy_loss = -jnp.mean(batch.valid * surrogate)
+        policy_loss = -jnp.mean(batch.valid * clipped_surrogate(ratio, advantage, epsilon))
         value_loss = 0.5 * jnp.mean(batch.valid * value_error)
         entropy = jnp.mean(batch.valid * policy.entropy())
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        entropy_cost = schedules.value_at(self.entropy_cost, frames)
+        loss = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
         return loss, {
             "loss": loss,
             "policy_loss": policy_loss,

@@ -45,19 +45,24 @@ def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Momen
     # differently: Anakin and Sebulba would differ in the last bit.
     items = jax.lax.optimization_barrier(items)
     batch = tuple(range(batch_axes))
-    count = math.prod(jax.tree.leaves(items)[0].shape[:batch_axes]) * num_shards(axis)
     mean = global_mean(jax.tree.map(lambda x: jnp.mean(x, batch), items), axis)
     variance = jax.tree.map(
         lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch)) ** 2, batch), items, mean
     )
-    return Moments(jnp.float32(count), mean, global_mean(variance, axis))
+    return Moments(_count(items, batch_axes, axis), mean, global_mean(variance, axis))
+
+
+def _count(items: PyTree, batch_axes: int, axis: str | None) -> jax.Array:
+    """Return the number of items of all shards, f32 []; 0 of a tree without leaves."""
+    shapes = [x.shape[:batch_axes] for x in jax.tree.leaves(items)]
+    return jnp.float32(math.prod(shapes[0]) * num_shards(axis) if shapes else 0)
 
 
 def moments_of_each(items: Sequence[PyTree], axis: str | None) -> tuple[Moments, ...]:
     """Return the moments of several batches `[T, B, ...]`, in two all-reduces for all of them."""
     joint = moments_of(tuple(items), axis)
-    parts = zip(joint.mean, joint.variance, strict=True)
-    return tuple(Moments(joint.count, mean, variance) for mean, variance in parts)
+    parts = zip(items, joint.mean, joint.variance, strict=True)
+    return tuple(Moments(_count(item, 2, axis), mean, variance) for item, mean, variance in parts)
 
 
 def merge(one: Moments, other: Moments) -> Moments:

@@ -270,8 +270,9 @@ def minibatch_grad(
     items: jax.Array,
     axis: str | None,
 ) -> tuple[Params, Metrics]:
-    """Return `global_grad` of `loss(params, minibatch)`, a mean over the given items of a batch.
+    """Return the gradient of `loss(params, minibatch)`, a mean over items of a batch, and metrics.
 
+    Both are averaged over shards, in one reduction.
     Leaves of the batch are `[T, N, ...]`, those of the minibatch `[T, len(items), ...]`.
     """
     length = max(x.shape[0] for x in jax.tree.leaves(batch))

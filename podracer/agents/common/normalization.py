@@ -6,7 +6,6 @@ Where moments are None nothing is normalized.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,21 @@ def normalize_observation(moments: Moments | None, timestep: TimeStep) -> TimeSt
     return dataclasses.replace(timestep, observation=observation)
 
 
-def normalize_observations(moments: Moments | None, trajectory: Trajectory) -> Trajectory:
-    """Return a trajectory whose observations are normalized as `normalize_observation` does."""
-    return _map_timesteps(lambda timestep: normalize_observation(moments, timestep), trajectory)
+def normalized_by_actor(moments: Moments | None, trajectory: Trajectory) -> Trajectory:
+    """Return a trajectory with the normalized observations that acting has seen.
+
+    Acting keeps them in its extras as `observation`: its moments may be older than the learner's,
+    `moments`, which normalize the final observation, since acting has not seen it.
+    """
+    if moments is None:
+        return trajectory
+    steps = trajectory.steps
+    timestep = dataclasses.replace(steps.timestep, observation=steps.extras["observation"])
+    return dataclasses.replace(
+        trajectory,
+        steps=dataclasses.replace(steps, timestep=timestep),
+        final=normalize_observation(moments, trajectory.final),
+    )
 
 
 def update_moments(moments: Moments | None, batch_moments: Moments) -> Moments | None:
@@ -44,9 +55,9 @@ def scale_rewards(
 ) -> tuple[Trajectory, Moments | None, PyTree]:
     """Divide rewards by the standard deviation of the discounted sums of past rewards.
 
-    `moments` and `sums [B]` are those of the previous rollouts. Returns the trajectory, the moments
-    of all sums so far and the newest sum of each environment. Source: Engstrom et al. 2020,
-    section 3 (arXiv 2005.12729).
+    The quotients are clipped to [-10, 10]. `moments` and `sums [B]` are those of the previous
+    rollouts. Returns the trajectory, the moments of all sums so far and the newest sum of each
+    environment. Source: Engstrom et al. 2020, section 3 (arXiv 2005.12729).
     """
     if moments is None:
         return trajectory, moments, sums
@@ -58,17 +69,13 @@ def scale_rewards(
     scale = jax.lax.rsqrt(moments.variance + 1e-8)
 
     def scale_reward(timestep: TimeStep) -> TimeStep:
-        return dataclasses.replace(timestep, reward=timestep.reward * scale)
+        return dataclasses.replace(timestep, reward=jnp.clip(timestep.reward * scale, -10.0, 10.0))
 
-    return _map_timesteps(scale_reward, trajectory), moments, sums
+    steps = dataclasses.replace(trajectory.steps, timestep=scale_reward(trajectory.steps.timestep))
+    trajectory = dataclasses.replace(trajectory, steps=steps, final=scale_reward(trajectory.final))
+    return trajectory, moments, sums
 
 
-def standardize(x: jax.Array, moments: Moments) -> jax.Array:
+def standardize(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
     """Return numbers with zero mean and unit variance, from their moments."""
-    return (x - moments.mean) * jax.lax.rsqrt(moments.variance + 1e-8)
-
-
-def _map_timesteps(function: Callable[[TimeStep], TimeStep], trajectory: Trajectory) -> Trajectory:
-    timestep = function(trajectory.steps.timestep)
-    steps = dataclasses.replace(trajectory.steps, timestep=timestep)
-    return dataclasses.replace(trajectory, steps=steps, final=function(trajectory.final))
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-8)

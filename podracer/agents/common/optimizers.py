@@ -6,9 +6,10 @@ follow a schedule (docs/decisions/0029).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from podracer.types import Params, bounded, flag, static, struct
@@ -21,8 +22,7 @@ class Optimizer:
     name: Annotated[Literal["adam", "rmsprop"], flag("optimizer")] = static(default="adam")
     """Optimizer of the parameters."""
     epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5)
-    """Constant epsilon that the optimizer adds where it divides: Adam to the root of the mean
-    squared gradient, RMSProp to the mean squared gradient itself."""
+    """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
     rmsprop_decay: float = bounded(0.99, high=1.0)
     """Decay of RMSProp's mean squared gradient, in [0, 1]."""
 
@@ -31,15 +31,38 @@ class Optimizer:
     ) -> optax.GradientTransformation:
         """Return the unscaled optimizer, on gradients scaled down to a largest global norm.
 
-        With `root_epsilon` within its root Adam has a slope where a gradient has always been 0.
+        A constant `root_epsilon` within the root gives it a slope where a gradient has always been
+        0.
         """
         if self.name == "adam":
             method = optax.scale_by_adam(eps=self.epsilon, eps_root=root_epsilon)
         else:
-            method = optax.scale_by_rms(self.rmsprop_decay, self.epsilon)
+            method = _scale_by_rms(self.rmsprop_decay, self.epsilon, root_epsilon)
         if max_gradient_norm is None:
             return method
         return optax.chain(optax.clip_by_global_norm(max_gradient_norm), method)
+
+
+def _scale_by_rms(
+    decay: float | jax.Array, epsilon: float | jax.Array, root_epsilon: float
+) -> optax.GradientTransformation:
+    """Return RMSProp with epsilon outside of the root, as PyTorch, TorchBeast and Cleanba have it.
+
+    There it scales with the gradient, so a mean loss takes the epsilon of a sum divided by the
+    number of items. `optax.scale_by_rms` without a constant in the root has no slope at 0.
+    """
+
+    def init(params: Params) -> Params:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        mean_square = jax.tree.map(lambda m, g: decay * m + (1.0 - decay) * g**2, state, updates)
+        updates = jax.tree.map(
+            lambda g, m: g / (jnp.sqrt(m + root_epsilon) + epsilon), updates, mean_square
+        )
+        return updates, mean_square
+
+    return optax.GradientTransformation(init, update)
 
 
 def take_step(

@@ -59,7 +59,7 @@ def atari_ppo(game: str = "pong") -> Experiment:
         atari_impala(game),
         environment=f"atari-sticky:{game}",
         agent=PPO(
-            learning_rate=2.5e-4,
+            learning_rate=Linear(2.5e-4, 0.0, frames=50e6),
             num_epochs=4,
             num_minibatches=4,
             clip_epsilon=0.1,

@@ -12,6 +12,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 # Settings of all agents with a replay, so that they can be compared.
 REPLAY = Replay(capacity=1_000_000, batch_size=128, updates_per_rollout=8, warmup=5_000)
@@ -23,7 +24,7 @@ def halfcheetah_ppo() -> Experiment:
     return Experiment(
         environment="gymnasium:HalfCheetah-v5",
         agent=PPO(
-            learning_rate=3e-4,
+            learning_rate=Linear(3e-4, 0.0, frames=1e6),
             entropy_cost=0.0,
             num_epochs=10,
             num_minibatches=32,

@@ -1,0 +1,103 @@
+"""Several epochs of minibatches on one rollout: their order, their advantages, when they stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from podracer.ops.minibatches import permutation
+from podracer.ops.moments import Moments
+from podracer.types import ConfigError, Metrics, PyTree
+
+State = TypeVar("State")
+# (state, minibatch) -> (new state, metrics); the `approximate_kl` among them, which is that of the
+# old state, must be the mean over all shards
+Update = Callable[[State, PyTree], tuple[State, Metrics]]
+Together = Literal["minibatch", "batch", "none"]
+
+
+def shuffled_minibatches(
+    key: jax.Array, num_items: int, num_minibatches: int, num_epochs: int
+) -> jax.Array:
+    """Return items 0 .. N - 1 in a new order for each epoch, as minibatches `[K, n]`.
+
+    There are K = `num_epochs` times `num_minibatches`. Raises `ConfigError` where N items cannot be
+    split evenly.
+    """
+    if num_items % num_minibatches:
+        raise ConfigError(
+            f"PPO cannot split the {num_items} items of a device's rollout into "
+            f"{num_minibatches} equal minibatches."
+        )
+    keys = jax.random.split(key, num_epochs)
+    items = jax.vmap(lambda key: permutation(key, num_items))(keys)
+    return items.reshape(num_epochs * num_minibatches, -1)
+
+
+def advantage_groups(advantage: jax.Array, minibatches: jax.Array, together: Together) -> jax.Array:
+    """Return the advantages whose moments standardize those of K minibatches `[K, n]`.
+
+    They are `[T, N]` as given, or `[T, n, K]` where each minibatch has moments of its own.
+    """
+    if together != "minibatch":
+        return advantage
+    return jnp.moveaxis(advantage.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1)
+
+
+def advantage_moments(
+    moments: Moments, minibatches: jax.Array, together: Together
+) -> tuple[jax.Array, jax.Array]:
+    """Return the mean and the variance `[K]` that standardize the advantages of K minibatches.
+
+    `moments` are those of `advantage_groups`.
+    """
+    pair = (moments.mean, moments.variance) if together != "none" else (jnp.zeros(()), jnp.ones(()))
+    mean, variance = (jnp.broadcast_to(x, minibatches.shape[:1]) for x in pair)
+    return mean, variance
+
+
+def scan_minibatches(
+    update: Update[State],
+    state: State,
+    minibatches: PyTree,
+    target_kl: float | None,
+) -> tuple[State, Metrics]:
+    """Update a state on minibatches, leaves `[K, ...]`, in turn; metrics are means over them.
+
+    With a `target_kl` the update of the first minibatch whose `approximate_kl` exceeds 1.5 times as
+    much is not applied, and the minibatches after it are skipped, as in Stable-Baselines3.
+    """
+    if target_kl is None:
+        state, metrics = jax.lax.scan(update, state, minibatches)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    attempt = partial(_update_within, 1.5 * target_kl, update)
+    first = jax.tree.map(lambda x: x[0], minibatches)
+    shapes = jax.eval_shape(attempt, state, first)[1]
+    no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def step(loop: tuple[State, jax.Array], minibatch: PyTree) -> Any:
+        state, stop = loop
+        loop, metrics = jax.lax.cond(
+            stop, lambda *_: ((state, stop), no_metrics), attempt, state, minibatch
+        )
+        return loop, (metrics, ~stop)
+
+    loop = (state, jnp.bool_(False))
+    (state, _), (metrics, tried) = jax.lax.scan(step, loop, minibatches)
+    means = jax.tree.map(lambda x: jnp.sum(x) / jnp.sum(tried), metrics)
+    return state, {**means, "minibatch_share": jnp.mean(metrics["minibatch_share"])}
+
+
+def _update_within(
+    most_kl: float, update: Update[State], state: State, minibatch: PyTree
+) -> tuple[tuple[State, jax.Array], Metrics]:
+    """Return an updated state, or the old one and True where the divergence is too large."""
+    new_state, metrics = update(state, minibatch)
+    stop = metrics["approximate_kl"] > most_kl
+    state = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, new_state)
+    return (state, stop), {**metrics, "minibatch_share": 1.0 - stop}
