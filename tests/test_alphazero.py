@@ -11,6 +11,7 @@ import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common import planning
 from podracer.checks import check_agent, check_environment
 from podracer.envs import make
 from podracer.envs.model import WithModel
@@ -77,6 +78,33 @@ def test_nothing_counts_after_a_terminal():
     value = agent._predict(params, timestep.observation["observation"])[1]
     _, extras, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, True)
     np.testing.assert_allclose(extras["value"], (value + 16 * 1.0) / 17, rtol=1e-5)
+
+
+def test_small_differences_of_values_are_stretched_only_so_far():
+    """Two actions that end the episode with rewards 0 and 0.05, the network indifferent. After 4
+    simulations each was tried twice: the logits of the policy are 0.1 (50 + 2) of the values,
+    stretched to [0, 1] or divided by `min_value_range`."""
+    root = planning.RootFnOutput(
+        prior_logits=jnp.zeros((1, 2)), value=jnp.zeros(1), embedding=jnp.zeros(1)
+    )
+
+    def end(params, key, action, embedding):
+        zero = jnp.zeros(1)
+        output = planning.RecurrentFnOutput(
+            reward=0.05 * action, discount=zero, prior_logits=jnp.zeros((1, 2)), value=zero
+        )
+        return output, embedding
+
+    @jax.jit
+    def search(min_value_range):
+        key, settings = jax.random.key(0), {"num_simulations": 4, "max_considered_actions": 2}
+        return planning.gumbel_search(
+            (), key, root, end, (), **settings, min_value_range=min_value_range, explore=True
+        )[1]
+
+    for min_value_range, value in ((1e-8, 1.0), (0.05, 1.0), (0.1, 0.5), (1.0, 0.05)):
+        expected = jax.nn.softmax(jnp.array([0.0, 5.2 * value]))
+        np.testing.assert_allclose(search(min_value_range), expected, rtol=1e-4)
 
 
 def test_refuses_what_nothing_can_plan_in():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -453,7 +454,7 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     def sample(discount, last, reward, policy):
         drawn = sample_of(reward, discount, last)
         steps = drawn.trajectory.steps
-        extras = {"policy": jnp.asarray(policy)[:-1, None]}
+        extras = {"policy": jnp.asarray(policy)[:-1, None], "value": jnp.zeros((5, 1))}
         steps = dataclasses.replace(steps, extras=extras)
         trajectory = dataclasses.replace(drawn.trajectory, steps=steps)
         return dataclasses.replace(drawn, trajectory=trajectory)
@@ -462,13 +463,31 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
         params, target_params = state.shared.params, state.shared.target_params
         return loss(params, target_params, sample(*about), jax.random.key(0))[0]
 
-    policy = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
-    other = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 2]]
-    rewards, others = [9, 1.0, 2.0, 3.0, 4.0], [9, 1.0, 2.0, -3.0, -4.0]
-    for discount, last in (([1, 1, 0, 1, 1], [0] * 5), ([1] * 5, [0, 0, 1, 0, 0])):
+    policy = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 0]]
+    other = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 2, 0]]
+    rewards, others = [9, 1.0, 2.0, 3.0, 4.0, 5.0], [9, 1.0, 2.0, -3.0, -4.0, 5.0]
+    for discount, last in (([1, 1, 0, 1, 1, 1], [0] * 6), ([1] * 6, [0, 0, 1, 0, 0, 0])):
         ended = discount[2] == 0
-        changed = other if ended else np.where(np.arange(5)[:, None] > 2, other, policy)
+        changed = other if ended else np.where(np.arange(6)[:, None] > 2, other, policy)
         close(gradient(discount, last, rewards, policy), gradient(discount, last, others, changed))
-    quiet = [1] * 5, [0] * 5
+    quiet = [1] * 6, [0] * 6
     with pytest.raises(AssertionError):
         close(gradient(*quiet, rewards, policy), gradient(*quiet, others, other))
+
+
+@pytest.mark.parametrize("bootstrap", ["search", "target_network"])
+def test_value_targets_bootstrap_from_the_search_or_the_target_network(bootstrap):
+    """Rewards 1, 2, 4, ...: the targets of the first two timesteps by hand, n = 2, K = 1."""
+    agent, _ = agent_and_env("muzero", n_step=2, unroll_steps=1, discount=0.5, bootstrap=bootstrap)
+    length = agent._buffer.length
+    assert length == (5 if bootstrap == "search" else 4)
+    drawn = sample_of([9, 1, 2, 4, 8][:length], [1] * length, [0] * length).trajectory
+    searched = 10 * jnp.arange(1.0, length)[:, None]
+    steps = dataclasses.replace(drawn.steps, extras={"value": searched})
+    params = jax.jit(fresh, static_argnums=0)(agent).shared.params
+    got = jax.jit(agent._value_targets)(params, dataclasses.replace(drawn, steps=steps))
+    observation = drawn.timesteps().observation
+    network = jax.jit(jax.vmap(partial(agent._model.value, params)))(observation)
+    values = searched if bootstrap == "search" else network
+    expected = [1 + 0.5 * 2 + 0.25 * values[2], 2 + 0.5 * 4 + 0.25 * values[3]]
+    close(got, jnp.stack(expected))

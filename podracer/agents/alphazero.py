@@ -2,6 +2,9 @@
 
 It runs in environments that show their state (`envs/model.py`). Sources: Silver et al. 2018 for the
 loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
+Different from AlphaZero: tasks of one player, with rewards and a discount; the value's targets are
+λ-returns of the searched values along the newest rollout, which is used once, not outcomes of games
+in a replay; Adam without weight decay. A state at a time-out is worth what the network says.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ class AlphaZero:
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: Optimizer = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
+    min_value_range: float = bounded(1e-8)
+    """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
     num_simulations: int = static(default=16, low=1)
     """Simulations of the search, one environment step each, for every action."""
     max_considered_actions: int = static(default=16, low=1)
@@ -94,6 +99,7 @@ class AlphaZero:
                 timestep.observation["observation"],
                 num_simulations=self.num_simulations,
                 max_considered_actions=self.max_considered_actions,
+                min_value_range=self.min_value_range,
                 explore=explore,
             )
             return action, {"policy": policy, "value": value}

@@ -1,10 +1,16 @@
 """Gumbel MuZero: search in a learned model of policies, values and rewards.
 
 Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its losses; Danihelka et al.
-2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
+2022, "Policy improvement by planning with Gumbel", for the search, by mctx. Different from MuZero's
+paper: hidden states are vectors, and the dynamics are residual fully connected layers; no
+reanalysis; Adam with decoupled weight decay, not momentum with an L2 loss; a priority is the newest
+error of the network's value, not that of the first search.
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +55,8 @@ class MuZero:
     """Weight decay, times the learning rate, of all parameters at each step, as in AdamW."""
     optimizer: Optimizer = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
+    min_value_range: float = bounded(1e-8)
+    """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
     num_simulations: int = static(default=16, low=1)
     """Number of simulations of the search for each decision; each takes one step of the model."""
     max_considered_actions: int = static(default=16, low=1)
@@ -57,6 +65,9 @@ class MuZero:
     """Steps K that the model is unrolled for in the loss."""
     n_step: int = static(default=5, low=1)
     """Rewards n in a value target before it bootstraps."""
+    bootstrap: Literal["search", "target_network"] = static(default="target_network")
+    """Values that the targets bootstrap from: those that the search found when acting, or those of
+    a target network."""
     target_update_period: int = static(default=100, low=1)
     """Number of updates between copies of the parameters to the target network."""
     support_max: float = static(default=30.0, low=0.0)
@@ -78,7 +89,7 @@ class MuZero:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         params = self._model.init(key)
         state = off_policy.init_target_network_state(params, self._optimizer)
-        extras = {"policy": ArraySpec((self._model.num_actions,))}
+        extras = {"policy": ArraySpec((self._model.num_actions,)), "value": ArraySpec(())}
         return LearnerState(state, self._buffer.init(num_envs, extras=extras))
 
     def carry(self, num_envs: int) -> Carry:
@@ -93,7 +104,7 @@ class MuZero:
         def search(observation: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
             """Search for one environment, so that its random numbers depend on its key alone."""
             observation = jax.tree.map(lambda x: x[None], observation)
-            action, policy, _ = planning.gumbel_search(
+            action, policy, value = planning.gumbel_search(
                 params,
                 key,
                 self._root_fn(params, observation),
@@ -101,9 +112,10 @@ class MuZero:
                 observation,
                 num_simulations=self.num_simulations,
                 max_considered_actions=self.max_considered_actions,
+                min_value_range=self.min_value_range,
                 explore=explore,
             )
-            return action, {"policy": policy}
+            return action, {"policy": policy, "value": value}
 
         action, extras = jax.vmap(search)(timestep.observation, keys)
         return action, extras, carry
@@ -162,17 +174,17 @@ class MuZero:
         return loss, ({"loss": loss, "value": jnp.mean(root_value)}, priorities)
 
     def _value_targets(self, target_params: ModelParams, trajectory: Trajectory) -> jax.Array:
-        """Return n-step targets `[K + 1, N]`, bootstrapped by the target network."""
-        model = self._model
+        """Return n-step targets `[K + 1, N]`."""
         timesteps, next_steps = trajectory.timesteps(), trajectory.next_timesteps()
-        T, N = timesteps.reward.shape
-        observation = jax.tree.map(lambda x: x.reshape(T * N, *x.shape[2:]), timesteps.observation)
-        _, value_logits = model.prediction(
-            target_params, model.representation(target_params, observation)
+        T = self.unroll_steps + self.n_step
+        if self.bootstrap == "search":
+            values: jax.Array = trajectory.steps.extras["value"]
+        else:
+            values = jax.vmap(partial(self._model.value, target_params))(timesteps.observation)
+        rewards, discounts, valid = (
+            x[:T] for x in (next_steps.reward, next_steps.discount, trajectory.valid())
         )
-        values = model.to_scalar(value_logits).reshape(T, N)
-        discounts = self.discount * next_steps.discount
-        return n_step_targets(values, next_steps.reward, discounts, trajectory.valid(), self.n_step)
+        return n_step_targets(values, rewards, self.discount * discounts, valid, self.n_step)
 
     # --- callbacks of mctx -----------------------------------------------------------------------
 
@@ -214,7 +226,9 @@ class MuZero:
 
     @property
     def _buffer(self) -> Buffer:
-        return off_policy.make_buffer(self.replay, self.spec, self.unroll_steps + self.n_step)
+        # What the search found is known of the timesteps of a sample but of the last.
+        num_transitions = self.unroll_steps + self.n_step + (self.bootstrap == "search")
+        return off_policy.make_buffer(self.replay, self.spec, num_transitions)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

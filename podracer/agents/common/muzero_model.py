@@ -62,6 +62,10 @@ class Model:
         heads = outputs(self.prediction_network, params.prediction, state)
         return heads["policy"], heads["value"]
 
+    def value(self, params: ModelParams, observation: PyTree) -> jax.Array:
+        """Return the value `[N]` of an observation."""
+        return self.to_scalar(self.prediction(params, self.representation(params, observation))[1])
+
     # --- values and rewards as categorical distributions (appendix F) ----------------------------
 
     def to_scalar(self, logits: jax.Array) -> jax.Array:

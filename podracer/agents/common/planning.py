@@ -5,6 +5,7 @@ Source: Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ def gumbel_search(
     *,
     num_simulations: int,
     max_considered_actions: int,
+    min_value_range: float | jax.Array,
     explore: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Search from the root of one environment, all leaves `[1, ...]`.
@@ -35,6 +37,10 @@ def gumbel_search(
     Returns the action i32 [], the improved policy f32 `[A]` and the root's value f32 []. Actions
     that the observation's action mask excludes are never chosen. Without `explore` the search
     adds no Gumbel noise.
+
+    A node rescales the values of its actions to [0, 1], or less where their range is below
+    `min_value_range`. With mctx's 1e-8 differences between the values of an untrained network count
+    as much as those between a win and a loss, and the policy is fitted to noise.
     """
     policy_output = mctx.gumbel_muzero_policy(
         params,
@@ -45,6 +51,7 @@ def gumbel_search(
         invalid_actions=~observation[ACTION_MASK] if has_action_mask(observation) else None,
         max_num_considered_actions=max_considered_actions,
         gumbel_scale=1.0 if explore else 0.0,
+        qtransform=partial(mctx.qtransform_completed_by_mix_value, epsilon=min_value_range),
     )
     value = policy_output.search_tree.summary().value
     action, policy, value = jax.tree.map(

@@ -14,8 +14,9 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
-# Settings of all agents with a replay, so that they can be compared.
-REPLAY = Replay(capacity=1_000_000, batch_size=128, updates_per_rollout=8, warmup=5_000)
+# Settings of all agents with a replay, so that they can be compared: one update for each frame, as
+# in the papers and in stable-baselines3.
+REPLAY = Replay(capacity=1_000_000, batch_size=256, updates_per_rollout=16, warmup=10_000)
 
 
 @recipe
@@ -46,7 +47,7 @@ def halfcheetah_sac() -> Experiment:
     """SAC on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
     return dataclasses.replace(
         halfcheetah_ppo(),
-        agent=SAC(random_frames=5_000, replay=REPLAY),
+        agent=SAC(random_frames=10_000, replay=REPLAY),
         driver=SebulbaConfig(
             num_envs=16, rollout_length=1, updates_per_chunk=200, threads_per_actor=1
         ),
@@ -56,10 +57,10 @@ def halfcheetah_sac() -> Experiment:
 @recipe
 def halfcheetah_td3() -> Experiment:
     """TD3 on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
-    return dataclasses.replace(halfcheetah_sac(), agent=td3(random_frames=5_000, replay=REPLAY))
+    return dataclasses.replace(halfcheetah_sac(), agent=td3(random_frames=10_000, replay=REPLAY))
 
 
 @recipe
 def halfcheetah_ddpg() -> Experiment:
     """DDPG on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
-    return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=5_000, replay=REPLAY))
+    return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=10_000, replay=REPLAY))
