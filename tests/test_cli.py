@@ -97,7 +97,7 @@ def test_python_dash_m_podracer_is_the_command_line():
         (("train", "cartpole_p"), {"cartpole_ppo"}),
         (("train", "cartpole_ppo", "--upd"), {"--updates-per-chunk", "--update-rule"}),
         (("tournament", "--sel"), {"--selection"}),
-        (("eval", "runs/x", "--ep"), {"--episodes"}),
+        (("eval", "runs/x", "--epis"), {"--episodes"}),
         (("train", "cartpole_ppo", "--arch", "s"), {"sebulba"}),
         (("train", "--environment", "cat"), {"catch"}),
         (("tournament", "--selection", "Pop"), {"PopulationBased"}),
