@@ -272,6 +272,8 @@ def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
     assert [text.split()[1] for text in lines] == ["100/5000", "500/5000", "900/5000"]
     assert lines[1].endswith("eval  0.970")
     assert not re.search(r"[^ -~]", "".join(lines))
+    counted = record(7, evaluation_return=0.5, evaluation_distinct_episodes=57.0)
+    assert line(counted, 5000).endswith("eval  0.500  distinct 57")
 
 
 def test_plain_lines_are_aligned():
@@ -348,7 +350,15 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
     sink.close()
     out = io.StringIO()
     summarize(run, "Stopped", file=out)
-    assert out.getvalue().splitlines() == [
+    stopped, *rest = out.getvalue().splitlines()
+    (run / "config.json").write_text(
+        '{"experiment": {"evaluation_policy": "greedy", "evaluation_epsilon": 0.01}}'
+    )
+    out = io.StringIO()
+    summarize(run, "Stopped", file=out)
+    acting = "greedy with epsilon 0.01 evaluation"
+    assert out.getvalue().splitlines()[0] == stopped.replace("evaluation", acting)
+    assert [stopped, *rest] == [
         "Stopped  300 frames in 0:02, episode return 0.500, evaluation 0.800 (best 0.900)",
         f"Run      {run}",
         f"Next     podracer report '{run}'",
