@@ -10,6 +10,7 @@ import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
@@ -108,14 +109,15 @@ def environment_for(name):
 
 TANH = TorsoNetwork(MLP((16,), "tanh"))
 RECURRENT_TANH = TorsoNetwork(MLP((16,), "tanh"), memory="gru", memory_size=16)
+ADAM = {"optimizer": Optimizer(), "max_gradient_norm": 40.0}  # for steps of about 0.01
 COMMON = {"network": TANH, "learning_rate": 0.01, "discount": GAMMA}
 PROBE_REPLAY = Replay(32 * 200, batch_size=128, updates_per_rollout=4, warmup=256)
 EXPLORING = {"epsilon": Linear(1.0, 0.05, 10_000.0), "target_update_period": 20}
 PROBE_AGENTS = {
     "a2c": A2C(**COMMON, entropy_cost=0.003),
-    "impala": Impala(**COMMON, entropy_cost=0.003),
+    "impala": Impala(**COMMON, **ADAM, entropy_cost=0.003),
     # Slowly enough that its discount is still near the one that the known values have.
-    "stacx": Stacx(**COMMON, entropy_cost=0.003, meta_learning_rate=0.001),
+    "stacx": Stacx(**COMMON, **ADAM, entropy_cost=0.003, meta_learning_rate=0.001),
     "ppo": PPO(**COMMON, entropy_cost=0.003, num_epochs=2, num_minibatches=2),
     "q_lambda": QLambda(**COMMON, trace_lambda=0.9),
     "dqn": DQN(**COMMON, **EXPLORING, replay=PROBE_REPLAY),

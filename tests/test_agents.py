@@ -35,6 +35,7 @@ from walk import (
 from podracer.agents.a2c import A2C
 from podracer.agents.common import actor_critic, epochs
 from podracer.agents.common.normalization import normalized_by_actor, scale_rewards
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
 from podracer.agents.q_lambda import QLambda
@@ -70,10 +71,10 @@ def build(name: str, env: Any = WALK, memory: str = "none", **fields: Any) -> An
 # its first gradient is of the policy that acted. Tests share these: each costs a compile.
 LEARNERS = {
     "a2c": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
-    "impala": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
+    "impala": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "optimizer": Optimizer()},
     "ppo": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "num_epochs": 1, "num_minibatches": 1},
     "q_lambda": {},
-    "stacx": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
+    "stacx": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "optimizer": Optimizer()},
 }
 
 
@@ -430,6 +431,28 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
     close(gradient(new_state), expected, atol=1e-5)
     assert optax.tree.norm(expected) > 0.1
     close((metrics.get("approximate_kl", 0.0), metrics.get("clip_share", 0.0)), (0.0, 0.0))
+
+
+@pytest.mark.parametrize("name", ["a2c", "impala", "ppo", "stacx"])
+def test_the_deviation_of_actions_is_a_parameter(name):
+    """It is the same in every state; STACX has one for each of its heads."""
+    agent = build(name, Walk(BOX))
+    params = fresh(agent).shared.params
+    params["log_std"]["policy"] = jnp.full(BOX.size, 0.7)
+    observation = jax.random.normal(jax.random.key(0), (T, B, 2))
+    outputs, _ = agent._network.apply(params, (), observation, jnp.zeros((T, B), bool))
+    distribution = policy(BOX, outputs["policy"])
+    assert distribution.mean.shape == (T, B, BOX.size)
+    assert jnp.std(distribution.mean) > 0
+    close(distribution.log_scale, jnp.full((T, B, BOX.size), 0.7))
+
+
+def test_the_deviation_of_actions_depends_on_the_state_by_choice():
+    agent = build("ppo", Walk(BOX), state_dependent_std=True)
+    observation = jax.random.normal(jax.random.key(0), (T, B, 2))
+    params = fresh(agent).shared.params
+    outputs, _ = agent._network.apply(params, (), observation, jnp.zeros((T, B), bool))
+    assert (jnp.std(policy(BOX, outputs["policy"]).log_scale, axis=(0, 1)) > 0).all()
 
 
 # --- PPO -----------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from walk import (
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.stacx import Metaparams, Stacx
 from podracer.drivers.anakin import AnakinConfig, make_chunk
@@ -125,6 +126,8 @@ def make(**fields: Any) -> Stacx:
         "spec": WALK.spec,
         "learning_rate": 0.01,
         "trace_lambda": 0.95,
+        "optimizer": Optimizer(),
+        "max_gradient_norm": 40.0,
     }
     return Stacx(**defaults | fields)
 
@@ -194,7 +197,16 @@ def main_head(params: Any) -> Any:
 
 def outer_gradient(agent: Stacx, old_params: Any, new_params: Any, trajectory: Trajectory) -> Any:
     """The gradient of IMPALA's loss plus a divergence, at the parameters `next_timesteps`."""
-    names = ("discount", "trace_lambda", "clip_rho", "clip_c", "entropy_cost", "network", "spec")
+    names = (
+        "discount",
+        "trace_lambda",
+        "clip_rho",
+        "clip_c",
+        "entropy_cost",
+        "optimizer",
+        "network",
+        "spec",
+    )
     impala = Impala(**{name: getattr(agent, name) for name in names}, max_gradient_norm=1e9)
     fresh_state = jax.tree.map(doubled, fresh(impala)).shared
     impala_state = LearnerState(dataclasses.replace(fresh_state, params=main_head(new_params)))
@@ -254,6 +266,7 @@ def test_with_one_head_it_begins_as_impala():
         "entropy_cost": 0.5,
         "value_cost": 0.7,
         "max_gradient_norm": 1e9,
+        "optimizer": Optimizer(),
     }
     agent = make(num_heads=1, meta_learning_rate=0.0, **settings)
     impala = Impala(network=network(), spec=WALK.spec, learning_rate=0.01, **settings)

@@ -12,6 +12,7 @@ import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.impala import Impala
 from podracer.cli.arguments import format_schedule, parse_experiment, read_schedule
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes
@@ -136,6 +137,17 @@ def test_a_step_is_that_of_adam():
         updates, state = reference.update(jnp.sin(params * (i + 1)), state)
         params = optax.apply_updates(params, updates)
     assert np.array_equal(steps(Optimizer().build(0.5), 1e-2), params)
+
+
+def test_the_defaults_of_impala_are_those_of_its_paper():
+    """On a mean loss: the same steps as norm 40 and epsilon 0.01 on the sum over 640 items."""
+    agent = Impala()
+    of_mean = agent.optimizer.build(agent.max_gradient_norm)
+    of_sum = Optimizer("rmsprop", epsilon=0.01, rmsprop_decay=0.99).build(40.0)
+    scaled = optax.GradientTransformation(
+        of_sum.init, lambda grads, *state: of_sum.update(640 * grads, *state)
+    )
+    np.testing.assert_allclose(steps(of_mean, 6e-4), steps(scaled, 6e-4), rtol=1e-6)
 
 
 def test_a_step_is_that_of_rmsprop():

@@ -35,6 +35,8 @@ class A2C:
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: Optimizer = Optimizer()
     """Optimizer of the parameters."""
+    state_dependent_std: bool = static(default=False)
+    """Whether the network computes the deviation of continuous actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -74,7 +76,7 @@ class A2C:
 
     @property
     def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec)
+        return actor_critic.build(self.network, self.spec, self.state_dependent_std)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -1,6 +1,9 @@
 """IMPALA: an actor-critic that corrects for acting with older parameters, by V-trace.
 
-Source: Espeholt et al. 2018 (arXiv 1802.01561), section 4.2.
+Source: Espeholt et al. 2018 (arXiv 1802.01561), section 4.2. The defaults are those of its table
+G.1: the loss here is a mean, there a sum over 32 x 20 = 640 steps, so the largest gradient norm 40
+and RMSProp's epsilon 0.01 are divided by 640. Differs from the paper as TorchBeast and Cleanba do:
+RMSProp's epsilon stands outside of the root, and its mean squares begin at 0 instead of 1.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -44,12 +48,14 @@ class Impala:
     """Truncation level c-bar of the importance ratios that carry corrections to earlier steps."""
     value_cost: float = bounded(0.5)
     """Weight of the value loss in the total loss."""
-    entropy_cost: float = bounded(0.01)
+    entropy_cost: Schedule = bounded(0.01)
     """Weight of the entropy bonus in the total loss."""
-    max_gradient_norm: float = bounded(40.0)
+    max_gradient_norm: float = bounded(40 / 640)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
+    state_dependent_std: bool = static(default=False)
+    """Whether the network computes the deviation of continuous actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -63,13 +69,17 @@ class Impala:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update once from the rollout, which older parameters may have acted in."""
-        params = self.actor_params(state)
-        grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
+        learner: CountedState = state.shared
+        grads, metrics = global_grad(
+            self._loss, learner.params, trajectory, learner.frames, axis=axis
+        )
         num_frames = schedules.frames_of(trajectory, axis)
         state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
         return state, {**metrics, **update_metrics}
 
-    def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
+    def _loss(
+        self, params: Params, trajectory: Trajectory, frames: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss with the targets and advantages of V-trace."""
         policy, values = actor_critic.unroll(self, params, trajectory)
         behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
@@ -96,13 +106,13 @@ class Impala:
             advantages=corrected.advantages,
             valid=trajectory.valid(),
             value_cost=self.value_cost,
-            entropy_cost=self.entropy_cost,
+            entropy_cost=schedules.value_at(self.entropy_cost, frames),
         )
         return loss, {**metrics, "importance_ratio": jnp.mean(ratio)}
 
     @property
     def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec)
+        return actor_critic.build(self.network, self.spec, self.state_dependent_std)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

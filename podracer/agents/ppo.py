@@ -107,6 +107,8 @@ class PPO:
     """Normalize observations by the running mean and deviation, clipped to [-10, 10]."""
     normalize_rewards: bool = static(default=False)
     """Divide rewards by the deviation of the discounted returns, clipped to [-10, 10]."""
+    state_dependent_std: bool = static(default=False)
+    """Whether the network computes the deviation of continuous actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -131,10 +133,7 @@ class PPO:
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        """Sample actions; extras are `sample`, its `log_prob` and the `value`.
-
-        Where observations are normalized, `observation` is the normalized one.
-        """
+        """Sample actions; extras are `sample`, `log_prob`, `value`, normalized `observation`."""
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
         action, extras, carry = actor_critic.act(
             self, params.params, carry, timestep, keys, explore
@@ -242,7 +241,7 @@ class PPO:
 
     @property
     def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec)
+        return actor_critic.build(self.network, self.spec, self.state_dependent_std)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -85,9 +85,9 @@ class Stacx:
     """Weight g_e of the entropy bonus in the outer loss; initially also in the inner loss."""
     kl_cost: float = bounded(1.0)
     """Weight g_kl, in the outer loss, of the divergence KL(old policy, new policy)."""
-    max_gradient_norm: float = bounded(40.0)
+    max_gradient_norm: float = bounded(40 / 640)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
     num_heads: int = static(default=3, low=1)
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""
@@ -233,7 +233,7 @@ class Stacx:
 
     @property
     def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec, self.num_heads)
+        return actor_critic.build(self.network, self.spec, num_heads=self.num_heads)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

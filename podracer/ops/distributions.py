@@ -20,6 +20,7 @@ from podracer.ops.random import random_uniform
 from podracer.types import Continuous, Discrete, struct
 
 LOG_SCALE_BOUNDS = (-5.0, 2.0)
+"""Bounds that the logarithm of a Gaussian's scale is clipped to."""
 
 
 @struct
@@ -129,6 +130,7 @@ def policy(space: Discrete | Continuous, outputs: Float[Array, "*b O"]) -> Polic
     """Return the distribution that a network's outputs describe.
 
     Continuous actions are in units in which the environment's bounds are -1 and 1, see `to_bounds`.
+    Their scales are clipped to exp of `LOG_SCALE_BOUNDS`.
     """
     if isinstance(space, Discrete):
         return Categorical(outputs)

@@ -10,7 +10,7 @@ Functions whose first parameter is `agent` also serve as methods:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import jax
@@ -29,6 +29,7 @@ from podracer.types import (
     ACTION_MASK,
     Carry,
     ConfigError,
+    Continuous,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -114,26 +115,67 @@ def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     return spec
 
 
-def build(network: NetworkBuilder, spec: EnvironmentSpec | None, num_heads: int = 1) -> Network:
+def build(
+    network: NetworkBuilder,
+    spec: EnvironmentSpec | None,
+    state_dependent_std: bool = False,
+    *,
+    num_heads: int = 1,
+) -> Network:
     """Return a network with the heads `policy` and `value`.
 
     The policy's initial weights are small, so that it begins nearly uniform. With `num_heads` of
     each, the others are named `policy_1`, `value_1`, `policy_2` and so on. Logits of actions that
-    an observation masks are very low.
+    an observation masks are very low. The logarithm of a Gaussian's scale, initially 0, is a
+    parameter (Schulman et al. 2017, section 6.1), or with `state_dependent_std` an output.
     """
     spec, suffixes = require_spec(spec), head_suffixes(num_heads)
-    policies = {"policy" + suffix: Head(num_outputs(spec.action), 0.01) for suffix in suffixes}
+    names = ["policy" + suffix for suffix in suffixes]
+    free_std = isinstance(spec.action, Continuous) and not state_dependent_std
+    size = num_outputs(spec.action) // (2 if free_std else 1)
+    heads = {name: Head(size, 0.01) for name in names}
     values = {"value" + suffix: Head(1) for suffix in suffixes}
-    unmasked = network.build(spec.observation, policies | values)
+    built = network.build(spec.observation, heads | values)
+    if free_std:
+        return _with_free_std(built, names, size)
+    if has_action_mask(spec.observation):
+        return _with_masks(built, names)
+    return built
+
+
+def _with_masks(network: Network, policies: Sequence[str]) -> Network:
+    """Return a network whose policies have very low logits where the observation masks actions."""
 
     def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
-        outputs, carry = unmasked.apply(params, carry, observation, first)
+        outputs, carry = network.apply(params, carry, observation, first)
         masked = {name: mask_logits(observation, outputs[name]) for name in policies}
         return {**outputs, **masked}, carry
 
-    if not has_action_mask(spec.observation):
-        return unmasked
-    return dataclasses.replace(unmasked, apply=apply)
+    return dataclasses.replace(network, apply=apply)
+
+
+def _with_free_std(network: Network, policies: Sequence[str], size: int) -> Network:
+    """Return a network whose policies consist of its outputs and of as many parameters.
+
+    The parameters are the logarithms of scales, see `distributions.policy`.
+    """
+
+    def init(key: jax.Array) -> Params:
+        return {
+            "network": network.init(key),
+            "log_std": {name: jnp.zeros(size) for name in policies},
+        }
+
+    def apply(params: Params, carry: Carry, observation: PyTree, first: jax.Array):
+        outputs, carry = network.apply(params["network"], carry, observation, first)
+        scaled = {}
+        for name, log_std in params["log_std"].items():
+            mean = outputs[name]
+            log_std = jnp.broadcast_to(log_std, mean.shape)
+            scaled[name] = jnp.concatenate([mean, log_std], axis=-1)
+        return {**outputs, **scaled}, carry
+
+    return dataclasses.replace(network, init=init, apply=apply)
 
 
 def head_suffixes(num_heads: int) -> tuple[str, ...]:

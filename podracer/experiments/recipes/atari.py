@@ -20,10 +20,15 @@ IMPALA_SHALLOW = CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=(
 
 @recipe
 def atari_impala(game: str = "pong") -> Experiment:
-    """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol."""
+    """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol.
+
+    The learning rate falls to 0 over 50 M frames, 200 M of the emulator.
+    """
     return Experiment(
         environment=f"atari:{game}",
-        agent=Impala(learning_rate=6e-4, network=TorsoNetwork(IMPALA_SHALLOW)),
+        agent=Impala(
+            learning_rate=Linear(6e-4, 0.0, frames=50e6), network=TorsoNetwork(IMPALA_SHALLOW)
+        ),
         driver=SebulbaConfig(num_envs=64, rollout_length=20, updates_per_chunk=50),
         frames=50_000_000,
         evaluations=10,
@@ -36,7 +41,7 @@ def atari_impala(game: str = "pong") -> Experiment:
 @recipe
 def atari_impala_deep(game: str = "pong") -> Experiment:
     """IMPALA on an Atari game (`--game NAME`), with the paper's deep residual network."""
-    agent = Impala(learning_rate=6e-4, network=TorsoNetwork(ResNet()))
+    agent = Impala(learning_rate=Linear(6e-4, 0.0, frames=50e6), network=TorsoNetwork(ResNet()))
     return dataclasses.replace(atari_impala(game), agent=agent)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
@@ -39,10 +40,17 @@ def cartpole_ppo() -> Experiment:
 
 @recipe
 def cartpole_impala() -> Experiment:
-    """IMPALA on CartPole."""
+    """IMPALA on CartPole, with Adam instead of RMSProp."""
     return Experiment(
         environment="cartpole",
-        agent=Impala(learning_rate=2e-3, discount=0.97, trace_lambda=0.95, network=NETWORK),
+        agent=Impala(
+            learning_rate=2e-3,
+            discount=0.97,
+            trace_lambda=0.95,
+            optimizer=Optimizer(),
+            max_gradient_norm=40.0,
+            network=NETWORK,
+        ),
         driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
         frames=1_536_000,
         evaluation_episodes=128,
@@ -55,7 +63,14 @@ def cartpole_stacx() -> Experiment:
     """STACX on CartPole: `cartpole_impala` that tunes itself."""
     return dataclasses.replace(
         cartpole_impala(),
-        agent=Stacx(learning_rate=2e-3, discount=0.97, trace_lambda=0.95, network=NETWORK),
+        agent=Stacx(
+            learning_rate=2e-3,
+            discount=0.97,
+            trace_lambda=0.95,
+            optimizer=Optimizer(),
+            max_gradient_norm=40.0,
+            network=NETWORK,
+        ),
     )
 
 

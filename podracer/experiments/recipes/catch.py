@@ -6,6 +6,7 @@ import dataclasses
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.q_lambda import QLambda
@@ -43,10 +44,12 @@ def catch_a2c() -> Experiment:
 
 @recipe
 def catch_impala() -> Experiment:
-    """IMPALA on Catch."""
+    """IMPALA on Catch, with Adam instead of RMSProp."""
     return Experiment(
         environment="catch",
-        agent=Impala(learning_rate=2e-3, network=NETWORK),
+        agent=Impala(
+            learning_rate=2e-3, optimizer=Optimizer(), max_gradient_norm=40.0, network=NETWORK
+        ),
         driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100),
         frames=2_048_000,
     )
@@ -55,7 +58,13 @@ def catch_impala() -> Experiment:
 @recipe
 def catch_stacx() -> Experiment:
     """STACX on Catch: `catch_impala` that tunes itself."""
-    agent = Stacx(learning_rate=2e-3, meta_learning_rate=1e-2, network=NETWORK)
+    agent = Stacx(
+        learning_rate=2e-3,
+        meta_learning_rate=1e-2,
+        optimizer=Optimizer(),
+        max_gradient_norm=40.0,
+        network=NETWORK,
+    )
     return dataclasses.replace(catch_impala(), agent=agent)
 
 
