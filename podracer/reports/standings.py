@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from podracer.reports.console import clock, compact, number
-from podracer.reports.tournament_log import varying_hyperparameters
+from podracer.reports.tournament_log import varying_hyperparameters, ways_of_acting
 from podracer.tournament.events import Entry, PodState, State
 
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
@@ -74,7 +74,8 @@ class LiveStandings:
 def _about(state: State, rounds: int) -> str:
     done = sum(min(pod.round, rounds) for pod in state.pods.values())
     rejected = f", {state.rejected} reports refused" if state.rejected else ""
-    return f"{done} of {rounds * len(state.pods)} rounds{rejected}"
+    acting = " or ".join(ways_of_acting(state)) or "unknown"
+    return f"{done} of {rounds * len(state.pods)} rounds, {acting} evaluation{rejected}"
 
 
 def board(state: State) -> Table:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from podracer.reports import tournament_figures as pictures
-from podracer.reports.console import acting_text, clock, compact, number
+from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import RunRecords
 from podracer.reports.run import configuration, page, section, table, tiles
 from podracer.reports.tournament_log import (
     TournamentLog,
     read_tournament_log,
     varying_hyperparameters,
+    ways_of_acting,
 )
 from podracer.tournament.events import Entry, Failed, Rejected, Stopped
 
@@ -61,16 +60,11 @@ def _facts(course: TournamentLog) -> dict[str, str]:
         "Selection": settings["selection"]["kind"],
         "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
         "Refused reports": str(state.rejected),
-        "Episodes of an evaluation": ", ".join([str(state.header.episodes), *_acting(settings)]),
+        "Episodes of an evaluation": ", ".join(
+            [str(state.header.episodes), *ways_of_acting(state)]
+        ),
         "Seed": str(state.header.seed),
     }
-
-
-def _acting(settings: Mapping[str, Any]) -> list[str]:
-    """Return how the experiments of a tournament act in evaluations, each way once."""
-    fields = ("evaluation_policy", "evaluation_epsilon")
-    ways = [[experiment.get(field) for field in fields] for experiment in settings["experiments"]]
-    return list(dict.fromkeys(acting_text(*way) for way in ways if None not in way))
 
 
 def _score(entry: Entry) -> str:

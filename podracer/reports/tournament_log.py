@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from podracer.reports.console import acting_text
 from podracer.tournament.events import (
     Entry,
     Event,
@@ -119,3 +120,11 @@ def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
         for name, value in entry.hyperparameters.items():
             values_by_name.setdefault(name, set()).add(value)
     return [name for name, values in values_by_name.items() if len(values) > 1]
+
+
+def ways_of_acting(state: State) -> list[str]:
+    """Return how the experiments of a tournament act in evaluations, each way once."""
+    experiments = state.header.tournament.get("experiments", ())
+    fields = ("evaluation_policy", "evaluation_epsilon")
+    ways = [[experiment.get(field) for field in fields] for experiment in experiments]
+    return list(dict.fromkeys(acting_text(*way) for way in ways if None not in way))
