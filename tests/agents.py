@@ -158,6 +158,7 @@ PROBE_AGENTS = {
         n_step=2,
         target_update_period=20,
         rescale_values=False,
+        action_reward_inputs=False,  # values are judged at single timesteps, which have none
     ),
 }
 RANDOM = {"replay": PROBE_REPLAY, "random_frames": 30_000, "target_update_rate": 0.05}

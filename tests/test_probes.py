@@ -79,7 +79,9 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         return agent._root_fn(shared.params, observation).value
     if isinstance(agent, R2D2):
         timesteps = jax.tree.map(lambda x: x[None], timestep)
-        return agent._q_values(shared.params, carry.memory, timesteps)[0][0].max(-1)
+        last_action = carry.last_action[None]
+        q, _ = agent._q_values(shared.params, carry.memory, timesteps, last_action)
+        return q[0].max(-1)
     if isinstance(agent, DDPG | SAC):
         policy = agent._policy(shared.params.actor, observation)
         action = policy.mode() if isinstance(agent, SAC) else policy
