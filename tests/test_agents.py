@@ -170,7 +170,7 @@ def test_unrolling_gives_what_acting_gave(name, memory):
     agent = learner(name, memory)
     state, trajectory = begin(agent)
     params = state.shared.params
-    net = actor_critic.build(agent.network, agent.spec, getattr(agent, "num_heads", 1))
+    net = actor_critic.build(agent.network, agent.spec, num_heads=getattr(agent, "num_heads", 1))
     timesteps, extras = trajectory.timesteps(), trajectory.steps.extras
 
     @jax.jit

@@ -87,7 +87,9 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         action = policy.mode() if isinstance(agent, SAC) else policy
         return agent._networks.q_values(shared.params.critics, observation, action).min(0)
     params = shared["params"] if isinstance(shared, dict) else shared.params
-    network = actor_critic.build(agent.network, agent.spec, getattr(agent, "num_heads", 1))
+    network = actor_critic.build(
+        agent.network, agent.spec, num_heads=getattr(agent, "num_heads", 1)
+    )
     outputs, _ = network.apply(params, carry, observation[None], timestep.first[None])
     return outputs["value"][0, :, 0]
 

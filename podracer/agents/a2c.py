@@ -76,7 +76,9 @@ class A2C:
 
     @property
     def _network(self) -> Network:
-        return actor_critic.build(self.network, self.spec, self.state_dependent_std)
+        return actor_critic.build(
+            self.network, self.spec, state_dependent_std=self.state_dependent_std
+        )
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

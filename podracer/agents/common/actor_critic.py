@@ -118,9 +118,9 @@ def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
 def build(
     network: NetworkBuilder,
     spec: EnvironmentSpec | None,
-    state_dependent_std: bool = False,
     *,
     num_heads: int = 1,
+    state_dependent_std: bool = False,
 ) -> Network:
     """Return a network with the heads `policy` and `value`.
 
