@@ -204,7 +204,6 @@ def check_mistake(code, said, message, directory):
         (("train", "cartpole_sebulba", "--environment", "gymnasium:CartPoel-v1"), "CartPole-v1"),
         (("train", "cartpole_sebulba", "--policy-lag", "-1"), "lag must be at least 0"),
         (("train", "catch", "--arch", "sebulba", "--fused"), "fused"),
-        (("train", "memory_r2d2", "--rollout-length", "8"), "rollout_length must be 16 too"),
         (("train", "catch_alphazero", "--environment", "catch"), "--environment model:catch"),
         (("train", "atari_impala", "--game", "pnog"), "pong"),
         (("train", "catch", "--arch", "sebluba"), "sebluba"),
