@@ -109,7 +109,7 @@ def rows_of(
         if any(value is None for _, value in curve):
             raise SystemExit(f"{cell.name}, seed {seed}, met a fault: see {run}")
         frames, score = curve[-1]
-        distinct = evaluations[-1]["distinct"][index]
+        distinct = int(evaluations[-1]["distinct"][index])
         rows.append({
             **about, "seed": seed, "frames": frames, "score": score,
             "distinct_episodes": distinct, "curve": [[f, round(r, 4)] for f, r in curve],
@@ -124,12 +124,13 @@ def evaluations_of(run: Path, seeds: int) -> list[dict[str, Any]]:
     pods = run / "pods.jsonl"
     evaluations = []
     for record in read_metrics(pods) if pods.exists() else metrics.values():
-        returns, distinct = record.get("evaluation_return"), record.get("distinct_episodes")
+        returns = record.get("evaluation_return")
         if returns is not None:
+            distinct = record["evaluation_distinct_episodes"]
             evaluations.append({
                 "frames": round(metrics[record["updates"]]["frames"] / seeds),
                 "returns": returns if isinstance(returns, list) else [returns],
-                "distinct": distinct if isinstance(distinct, list) else [distinct] * seeds,
+                "distinct": distinct if isinstance(distinct, list) else [distinct],
             })  # fmt: skip
     return evaluations
 

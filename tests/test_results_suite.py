@@ -118,6 +118,7 @@ def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options,
         assert row["score"] == pytest.approx(row["curve"][-1][1], abs=1e-4)
         assert len(row["curve"]) == 2
         assert row["evaluation"]["episodes"] == 8
+        assert 1 <= row["distinct_episodes"] <= 8
         assert row["cpu_seconds"] > 0
         assert len(row["commit"].removesuffix("-dirty")) == 40
     assert results_suite.measure(TINY, options, -math.inf)  # no time, and none is needed
@@ -149,7 +150,8 @@ def test_an_interrupted_cell_continues_and_its_seconds_add_up(options, monkeypat
         (run / "config.json").write_text(json.dumps({"versions": {}, "device": {}}))
         with run.with_name(run.name + ".spent").open("a") as spent:
             print(1.5, 2.5, file=spent)
-        record = {"updates": 8, "frames": 2048, "evaluation_return": 4.0, "distinct_episodes": 3}
+        record = {"updates": 8, "frames": 2048, "evaluation_return": 4.0}
+        record["evaluation_distinct_episodes"] = 3.0
         (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
         return 75 if len(calls) == 1 else 0
 
