@@ -182,6 +182,8 @@ def test_noise_is_as_large_as_in_its_paper(inputs):
     layer = NoisyLinear(inputs, 8, 1.0, key=jax.random.key(0))
     np.testing.assert_allclose(layer.weight_scale * np.sqrt(inputs), 0.5, rtol=1e-6)
     np.testing.assert_allclose(layer.bias_scale * np.sqrt(inputs), 0.5, rtol=1e-6)
+    smaller = NoisyLinear(inputs, 8, 1.0, noise_scale=0.1, key=jax.random.key(0))
+    np.testing.assert_allclose(smaller.weight_scale * 5, layer.weight_scale, rtol=1e-6)
     x = jax.random.normal(jax.random.key(1), (1, inputs))
     x = x / jnp.sqrt(jnp.mean(x**2))
     keys = jax.random.split(jax.random.key(2), 4000)

@@ -5,6 +5,13 @@ al. 2016 (arXiv 1511.06581); prioritized replay: Schaul et al. 2016 (arXiv 1511.
 networks: Fortunato et al. 2018 (arXiv 1706.10295); distributions: see `ops/action_values.py`;
 Rainbow: Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment: Horgan et al. 2018
 (arXiv 1803.00933).
+
+Differences from the papers: Adam instead of Mnih's RMSProp; the norm of the mean loss's gradient is
+clipped at 10, as by Wang et al. and in DQN Zoo's Rainbow, besides Mnih's clipping of TD errors (the
+Huber loss). Each environment and timestep acts with noise of its own, an update has one noise for
+each of its three passes. Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences.
+Defaults are those of small tasks; the recipes `atari_dqn` and `atari_rainbow` have the papers'
+sizes.
 """
 
 from __future__ import annotations
@@ -63,6 +70,8 @@ class DQN:
     """Sizes of the hidden layers of each stream, between the network and its outputs."""
     noisy: bool = static(default=False)
     """Noisy layers in the streams, which explore by themselves: set epsilon to 0."""
+    noise_scale: float = static(default=0.5, low=0.0)
+    """Initial scale sigma_0 of the noise, over the square root of a layer's inputs, at least 0."""
     value: ActionValue = static(default=Mean())
     """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
     replay: Replay = static(default=Replay())
@@ -143,6 +152,7 @@ class DQN:
                 self.value.size,
                 dueling=self.dueling,
                 noisy=self.noisy,
+                noise_scale=self.noise_scale,
                 hidden=self.stream_hidden,
             )
         )

@@ -59,18 +59,20 @@ class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
     The noise comes from a key for each row `[N]` or one for all `[1]`. That of the weight from i to
-    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. The
-    scales begin at `0.5 / sqrt(n)`, the mean weights orthogonal instead of uniform. Source:
-    Fortunato et al. 2018, section 3 (arXiv 1706.10295).
+    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. All
+    scales begin at `noise_scale / sqrt(n)`, the mean weights orthogonal instead of uniform. Source:
+    Fortunato et al. 2018, section 3 (arXiv 1706.10295), where `noise_scale` is 0.5.
     """
 
     linear: Linear
     weight_scale: jax.Array
     bias_scale: jax.Array
 
-    def __init__(self, inputs: int, outputs: int, scale: float, *, key: jax.Array):
+    def __init__(
+        self, inputs: int, outputs: int, scale: float, noise_scale: float = 0.5, *, key: jax.Array
+    ):
         self.linear = Linear(inputs, outputs, scale, key=key)
-        sigma = 0.5 / math.sqrt(inputs)
+        sigma = noise_scale / math.sqrt(inputs)
         self.weight_scale = jnp.full((inputs, outputs), sigma)
         self.bias_scale = jnp.full(outputs, sigma)
 

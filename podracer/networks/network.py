@@ -48,6 +48,8 @@ class Head:
     """Scale of the initial weights of the output layer."""
     noisy: bool = False
     """Whether weights and biases have learned noise (Fortunato et al. 2018, arXiv 1706.10295)."""
+    noise_scale: float = 0.5
+    """Initial scale sigma_0 of the noise, over the square root of a layer's inputs."""
     hidden: tuple[int, ...] = ()
     """Sizes of fully connected layers between the network's features and the output layer, each
     with a ReLU behind it; they are noisy if the head is."""

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -141,7 +142,7 @@ class _Head(eqx.Module):
         sizes = (inputs, *head.hidden, head.size)
         scales = (*[math.sqrt(2)] * len(head.hidden), head.scale)
         keys = jax.random.split(key, len(scales)) if head.hidden else [key]
-        layer = NoisyLinear if head.noisy else Linear
+        layer = partial(NoisyLinear, noise_scale=head.noise_scale) if head.noisy else Linear
         self.layers = tuple(
             layer(n, m, scale, key=k)
             for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -33,6 +34,7 @@ def build_q_network(
     *,
     dueling: bool,
     noisy: bool = False,
+    noise_scale: float = 0.5,
     hidden: tuple[int, ...] = (),
 ) -> Network:
     """Build a network with `size` outputs Z for each action, in the head `advantage`.
@@ -41,9 +43,10 @@ def build_q_network(
     layers of their own.
     """
     num_actions = require_discrete(spec).num_actions
-    heads = {"advantage": Head(num_actions * size, noisy=noisy, hidden=hidden)}
+    head = partial(Head, noisy=noisy, noise_scale=noise_scale, hidden=hidden)
+    heads = {"advantage": head(num_actions * size)}
     if dueling:
-        heads["value"] = Head(size, noisy=noisy, hidden=hidden)
+        heads["value"] = head(size)
     return network.build(actor_critic.require_spec(spec).observation, heads)
 
 
