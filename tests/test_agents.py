@@ -521,16 +521,16 @@ def test_under_a_lag_learning_sees_what_acting_saw():
     close(normalized_by_actor(moments, trajectory).final.observation, final, atol=1e-4)
 
 
-@pytest.mark.parametrize("together", ["minibatch", "batch", "none"])
+@pytest.mark.parametrize("grouping", ["minibatch", "batch", "none"])
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
-def test_advantages_are_standardized_together(together, memory):
+def test_advantages_are_standardized_together(grouping, memory):
     """By a reference that loops over the minibatches."""
     items = np.asarray([[1, 4, 0], [5, 3, 2]])
     advantage = jax.random.normal(jax.random.key(0), (1 if memory == "none" else T, B))
-    groups = epochs.advantage_groups(advantage, jnp.asarray(items), together)
-    means, variances = epochs.advantage_moments(moments_of(groups, None), items, together)
+    groups = epochs.advantage_groups(advantage, jnp.asarray(items), grouping)
+    means, variances = epochs.advantage_moments(moments_of(groups, None), items, grouping)
     for k in range(2):
-        group = {"minibatch": advantage[:, items[k]], "batch": advantage}.get(together)
+        group = {"minibatch": advantage[:, items[k]], "batch": advantage}.get(grouping)
         expected = (0.0, 1.0) if group is None else (group.mean(), group.var())
         close((means[k], variances[k]), expected)
 

@@ -1,9 +1,9 @@
 """PPO: several epochs of clipped policy updates on each rollout.
 
-Minibatches are shuffled within a shard: single transitions for feed-forward networks, whole
-sequences from their stored recurrent state for recurrent ones. Sources: Schulman et al. 2017 (arXiv
-1707.06347); Engstrom et al. 2020 (arXiv 2005.12729) for the normalizations; the defaults are those
-of CleanRL, but that actions at a time-out are masked.
+Minibatches are shuffled within a shard: transitions for feed-forward networks, whole sequences from
+their stored recurrent state for recurrent ones. Source: Schulman et al. 2017 (arXiv 1707.06347).
+The defaults are CleanRL's, but only recipes anneal the learning rate, actions at a time-out are
+masked, and standard deviations are clipped to [exp(-5), exp(2)].
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PPO:
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
     clip_value: bool = static(default=True)
     """Whether the value loss takes the larger error of the new value and of its clipped change."""
-    advantage_normalization: epochs.Together = static(default="minibatch")
+    advantage_normalization: epochs.Grouping = static(default="minibatch")
     """Items, those of all devices, whose advantages get zero mean and unit deviation together."""
     target_kl: float | None = static(default=None, low=0.0)
     """Divergence KL(old policy, new policy) to stop at: the first minibatch that estimates more

@@ -17,7 +17,7 @@ State = TypeVar("State")
 # (state, minibatch) -> (new state, metrics); the `approximate_kl` among them, which is that of the
 # old state, must be the mean over all shards
 Update = Callable[[State, PyTree], tuple[State, Metrics]]
-Together = Literal["minibatch", "batch", "none"]
+Grouping = Literal["minibatch", "batch", "none"]
 
 
 def shuffled_minibatches(
@@ -38,24 +38,24 @@ def shuffled_minibatches(
     return items.reshape(num_epochs * num_minibatches, -1)
 
 
-def advantage_groups(advantage: jax.Array, minibatches: jax.Array, together: Together) -> jax.Array:
+def advantage_groups(advantage: jax.Array, minibatches: jax.Array, grouping: Grouping) -> jax.Array:
     """Return the advantages whose moments standardize those of K minibatches `[K, n]`.
 
     They are `[T, N]` as given, or `[T, n, K]` where each minibatch has moments of its own.
     """
-    if together != "minibatch":
+    if grouping != "minibatch":
         return advantage
     return jnp.moveaxis(advantage.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1)
 
 
 def advantage_moments(
-    moments: Moments, minibatches: jax.Array, together: Together
+    moments: Moments, minibatches: jax.Array, grouping: Grouping
 ) -> tuple[jax.Array, jax.Array]:
     """Return the mean and the variance `[K]` that standardize the advantages of K minibatches.
 
     `moments` are those of `advantage_groups`.
     """
-    pair = (moments.mean, moments.variance) if together != "none" else (jnp.zeros(()), jnp.ones(()))
+    pair = (moments.mean, moments.variance) if grouping != "none" else (jnp.zeros(()), jnp.ones(()))
     mean, variance = (jnp.broadcast_to(x, minibatches.shape[:1]) for x in pair)
     return mean, variance
 

@@ -4,7 +4,10 @@ Each group of environments is the lifetime of one student in one task (`environm
 The rule updates the student after each rollout. After K updates the next rollout gives the
 meta-objective, the student's policy gradient, which is differentiated through all K updates with
 respect to the rule's parameters.
-Source: Oh et al. 2020 (arXiv 2007.08794); hyperparameters of Jackson et al. 2023 (2310.02782).
+Source: Oh et al. 2020 (arXiv 2007.08794); hyperparameters of Jackson et al. 2023 (2310.02782), the
+authors of GROOVE. Differs from GROOVE: the rule is an LSTM, whose forget gates begin without a bias
+of 1, instead of a GRU; and meta-gradients also flow through the rule's inputs, the policy and the
+prediction of the student, where GROOVE stops them. That is the exact gradient, and costs more.
 """
 
 from __future__ import annotations
