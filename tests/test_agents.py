@@ -623,6 +623,18 @@ def test_a_learning_rate_falls_to_zero():
     assert change[0] > change[1] > 0 == change[2]
 
 
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+def test_an_entropy_cost_falls_to_zero(name):
+    settings = {**LEARNERS[name], "entropy_cost": Linear(0.5, 0.0, frames=B * T)}
+    agent = build(name, **settings)
+    state, trajectory = begin(agent)
+    for frames, cost in ((0, 0.5), (B * T // 2, 0.25), (B * T, 0.0)):
+        shared = dataclasses.replace(state.shared, frames=jnp.uint32(frames))
+        _, metrics = learn(agent, LearnerState(shared), trajectory)
+        parts = metrics["policy_loss"] + agent.value_cost * metrics["value_loss"]
+        close(metrics["loss"], parts - cost * metrics["entropy"])
+
+
 def test_ppo_refuses_minibatches_that_do_not_divide():
     agent = build("ppo", num_minibatches=5)
     with pytest.raises(ConfigError, match=r"split the 48 items .* into 5 equal minibatches"):
