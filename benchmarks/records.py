@@ -49,6 +49,11 @@ def newest(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {name: [group[seed] for seed in sorted(group)] for name, group in groups.items()}
 
 
+def quiet(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows whose seconds count: the machine had no more to do than this at their end."""
+    return [row for row in rows if row["load"] <= row["processors"] + 0.5]
+
+
 def missing(rows: Sequence[Row], name: str, configuration: str, seeds: Sequence[int]) -> list[int]:
     """Return the seeds of a contender that have no row with this configuration."""
     done = {
@@ -62,6 +67,7 @@ def missing(rows: Sequence[Row], name: str, configuration: str, seeds: Sequence[
 def _machine() -> dict[str, Any]:
     return {
         "machine": f"{os.cpu_count()} x {processor()}",
+        "processors": os.cpu_count(),
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),

@@ -43,7 +43,8 @@ is written by `python benchmarks/results_suite.py --page` from the scores in
   probability that a seed of podracer beats one of the reference, with the interval of a stratified
   bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss* below it; the
   others are ties.
-- **CPU s** are processor seconds of a seed, with start, compilation and evaluations. Seeds of
+- **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of those seeds
+  that ran while the machine was quiet (load at most the number of processors and a half). Seeds of
   podracer train as one program under Anakin, and one after another under Sebulba.
 - References have the settings that their authors publish, which
   [`cells.py`](../benchmarks/cells.py) holds with their sources, and environment, frames and
@@ -131,9 +132,10 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
 
 def figures(rows: Sequence[records.Row], how: str) -> str:
     """Return the columns that all contenders have."""
-    cpu_seconds = np.mean([row["cpu_seconds"] for row in rows])
     frames = compact(rows[0]["frames"])
-    return f"{len(rows)} | {frames} | {how} | {estimate(rows)} | {cpu_seconds:,.0f}"
+    spent = [row["cpu_seconds"] for row in records.quiet(rows)]
+    seconds = f"{np.mean(spent):,.0f}" if spent else "-"
+    return f"{len(rows)} | {frames} | {how} | {estimate(rows)} | {seconds}"
 
 
 def title(name: str) -> str:
