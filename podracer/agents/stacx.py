@@ -1,9 +1,8 @@
 """STACX: an actor-critic that tunes its own discount, λ, costs and V-trace while it learns.
 
 The gradient of an outer loss with fixed hyperparameters is taken with respect to the metaparameters
-of the inner loss, through its update. Auxiliary heads with their own shape the features.
-Source: Zahavy et al. 2020 (arXiv 2002.12928). Differs from it: costs begin at the given values and
-move up to twice as far, not from near an upper bound; discount and λ begin at 0.999 at most.
+of the inner loss, through its update. Auxiliary heads with their own shape the features. Source:
+Zahavy et al. 2020 (arXiv 2002.12928), but costs begin at the given values and at most double.
 """
 
 from __future__ import annotations
