@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.networks.layers import Linear, NoisyLinear
+from podracer.networks.layers import NoisyLinear
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
 from podracer.ops.returns import n_step_returns, n_step_targets
@@ -158,31 +158,34 @@ def test_a_support_has_two_ends():
 
 
 def test_noise_is_factorised_fresh_for_each_row_and_none_without_keys():
-    layer = NoisyLinear(6, 3, 1.0, key=jax.random.key(0))
+    layer = NoisyLinear(6, 3, key=jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (4, 6))
     plain = layer(x, None)
-    np.testing.assert_allclose(plain, layer.linear(x), rtol=1e-6)
+    np.testing.assert_allclose(plain, x @ layer.weight + layer.bias[None], rtol=1e-5, atol=1e-6)
     keys = jax.random.split(jax.random.key(2), 4)
     noisy = layer(x, keys)
     for row in range(4):
         e = jax.random.normal(keys[row], (9,))
         e = np.sign(e) * np.sqrt(np.abs(e))
-        weight = layer.linear.weight + layer.weight_scale * np.outer(e[:6], e[6:])
-        bias = layer.linear.bias + layer.bias_scale * e[6:]
+        weight = layer.weight + layer.weight_scale * np.outer(e[:6], e[6:])
+        bias = layer.bias + layer.bias_scale * e[6:]
         np.testing.assert_allclose(noisy[row], x[row] @ weight + bias, rtol=1e-4, atol=1e-5)
     shared = layer(x, keys[:1])
     np.testing.assert_allclose(shared[0], noisy[0], rtol=1e-5)
-    assert isinstance(layer.linear, Linear)
 
 
 @pytest.mark.parametrize("inputs", [64, 512])
 def test_noise_is_as_large_as_in_its_paper(inputs):
     """Fortunato et al. 2018, section 3.2: sigma = 0.5 / sqrt(p) for p inputs, of weights as of
-    biases. So the output for features of root mean square 1 varies by about 0.4 for any p."""
-    layer = NoisyLinear(inputs, 8, 1.0, key=jax.random.key(0))
+    biases, which are uniform within 1 / sqrt(p). So the output for features of root mean square 1
+    varies by about 0.4 for any p."""
+    layer = NoisyLinear(inputs, 8, key=jax.random.key(0))
     np.testing.assert_allclose(layer.weight_scale * np.sqrt(inputs), 0.5, rtol=1e-6)
     np.testing.assert_allclose(layer.bias_scale * np.sqrt(inputs), 0.5, rtol=1e-6)
-    smaller = NoisyLinear(inputs, 8, 1.0, noise_scale=0.1, key=jax.random.key(0))
+    for mean in (layer.weight, layer.bias):
+        assert np.abs(mean).max() <= 1 / np.sqrt(inputs)
+    np.testing.assert_allclose(np.std(layer.weight), 1 / np.sqrt(3 * inputs), rtol=0.1)
+    smaller = NoisyLinear(inputs, 8, noise_scale=0.1, key=jax.random.key(0))
     np.testing.assert_allclose(smaller.weight_scale * 5, layer.weight_scale, rtol=1e-6)
     x = jax.random.normal(jax.random.key(1), (1, inputs))
     x = x / jnp.sqrt(jnp.mean(x**2))

@@ -59,25 +59,26 @@ class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
     The noise comes from a key for each row `[N]` or one for all `[1]`. That of the weight from i to
-    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. All
-    scales begin at `noise_scale / sqrt(n)`, the mean weights orthogonal instead of uniform. Source:
-    Fortunato et al. 2018, section 3 (arXiv 1706.10295), where `noise_scale` is 0.5.
+    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. Initial
+    weights and biases are uniform within `1 / sqrt(n)`, the scales of their noise are
+    `noise_scale / sqrt(n)`. Source: Fortunato et al. 2018, section 3 (arXiv 1706.10295).
     """
 
-    linear: Linear
+    weight: jax.Array
+    bias: jax.Array
     weight_scale: jax.Array
     bias_scale: jax.Array
 
-    def __init__(
-        self, inputs: int, outputs: int, scale: float, noise_scale: float = 0.5, *, key: jax.Array
-    ):
-        self.linear = Linear(inputs, outputs, scale, key=key)
-        sigma = noise_scale / math.sqrt(inputs)
-        self.weight_scale = jnp.full((inputs, outputs), sigma)
-        self.bias_scale = jnp.full(outputs, sigma)
+    def __init__(self, inputs: int, outputs: int, noise_scale: float = 0.5, *, key: jax.Array):
+        weight_key, bias_key = jax.random.split(key)
+        limit, shape = 1.0 / math.sqrt(inputs), (inputs, outputs)
+        self.weight = jax.random.uniform(weight_key, shape, minval=-limit, maxval=limit)
+        self.bias = jax.random.uniform(bias_key, (outputs,), minval=-limit, maxval=limit)
+        self.weight_scale = jnp.full(shape, noise_scale * limit)
+        self.bias_scale = jnp.full(outputs, noise_scale * limit)
 
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        mean = self.linear(x)
+        mean: jax.Array = dense(x, self.weight) + self.bias[None]
         if noise is None:
             return mean
         inputs, outputs = self.weight_scale.shape

@@ -45,7 +45,7 @@ class Head:
     size: int
     """Number of outputs."""
     scale: float = 1.0
-    """Scale of the initial weights of the output layer."""
+    """Scale of the initial weights of the output layer; noisy layers have their paper's."""
     noisy: bool = False
     """Whether weights and biases have learned noise (Fortunato et al. 2018, arXiv 1706.10295)."""
     noise_scale: float = 0.5

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -142,9 +141,8 @@ class _Head(eqx.Module):
         sizes = (inputs, *head.hidden, head.size)
         scales = (*[math.sqrt(2)] * len(head.hidden), head.scale)
         keys = jax.random.split(key, len(scales)) if head.hidden else [key]
-        layer = partial(NoisyLinear, noise_scale=head.noise_scale) if head.noisy else Linear
         self.layers = tuple(
-            layer(n, m, scale, key=k)
+            NoisyLinear(n, m, head.noise_scale, key=k) if head.noisy else Linear(n, m, scale, key=k)
             for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)
         )
 
