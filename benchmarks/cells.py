@@ -2,7 +2,7 @@
 
 A cell is an agent at a task: a command of podracer and the number of its seeds. A reference is
 another library at the same task; it runs for the frames and with the evaluation of the cells that
-name it in `against`. Minutes are those of all seeds on two cores, estimated before a measurement.
+name it. Minutes are those of all seeds on two cores, estimated before a measurement.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Cell(NamedTuple):
     command: str  # recipe and flags, as of `podracer train`
     seeds: int
     minutes: float
-    against: tuple[str, ...] = ()  # "library/agent" of what it is compared with
+    references: tuple[str, ...] = ()  # "library/agent" of what it is compared with
 
     @property
     def name(self) -> str:
         return f"{self.task}/podracer/{self.agent}"
 
     @property
-    def rivals(self) -> tuple[str, ...]:
+    def reference_names(self) -> tuple[str, ...]:
         """Names of the contenders that it is compared with."""
-        return tuple(f"{self.task}/{rival}" for rival in self.against)
+        return tuple(f"{self.task}/{reference}" for reference in self.references)
 
 
 class Reference(NamedTuple):
@@ -66,7 +66,7 @@ class Reference(NamedTuple):
     def cell(self) -> Cell:
         """Return the cell that gives frames, evaluation and seeds; KeyError if there is none."""
         for cell in CELLS:
-            if self.name in cell.rivals:
+            if self.name in cell.reference_names:
                 return cell
         raise KeyError(f"no cell is compared with {self.name}")
 

@@ -56,12 +56,12 @@ def quiet(rows: Sequence[Row]) -> list[Row]:
 
 def missing(rows: Sequence[Row], name: str, configuration: str, seeds: Sequence[int]) -> list[int]:
     """Return the seeds of a contender that have no row with this configuration."""
-    done = {
+    finished = {
         row["seed"]
         for row in rows
         if name_of(row) == name and row["configuration"] == configuration
     }
-    return [seed for seed in seeds if seed not in done]
+    return [seed for seed in seeds if seed not in finished]
 
 
 def _machine() -> dict[str, Any]:

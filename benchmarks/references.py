@@ -26,7 +26,7 @@ from typing import Any
 import cells
 import records
 from cells import Reference
-from results_suite import add_flags, chosen_from
+from results_suite import add_flags, select
 
 
 def arguments_of(reference: Reference) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def measure(reference: Reference, options: argparse.Namespace, deadline: float) 
     script = Path(__file__).parent / reference.script
     command = [options.python[reference.library], str(script)]
     command += [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    about = {
+    shared = {
         "task": reference.task,
         "library": reference.library,
         "agent": reference.agent,
@@ -69,7 +69,7 @@ def measure(reference: Reference, options: argparse.Namespace, deadline: float) 
         "configuration": configuration,
     }
     for record in lines_of([*command, "--seeds", *map(str, seeds)], deadline):
-        records.append(options.out, [{**about, **record}])
+        records.append(options.out, [{**shared, **record}])
         seeds.remove(record["seed"])
         print(f"{reference.name} seed {record['seed']}: {record['score']:.2f}", flush=True)
     return not seeds
@@ -90,17 +90,17 @@ def lines_of(command: Sequence[str], deadline: float) -> Iterator[dict[str, Any]
         raise SystemExit(f"{command[1]} ended with code {process.returncode}")
 
 
-def show(chosen: Sequence[Reference], out: Path) -> None:
+def show(selection: Sequence[Reference], out: Path) -> None:
     """Print the references: how many of their seeds have scores, and how long they take."""
     rows = records.read(out)
-    for reference in chosen:
+    for reference in selection:
         seeds = cells.seeds_of(reference.cell())
         configuration = cells.digest(arguments_of(reference))
-        done = len(seeds) - len(records.missing(rows, reference.name, configuration, seeds))
-        measured = [row["seconds"] for row in rows if records.name_of(row) == reference.name]
-        mean = sum(measured) / len(measured) if measured else 60 * reference.minutes / len(seeds)
-        about = f"{len(seeds) * mean:.0f}" if measured else f"~{len(seeds) * mean:.0f}"
-        print(f"{reference.name:38}{done:>4}/{len(seeds):<3}{about:>10} s")
+        finished = len(seeds) - len(records.missing(rows, reference.name, configuration, seeds))
+        seconds = [row["seconds"] for row in rows if records.name_of(row) == reference.name]
+        mean = sum(seconds) / len(seconds) if seconds else 60 * reference.minutes / len(seeds)
+        total = f"{len(seeds) * mean:.0f}" if seconds else f"~{len(seeds) * mean:.0f}"
+        print(f"{reference.name:38}{finished:>4}/{len(seeds):<3}{total:>10} s")
 
 
 def pairs_of(texts: Sequence[str]) -> dict[str, str]:
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--repository", nargs="+", default=[], metavar="LIBRARY=PATH")
     options = parser.parse_args()
     options.python, options.repository = pairs_of(options.python), pairs_of(options.repository)
-    chosen = chosen_from(cells.REFERENCES, options.only)
+    selection = select(cells.REFERENCES, options.only)
     if options.list:
-        return show(chosen, options.out)
+        return show(selection, options.out)
     deadline = time.monotonic() + options.budget
-    for reference in chosen:
+    for reference in selection:
         if reference.library not in options.python:
             print(f"{reference.name}: no --python {reference.library}=PATH")
         elif not measure(reference, options, deadline):

@@ -63,22 +63,22 @@ def write(source: Path, root: Path = records.ROOT) -> None:
     (root / "docs" / "results.md").write_text(page.rstrip() + "\n")
 
 
-def pairs(family: str | None, groups: Groups) -> Iterator[tuple[Cell, str]]:
-    """Yield the measured comparisons of a family, or of all: a cell and the name of its rival."""
+def pairs(family: str, groups: Groups) -> Iterator[tuple[Cell, str]]:
+    """Yield the comparisons of a family that were measured: a cell and the name of a reference."""
     for cell in cells.CELLS:
-        if family in (None, cell.family) and cell.name in groups:
-            for rival in cell.rivals:
-                if rival in groups and alike(cell.name, rival, groups):
-                    yield cell, rival
+        if family == cell.family and cell.name in groups:
+            for reference in cell.reference_names:
+                if reference in groups and alike(cell.name, reference, groups):
+                    yield cell, reference
 
 
-def alike(ours: str, theirs: str, groups: Groups) -> bool:
+def alike(name: str, reference: str, groups: Groups) -> bool:
     """Whether two contenders can be compared; say so where they cannot."""
-    first, second = groups[ours][0], groups[theirs][0]
+    first, second = groups[name][0], groups[reference][0]
     frames, other = first["frames"], second["frames"]
     equal = first["evaluation"] == second["evaluation"] and abs(frames - other) <= 0.03 * frames
     if not equal:
-        print(f"left out: {ours} and {theirs} were not measured alike", file=sys.stderr)
+        print(f"left out: {name} and {reference} were not measured alike", file=sys.stderr)
     return equal
 
 
@@ -91,21 +91,21 @@ def summary(groups: Groups) -> list[str]:
     """Count wins, ties and losses of each family, against other libraries."""
     lines = ["| | wins | ties | losses | P over all tasks |", "|---|---|---|---|---|"]
     for family in dict.fromkeys(cell.family for cell in cells.CELLS):
-        compared = [pair for pair in pairs(family, groups) if "/podracer/" not in pair[1]]
-        if not compared:
+        comparisons = [pair for pair in pairs(family, groups) if "/podracer/" not in pair[1]]
+        if not comparisons:
             continue
-        ours = [values(groups[cell.name]) for cell, _ in compared]
-        theirs = [values(groups[rival]) for _, rival in compared]
-        counts = Counter(map(scores.verdict, ours, theirs))
+        candidate = [values(groups[cell.name]) for cell, _ in comparisons]
+        baseline = [values(groups[reference]) for _, reference in comparisons]
+        counts = Counter(map(scores.verdict, candidate, baseline))
         numbers = " | ".join(str(counts[outcome]) for outcome in OUTCOMES)
-        lines.append(f"| {family} | {numbers} | {probability(ours, theirs)} |")
+        lines.append(f"| {family} | {numbers} | {probability(candidate, baseline)} |")
     return [*lines, ""] if len(lines) > 2 else []
 
 
 def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     """Yield the lines about a family, nothing if none of its cells was measured."""
-    measured = [cell for cell in cells.CELLS if cell.family == family and cell.name in groups]
-    if not measured:
+    family_cells = [cell for cell in cells.CELLS if cell.family == family and cell.name in groups]
+    if not family_cells:
         return
     words = "".join(c if c.isalnum() else " " for c in family.lower()).split()
     picture = "-".join(["results", *words]) + ".png"
@@ -113,29 +113,30 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     yield from (f"## {family}", "", f"![Learning curves: {family}](images/{picture})", "")
     yield "| task | agent | seeds | frames | evaluation | IQM | CPU s | P | |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    compared = list(pairs(family, groups))
-    for cell in measured:
+    comparisons = list(pairs(family, groups))
+    for cell in family_cells:
         rows = groups[cell.name]
-        how = evaluation(rows[0])
-        yield f"| {cell.task} | **{title(cell.name)}** | {figures(rows, how)} | | |"
-        for rival in (rival for other, rival in compared if other == cell):
-            theirs = groups[rival]
-            chance = probability([values(rows)], [values(theirs)])
-            outcome = scores.verdict(values(rows), values(theirs))
-            yield f"| | {title(rival)} | {figures(theirs, 'the same')} | {chance} | {outcome} |"
+        evaluation = describe_evaluation(rows[0])
+        yield f"| {cell.task} | **{title(cell.name)}** | {figures(rows, evaluation)} | | |"
+        for reference in (name for other, name in comparisons if other == cell):
+            baseline = groups[reference]
+            chance = probability([values(rows)], [values(baseline)])
+            outcome = scores.verdict(values(rows), values(baseline))
+            about = f"{title(reference)} | {figures(baseline, 'the same')}"
+            yield f"| | {about} | {chance} | {outcome} |"
     yield ""
     yield "```bash"
-    for cell in measured:
+    for cell in family_cells:
         yield " ".join(["podracer", *cells.command_of(cell, cells.seeds_of(cell))])
     yield from ("```", "")
 
 
-def figures(rows: Sequence[records.Row], how: str) -> str:
+def figures(rows: Sequence[records.Row], evaluation: str) -> str:
     """Return the columns that all contenders have."""
     frames = compact(rows[0]["frames"])
-    spent = [row["cpu_seconds"] for row in records.quiet(rows)]
-    seconds = f"{np.mean(spent):,.0f}" if spent else "-"
-    return f"{len(rows)} | {frames} | {how} | {estimate(rows)} | {seconds}"
+    cpu_seconds = [row["cpu_seconds"] for row in records.quiet(rows)]
+    seconds = f"{np.mean(cpu_seconds):,.0f}" if cpu_seconds else "-"
+    return f"{len(rows)} | {frames} | {evaluation} | {estimate(rows)} | {seconds}"
 
 
 def title(name: str) -> str:
@@ -144,13 +145,12 @@ def title(name: str) -> str:
     return f"{LIBRARIES[library]} {agent}"
 
 
-def evaluation(row: records.Row) -> str:
+def describe_evaluation(row: records.Row) -> str:
     """Return how a seed was evaluated, in words."""
-    how = row["evaluation"]
-    epsilon = f", epsilon {how['epsilon']:g}" if how["epsilon"] else ""
-    distinct = row["distinct_episodes"]
-    different = "" if distinct is None else f" ({distinct} distinct)"
-    return f"{how['policy']}{epsilon}, {how['episodes']} episodes{different}"
+    settings = row["evaluation"]
+    epsilon = f", epsilon {settings['epsilon']:g}" if settings["epsilon"] else ""
+    episodes = f"{settings['episodes']} episodes ({row['distinct_episodes']} distinct)"
+    return f"{settings['policy']}{epsilon}, {episodes}"
 
 
 def estimate(rows: Sequence[records.Row]) -> str:
@@ -162,9 +162,9 @@ def estimate(rows: Sequence[records.Row]) -> str:
     return f"{number(mean)} [{number(low)}, {number(high)}]"
 
 
-def probability(ours: scores.Scores, theirs: scores.Scores) -> str:
-    low, high = scores.improvement_interval(ours, theirs)
-    return f"{scores.improvement(ours, theirs):.2f} [{low:.2f}, {high:.2f}]"
+def probability(candidate: scores.Scores, baseline: scores.Scores) -> str:
+    low, high = scores.improvement_interval(candidate, baseline)
+    return f"{scores.improvement(candidate, baseline):.2f} [{low:.2f}, {high:.2f}]"
 
 
 def number(value: float) -> str:
@@ -183,7 +183,8 @@ def draw(family: str, groups: Groups, target: Path) -> None:
     tasks: dict[str, list[str]] = {}
     for cell in cells.CELLS:
         if cell.family == family and cell.name in groups:
-            names = [cell.name, *(rival for rival in cell.rivals if rival in groups)]
+            references = [name for name in cell.reference_names if name in groups]
+            names = [cell.name, *references]
             tasks[cell.task] = list(dict.fromkeys([*tasks.get(cell.task, []), *names]))
     titles = dict.fromkeys(title(name) for names in tasks.values() for name in names)
     colors = dict(zip(titles, (*COLORS, *COLORS), strict=False))

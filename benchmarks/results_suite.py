@@ -63,7 +63,7 @@ def run_podracer(arguments: Sequence[str], run: Path, deadline: float) -> int:
     Beside the run's directory lie its output and the seconds that it has taken so far.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
-    began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    start, cpu_start = time.monotonic(), _cpu_seconds_of_children()
     with run.with_name(run.name + ".log").open("a") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "podracer", *arguments],
@@ -74,11 +74,15 @@ def run_podracer(arguments: Sequence[str], run: Path, deadline: float) -> int:
         except subprocess.TimeoutExpired:
             process.terminate()
             code = process.wait()
-    total = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = total.ru_utime - used.ru_utime + total.ru_stime - used.ru_stime
-    with run.with_name(run.name + ".spent").open("a") as spent:
-        print(time.monotonic() - began, cpu_seconds, file=spent)
+    cpu_seconds = _cpu_seconds_of_children() - cpu_start
+    with run.with_name(run.name + ".spent").open("a") as file:
+        print(time.monotonic() - start, cpu_seconds, file=file)
     return code
+
+
+def _cpu_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def rows_of(
@@ -89,7 +93,7 @@ def rows_of(
     config = json.loads((run / "config.json").read_text())
     lines = run.with_name(run.name + ".spent").read_text().splitlines()
     seconds, cpu_seconds = (sum(float(line.split()[i]) for line in lines) for i in (0, 1))
-    about = {
+    shared = {
         "task": cell.task,
         "library": "podracer",
         "agent": cell.agent,
@@ -111,7 +115,7 @@ def rows_of(
         frames, score = curve[-1]
         distinct = int(evaluations[-1]["distinct"][index])
         rows.append({
-            **about, "seed": seed, "frames": frames, "score": score,
+            **shared, "seed": seed, "frames": frames, "score": score,
             "distinct_episodes": distinct, "curve": [[f, round(r, 4)] for f, r in curve],
         })  # fmt: skip
     return rows
@@ -135,28 +139,29 @@ def evaluations_of(run: Path, seeds: int) -> list[dict[str, Any]]:
     return evaluations
 
 
-def show(chosen: Sequence[Cell], out: Path) -> None:
+def show(selection: Sequence[Cell], out: Path) -> None:
     """Print the cells: how many of their seeds have scores, and seconds, measured or expected."""
     rows = records.read(out)
     groups = records.newest(rows)
     print(f"{'cell':38}{'seeds':>8}{'seconds':>10}  podracer")
-    for cell in chosen:
+    for cell in selection:
         configuration = cells.configuration_of(cells.experiment_of(cell.command))
-        done = cell.seeds - len(
+        finished = cell.seeds - len(
             records.missing(rows, cell.name, configuration, cells.seeds_of(cell))
         )
-        measured = sum(row["seconds"] for row in groups.get(cell.name, ()))
-        seconds = f"{measured:.0f}" if done == cell.seeds else f"~{60 * cell.minutes:.0f}"
-        changed = "  (changed since it was measured)" if cell.name in groups and not done else ""
-        print(f"{cell.name:38}{done:>4}/{cell.seeds:<3}{seconds:>10}  {cell.command}{changed}")
+        total = sum(row["seconds"] for row in groups.get(cell.name, ()))
+        seconds = f"{total:.0f}" if finished == cell.seeds else f"~{60 * cell.minutes:.0f}"
+        is_old = cell.name in groups and not finished
+        changed = "  (changed since it was measured)" if is_old else ""
+        print(f"{cell.name:38}{finished:>4}/{cell.seeds:<3}{seconds:>10}  {cell.command}{changed}")
 
 
-def chosen_from(names: Sequence[Any], parts: Sequence[str]) -> list[Any]:
+def select(items: Sequence[Any], parts: Sequence[str]) -> list[Any]:
     """Return what has one of the parts in its name; everything where no part is given."""
-    chosen = [item for item in names if not parts or any(part in item.name for part in parts)]
-    if not chosen:
+    selection = [item for item in items if not parts or any(part in item.name for part in parts)]
+    if not selection:
         raise SystemExit(f"nothing is named like {' or '.join(parts)}: see --list")
-    return chosen
+    return selection
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -181,14 +186,14 @@ def main() -> None:
         import results_page
 
         return results_page.write(options.out)
-    chosen = chosen_from(cells.CELLS, options.only)
+    selection = select(cells.CELLS, options.only)
     if options.list:
-        return show(chosen, options.out)
+        return show(selection, options.out)
     deadline = time.monotonic() + options.budget
-    for cell in chosen:
-        began = time.monotonic()
+    for cell in selection:
+        start = time.monotonic()
         finished = measure(cell, options, deadline)
-        print(f"{cell.name}: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{cell.name}: {time.monotonic() - start:.0f} s", flush=True)
         if not finished:
             print("the budget is spent; run the same command again to continue")
             return

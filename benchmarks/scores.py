@@ -27,27 +27,27 @@ def interquartile_interval(scores: Scores) -> tuple[float, float]:
     return _interval(_middle_mean(np.concatenate(draws, axis=1)))
 
 
-def improvement(ours: Scores, theirs: Scores) -> float:
-    """Probability that a seed of ours beats one of theirs at a task, a draw counting half: the
+def improvement(candidate: Scores, baseline: Scores) -> float:
+    """Probability that a seed of the candidate beats one of the baseline, a draw counting half: the
     mean over the tasks of the Mann-Whitney statistic."""
-    pairs = zip(ours, theirs, strict=True)
+    pairs = zip(candidate, baseline, strict=True)
     return float(np.mean([_wins(x[None], y[None])[0] for x, y in pairs]))
 
 
-def improvement_interval(ours: Scores, theirs: Scores) -> tuple[float, float]:
+def improvement_interval(candidate: Scores, baseline: Scores) -> tuple[float, float]:
     """Interval of the probability of improvement; both sides are resampled."""
     generator = np.random.default_rng(0)
     draws = [
         _wins(_resampled(x, generator), _resampled(y, generator))
-        for x, y in zip(ours, theirs, strict=True)
+        for x, y in zip(candidate, baseline, strict=True)
     ]
     return _interval(np.mean(draws, axis=0))
 
 
-def verdict(ours: np.ndarray, theirs: np.ndarray) -> str:
+def verdict(candidate: np.ndarray, baseline: np.ndarray) -> str:
     """Return `win`, `loss` or `tie`: on which side of one half the interval of the improvement
     lies, a tie where it holds one half."""
-    low, high = improvement_interval([ours], [theirs])
+    low, high = improvement_interval([candidate], [baseline])
     return "win" if low > 0.5 else "loss" if high < 0.5 else "tie"
 
 
@@ -62,9 +62,9 @@ def _middle_mean(scores: np.ndarray) -> np.ndarray:
     return np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1)
 
 
-def _wins(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return the share of pairs that ours wins, for each row of `[rows, seeds]`."""
-    difference = np.sign(ours[:, :, None] - theirs[:, None, :])
+def _wins(candidate: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """Return the share of pairs that the candidate wins, for each row of `[rows, seeds]`."""
+    difference = np.sign(candidate[:, :, None] - baseline[:, None, :])
     return (0.5 + 0.5 * difference).mean(axis=(1, 2))
 
 

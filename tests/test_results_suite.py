@@ -27,7 +27,7 @@ TINY = cells.Cell(
     "--evaluation-episodes 8",
     2, 1, ("rejax/a2c",),
 )  # fmt: skip
-HOST = TINY._replace(agent="host", command="cartpole_sebulba --frames 2048", seeds=2, against=())
+HOST = TINY._replace(agent="host", command="cartpole_sebulba --frames 2048", seeds=2, references=())
 
 
 # --- statistics -----------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def options(tmp_path, monkeypatch):
     return argparse.Namespace(scratch=tmp_path / "runs", out=tmp_path / "suite.jsonl", devices=1)
 
 
-def rival(row):
+def worse(row):
     """A reference that is a little worse than a row of ours."""
     other = {"library": "rejax", "configuration": "x", "score": row["score"] - 0.5, "settings": {}}
     return {**row, **other}
@@ -124,7 +124,7 @@ def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options,
     assert results_suite.measure(TINY, options, -math.inf)  # no time, and none is needed
     assert records.read(options.out) == rows
 
-    records.append(options.out, map(rival, rows))
+    records.append(options.out, map(worse, rows))
     results_page.write(options.out, tmp_path)
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "| catch | **podracer a2c** | 2 | 2.05 k | greedy, 8 episodes" in page
@@ -178,10 +178,10 @@ def test_scores_that_were_not_measured_alike_are_not_compared(options, tmp_path,
         "task": "catch", "library": "podracer", "agent": "a2c", "seed": 100, "frames": 2048,
         "score": 1.0, "curve": [[2048, 1.0]], "configuration": "y", "cpu_seconds": 1.0,
         "evaluation": {"policy": "sampled", "epsilon": 0.0, "episodes": 8},
-        "distinct_episodes": None,
+        "distinct_episodes": 8,
     }  # fmt: skip
     greedy = {**row["evaluation"], "policy": "greedy"}
-    records.append(options.out, [row, {**rival(row), "evaluation": greedy}])
+    records.append(options.out, [row, {**worse(row), "evaluation": greedy}])
     results_page.write(options.out, tmp_path)
     assert "rejax" not in (tmp_path / "docs" / "results.md").read_text().partition("##")[2]
     assert "not measured alike" in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_names_in_the_table_are_unique_and_commands_are_experiments():
     for cell in cells.CELLS:
         assert cells.experiment_of(cell.command).evaluations > 0
     known = {*names}
-    assert {rival for cell in cells.CELLS for rival in cell.rivals} <= known
+    assert {name for cell in cells.CELLS for name in cell.reference_names} <= known
 
 
 def test_a_reference_has_the_frames_and_the_evaluation_of_its_cell():
