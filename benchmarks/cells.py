@@ -2,7 +2,7 @@
 
 A cell is an agent at a task: a command of podracer and the number of its seeds. A reference is
 another library at the same task; it runs for the frames and with the evaluation of the cells that
-name it. Minutes are those of all seeds on two cores, estimated before a measurement.
+name it. Processor minutes, of all seeds, are estimates from short runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
     agent: str
     command: str  # recipe and flags, as of `podracer train`
     seeds: int
-    minutes: float
+    cpu_minutes: float
     references: tuple[str, ...] = ()  # "library/agent" of what it is compared with
 
     @property
@@ -52,7 +52,7 @@ class Reference(NamedTuple):
     library: str
     agent: str
     settings: dict[str, Any]  # arguments of the library
-    minutes: float  # of all seeds
+    cpu_minutes: float
 
     @property
     def name(self) -> str:
@@ -88,10 +88,10 @@ def _minatar(game: str) -> list[Cell]:
     long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000"
     peers = ("rejax/ppo", "purejaxrl/ppo")
     return [
-        Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 20, peers),
-        Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 45),
-        Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 15, ("purejaxrl/dqn",)),
-        Cell(REPLAY, task, "rainbow", f"breakout_rainbow {short}", 5, 60, ("podracer/dqn",)),
+        Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers),
+        Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 38),
+        Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 8, ("purejaxrl/dqn",)),
+        Cell(REPLAY, task, "rainbow", f"breakout_rainbow {short}", 5, 48, ("podracer/dqn",)),
     ]
 
 
@@ -102,8 +102,8 @@ def _sticky(game: str) -> str:
 def _mujoco(robot: str) -> list[Cell]:
     task, flags = robot.lower(), f"--environment gymnasium:{robot}-v5 --frames 1000000"
     return [
-        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {flags}", 3, 250, ("sb3/sac", "sbx/sac")),
-        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {flags}", 3, 200, ("sb3/td3", "sbx/td3")),
+        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {flags}", 3, 190, ("sb3/sac", "sbx/sac")),
+        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {flags}", 3, 145, ("sb3/td3", "sbx/td3")),
         Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {flags}", 3, 30, ("sb3/ppo",)),
     ]
 
@@ -116,7 +116,7 @@ _CHAIN = f"--environment gymnax:MemoryChain-bsuite,memory_length=15 {EVALUATION}
 CELLS: tuple[Cell, ...] = (
     *(cell for game in GAMES for cell in _minatar(game)),
     *(
-        Cell(STICKY, f"sticky-{game}", "ppo", f"breakout_ppo {_sticky(game)}", 5, 15)
+        Cell(STICKY, f"sticky-{game}", "ppo", f"breakout_ppo {_sticky(game)}", 5, 8)
         for game in ("breakout", "asterix", "freeway", "space_invaders")
     ),
     Cell(CLASSIC, "cartpole", "ppo", f"cartpole_ppo {EVALUATION}", 10, 1, ("rejax/ppo",)),
@@ -124,24 +124,24 @@ CELLS: tuple[Cell, ...] = (
     Cell(CLASSIC, "cartpole", "stacx", f"cartpole_stacx {EVALUATION}", 10, 2),
     Cell(CLASSIC, "cartpole", "dqn", f"cartpole_dqn {EVALUATION}", 10, 3, ("rejax/dqn",)),
     Cell(CLASSIC, "cartpole", "rainbow", f"cartpole_rainbow {EVALUATION}", 10, 20),
-    Cell(CLASSIC, "cartpole", "muzero", f"cartpole_muzero {EVALUATION}", 10, 40),
-    Cell(CLASSIC, "cartpole", "alphazero", f"cartpole_alphazero {EVALUATION}", 10, 20),
+    Cell(CLASSIC, "cartpole", "muzero", f"cartpole_muzero {EVALUATION}", 10, 10),
+    Cell(CLASSIC, "cartpole", "alphazero", f"cartpole_alphazero {EVALUATION}", 10, 2),
     Cell(CLASSIC, "acrobot", "ppo", f"cartpole_ppo {_ACROBOT}", 10, 2, ("rejax/ppo",)),
     Cell(CLASSIC, "acrobot", "dqn", f"cartpole_dqn {_ACROBOT}", 10, 3, ("rejax/dqn",)),
     Cell(CLASSIC, "pendulum", "ppo", f"pendulum_ppo {EVALUATION}", 10, 2, ("rejax/ppo",)),
-    Cell(CLASSIC, "pendulum", "sac", f"pendulum_sac {EVALUATION}", 10, 5, ("rejax/sac",)),
-    Cell(CLASSIC, "pendulum", "td3", f"pendulum_td3 {EVALUATION}", 10, 4, ("rejax/td3",)),
-    Cell(CLASSIC, "pendulum", "ddpg", f"pendulum_ddpg {EVALUATION}", 10, 4),
+    Cell(CLASSIC, "pendulum", "sac", f"pendulum_sac {EVALUATION}", 10, 2, ("rejax/sac",)),
+    Cell(CLASSIC, "pendulum", "td3", f"pendulum_td3 {EVALUATION}", 10, 2, ("rejax/td3",)),
+    Cell(CLASSIC, "pendulum", "ddpg", f"pendulum_ddpg {EVALUATION}", 10, 2),
     Cell(MEMORY, "memorychain-15", "r2d2", f"memorychain_r2d2 {EVALUATION}", 10, 20),
     Cell(MEMORY, "memorychain-15", "ppo-gru", f"memory_ppo {_CHAIN}", 10, 3),
     Cell(MEMORY, "memorychain-15", "dqn", f"memorychain_dqn {EVALUATION}", 10, 3),
-    Cell(MEMORY, "deepsea-8", "rainbow", f"cartpole_rainbow {_DEEPSEA}", 10, 10),
+    Cell(MEMORY, "deepsea-8", "rainbow", f"cartpole_rainbow {_DEEPSEA}", 10, 20),
     Cell(MEMORY, "deepsea-8", "dqn", f"cartpole_dqn {_DEEPSEA}", 10, 3),
     Cell(MEMORY, "umbrella-20", "ppo", f"cartpole_ppo {_UMBRELLA}", 10, 2),
     Cell(MEMORY, "umbrella-20", "dqn", f"cartpole_dqn {_UMBRELLA}", 10, 3),
     *(cell for robot in ROBOTS for cell in _mujoco(robot)),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10),
-    Cell("Atari", "pong", "ppo", "pong_ppo", 1, 35),
+    Cell("Atari", "pong", "ppo", "pong_ppo", 1, 60),
 )
 
 
@@ -224,30 +224,30 @@ _ZOO_PPO = {
 
 REFERENCES: tuple[Reference, ...] = (
     *(
-        Reference(f"minatar-{game.lower()}", library, agent, settings, minutes)
+        Reference(f"minatar-{game.lower()}", library, agent, settings, cpu_minutes)
         for game in GAMES
-        for library, agent, settings, minutes in (
-            ("rejax", "ppo", _REJAX_MINATAR, 20),
-            ("purejaxrl", "ppo", _PUREJAXRL_MINATAR, 25),
-            ("purejaxrl", "dqn", _PUREJAXRL_DQN, 20),
+        for library, agent, settings, cpu_minutes in (
+            ("rejax", "ppo", _REJAX_MINATAR, 21),
+            ("purejaxrl", "ppo", _PUREJAXRL_MINATAR, 23),
+            ("purejaxrl", "dqn", _PUREJAXRL_DQN, 10),
         )
     ),
-    Reference("cartpole", "rejax", "ppo", _REJAX_PPO, 2),
-    Reference("cartpole", "rejax", "dqn", _CARTPOLE_DQN, 30),
-    Reference("acrobot", "rejax", "ppo", {**_REJAX_PPO, "normalize_observations": True}, 2),
-    Reference("acrobot", "rejax", "dqn", _ACROBOT_DQN, 20),
-    Reference("pendulum", "rejax", "ppo", _PENDULUM_PPO, 5),
-    Reference("pendulum", "rejax", "sac", _PENDULUM_SAC, 20),
-    Reference("pendulum", "rejax", "td3", _PENDULUM_TD3, 10),
+    Reference("cartpole", "rejax", "ppo", _REJAX_PPO, 1),
+    Reference("cartpole", "rejax", "dqn", _CARTPOLE_DQN, 6),
+    Reference("acrobot", "rejax", "ppo", {**_REJAX_PPO, "normalize_observations": True}, 1),
+    Reference("acrobot", "rejax", "dqn", _ACROBOT_DQN, 4),
+    Reference("pendulum", "rejax", "ppo", _PENDULUM_PPO, 2),
+    Reference("pendulum", "rejax", "sac", _PENDULUM_SAC, 6),
+    Reference("pendulum", "rejax", "td3", _PENDULUM_TD3, 2),
     *(
-        Reference(robot.lower(), library, agent, settings, minutes)
+        Reference(robot.lower(), library, agent, settings, cpu_minutes)
         for robot in ROBOTS
-        for library, agent, settings, minutes in (
-            ("sb3", "sac", _ZOO_REPLAY, 400),
-            ("sb3", "td3", _ZOO_TD3, 300),
+        for library, agent, settings, cpu_minutes in (
+            ("sb3", "sac", _ZOO_REPLAY, 680),
+            ("sb3", "td3", _ZOO_TD3, 500),
             ("sb3", "ppo", {**_ZOO_PPO[robot], "normalize": True}, 60),
-            ("sbx", "sac", _ZOO_REPLAY, 200),
-            ("sbx", "td3", _ZOO_TD3, 150),
+            ("sbx", "sac", _ZOO_REPLAY, 250),
+            ("sbx", "td3", _ZOO_TD3, 200),
         )
     ),
 )

@@ -91,16 +91,16 @@ def lines_of(command: Sequence[str], deadline: float) -> Iterator[dict[str, Any]
 
 
 def show(selection: Sequence[Reference], out: Path) -> None:
-    """Print the references: how many of their seeds have scores, and how long they take."""
+    """Print the references: seeds with scores, and CPU seconds, measured or expected."""
     rows = records.read(out)
     for reference in selection:
         seeds = cells.seeds_of(reference.cell())
         configuration = cells.digest(arguments_of(reference))
         finished = len(seeds) - len(records.missing(rows, reference.name, configuration, seeds))
-        seconds = [row["seconds"] for row in rows if records.name_of(row) == reference.name]
-        mean = sum(seconds) / len(seconds) if seconds else 60 * reference.minutes / len(seeds)
+        seconds = [row["cpu_seconds"] for row in rows if records.name_of(row) == reference.name]
+        mean = sum(seconds) / len(seconds) if seconds else 60 * reference.cpu_minutes / len(seeds)
         total = f"{len(seeds) * mean:.0f}" if seconds else f"~{len(seeds) * mean:.0f}"
-        print(f"{reference.name:38}{finished:>4}/{len(seeds):<3}{total:>10} s")
+        print(f"{reference.name:38}{finished:>4}/{len(seeds):<3}{total:>10} CPU s")
 
 
 def pairs_of(texts: Sequence[str]) -> dict[str, str]:

@@ -140,17 +140,17 @@ def evaluations_of(run: Path, seeds: int) -> list[dict[str, Any]]:
 
 
 def show(selection: Sequence[Cell], out: Path) -> None:
-    """Print the cells: how many of their seeds have scores, and seconds, measured or expected."""
+    """Print the cells: seeds with scores, and CPU seconds, measured or expected."""
     rows = records.read(out)
     groups = records.newest(rows)
-    print(f"{'cell':38}{'seeds':>8}{'seconds':>10}  podracer")
+    print(f"{'cell':38}{'seeds':>8}{'CPU s':>10}  podracer")
     for cell in selection:
         configuration = cells.configuration_of(cells.experiment_of(cell.command))
         finished = cell.seeds - len(
             records.missing(rows, cell.name, configuration, cells.seeds_of(cell))
         )
-        total = sum(row["seconds"] for row in groups.get(cell.name, ()))
-        seconds = f"{total:.0f}" if finished == cell.seeds else f"~{60 * cell.minutes:.0f}"
+        total = sum(row["cpu_seconds"] for row in groups.get(cell.name, ()))
+        seconds = f"{total:.0f}" if finished == cell.seeds else f"~{60 * cell.cpu_minutes:.0f}"
         is_old = cell.name in groups and not finished
         changed = "  (changed since it was measured)" if is_old else ""
         print(f"{cell.name:38}{finished:>4}/{cell.seeds:<3}{seconds:>10}  {cell.command}{changed}")
