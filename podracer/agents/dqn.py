@@ -9,7 +9,8 @@ Rainbow: Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment
 Differences from the papers: Adam instead of Mnih's RMSProp; the norm of the mean loss's gradient is
 clipped at 10, as by Wang et al. and in DQN Zoo's Rainbow, besides Mnih's clipping of TD errors (the
 Huber loss). Each environment and timestep acts with noise of its own, an update has one noise for
-each of its three passes. Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences.
+each of its three passes, evaluations have none. Priorities of C51 are cross-entropies, as in DQN
+Zoo, not KL divergences.
 Defaults are those of small tasks; the recipes `atari_dqn` and `atari_rainbow` have the papers'
 sizes.
 """
