@@ -15,6 +15,7 @@ from podracer.agents import LPGStudent as LPGStudent
 from podracer.agents import MuZero as MuZero
 from podracer.agents import QLambda as QLambda
 from podracer.agents import Stacx as Stacx
+from podracer.agents.common.optimizers import Optimizer as Optimizer
 from podracer.checks import check_agent as check_agent
 from podracer.checks import check_environment as check_environment
 from podracer.drivers.anakin import AnakinConfig as AnakinConfig
@@ -61,6 +62,7 @@ from podracer.networks import Table as Table
 from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.replay import Replay as Replay
 from podracer.reports.console import console as console
+from podracer.schedules import Linear as Linear
 from podracer.types import ArraySpec as ArraySpec
 from podracer.types import ConfigError as ConfigError
 from podracer.types import Continuous as Continuous
