@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import optax
 from reference_common import Report, distinct_episodes, gymnax_environment, parse
 from rejax import get_algo
 from rejax.evaluate import evaluate
@@ -47,15 +48,20 @@ def main() -> None:
         )
         return state.global_step, lengths, returns
 
-    iteration = options.settings["num_envs"] * options.settings.get("num_steps", 1)
+    settings = dict(options.settings)
+    iteration = settings["num_envs"] * settings.get("num_steps", 1)
     between = iteration * max(1, round(options.frames / options.evaluations / iteration))
+    if settings.pop("anneal", False):  # its optimizer takes a schedule in place of a rate
+        steps = between * options.evaluations // iteration
+        steps *= settings["num_epochs"] * settings["num_minibatches"]
+        settings["learning_rate"] = optax.linear_schedule(settings["learning_rate"], 0.0, steps)
     algorithm = get_algo(options.agent).create(
         env=env,
         env_params=params,
         total_timesteps=between * options.evaluations,  # whole iterations: else it trains longer
         eval_freq=between,
         skip_initial_evaluation=True,
-        **options.settings,
+        **settings,
     )
     algorithm = algorithm.replace(eval_callback=evaluation)
     train = jax.jit(lambda key: algorithm.train(rng=key)[1])
