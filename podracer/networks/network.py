@@ -60,7 +60,10 @@ class NetworkBuilder(Protocol):
     """Hashable configuration of a network, built for an environment's observation."""
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
-        """Return a network with these heads for observations of a tree of `types.ArraySpec`."""
+        """Return a network with these heads for observations of a tree of `types.ArraySpec`.
+
+        Raises `ConfigError` for what it cannot build, such as heads with noise or hidden layers.
+        """
         ...
 
 
