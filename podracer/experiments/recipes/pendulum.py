@@ -12,6 +12,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
+from podracer.schedules import Linear
 
 # Settings of all agents with a replay, so that they can be compared.
 REPLAY = Replay(capacity=100_000, updates_per_rollout=4, warmup=2_000)
@@ -24,7 +25,7 @@ def pendulum_ppo() -> Experiment:
     return Experiment(
         environment="pendulum",
         agent=PPO(
-            learning_rate=1e-3,
+            learning_rate=Linear(3e-4, 0.0, frames=1_228_800),
             discount=0.95,
             entropy_cost=0.0,
             num_epochs=10,
