@@ -414,9 +414,10 @@ def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
         assert not changed[first].any()
     blind, _ = agent_and_env("r2d2", action_reward_inputs=False)
     check_agent(blind, length=8)
-    for network, inputs in ((agent._network, 2 + 3 + 1), (blind._network, 2)):
-        shapes = jax.eval_shape(network.init, jax.random.key(0))
-        assert shapes["shared"].layers[-1][0].weight.shape[0] == inputs
+    for network, inputs in ((agent._network, 8 + 3 + 1), (blind._network, 8)):
+        trunk = jax.eval_shape(network.init, jax.random.key(0))["shared"]
+        assert trunk.layers[-1][0].weight.shape == (2, 8)  # they go past the torso
+        assert trunk.cell.weight_ih.shape[1] == inputs
 
 
 def _add_axis(tree):

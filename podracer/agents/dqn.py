@@ -10,9 +10,8 @@ Differences from the papers: Adam instead of Mnih's RMSProp; the norm of the mea
 clipped at 10, as by Wang et al. and in DQN Zoo's Rainbow, besides Mnih's clipping of TD errors (the
 Huber loss). Each environment and timestep acts with noise of its own, an update has one noise for
 each of its three passes, evaluations have none. Priorities of C51 are cross-entropies, as in DQN
-Zoo, not KL divergences.
-Defaults are those of small tasks; the recipes `atari_dqn` and `atari_rainbow` have the papers'
-sizes.
+Zoo, not KL divergences. Defaults are those of small tasks; the recipes `atari_dqn` and
+`atari_rainbow` have the papers' sizes.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ Learning". As in Acme's R2D2 the loss is summed over a sequence's timesteps and 
 sequences, and the last reward goes through tanh before the network sees it.
 
 Differences from the paper: sequences cross the ends of episodes, where memory and last action are
-reset; they start once in a rollout instead of at every 40th timestep; all inputs of the memory pass
-through the network's fully connected layers first; defaults are those of small tasks (the paper: a
-burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500 updates).
+reset; they start once in a rollout instead of at every 40th timestep; defaults are those of small
+tasks (the paper: a burn-in of 40, an unroll of 80, learning rate 1e-4, target network every 2,500
+updates).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer
-from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import LAST_STEP, MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
@@ -81,7 +81,7 @@ class R2D2:
     rescale_values: bool = static(default=True)
     """Learn values on the scale h of `ops/transforms.py`, for rewards that are not clipped."""
     action_reward_inputs: bool = static(default=True)
-    """Whether the network also sees the last action, one-hot, and the last reward."""
+    """Whether last action, one-hot, and last reward are inputs of the recurrent layer too."""
     replay: Replay = static(
         default=Replay(
             batch_size=64, prioritized=True, priority_exponent=0.9, importance_exponent=0.6
@@ -192,11 +192,11 @@ class R2D2:
             is_within = ~timesteps.first  # otherwise action and reward are of another episode
             num_actions = value_based.require_discrete(self.spec).num_actions
             one_hot = jax.nn.one_hot(last_actions, num_actions)
-            observation = {
-                "observation": observation,
-                "last_action": jnp.where(is_within[..., None], one_hot, 0.0),
-                "last_reward": jnp.where(is_within, jnp.tanh(timesteps.reward), 0.0),
+            last_step = {
+                "action": jnp.where(is_within[..., None], one_hot, 0.0),
+                "reward": jnp.where(is_within, jnp.tanh(timesteps.reward), 0.0),
             }
+            observation = {"observation": observation, LAST_STEP: last_step}
         heads, memory = self._network.apply(params, memory, observation, timesteps.first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
         return actor_critic.mask_logits(timesteps.observation, values), memory
@@ -205,11 +205,9 @@ class R2D2:
     def _network(self) -> Network:
         spec = actor_critic.require_spec(self.spec)
         if self.action_reward_inputs:
-            observation = {
-                "observation": spec.observation,
-                "last_action": ArraySpec((value_based.require_discrete(spec).num_actions,)),
-                "last_reward": ArraySpec(()),
-            }
+            num_actions = value_based.require_discrete(spec).num_actions
+            last_step = {"action": ArraySpec((num_actions,)), "reward": ArraySpec(())}
+            observation = {"observation": spec.observation, LAST_STEP: last_step}
             spec = dataclasses.replace(spec, observation=observation)
         return value_based.build_q_network(self.network, spec, 1, dueling=True)
 

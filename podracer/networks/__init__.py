@@ -1,5 +1,6 @@
 """Networks: pairs of pure functions, and the built-in torsos, recurrent layers and heads."""
 
+from podracer.networks.network import LAST_STEP as LAST_STEP
 from podracer.networks.network import Head as Head
 from podracer.networks.network import Network as Network
 from podracer.networks.network import NetworkBuilder as NetworkBuilder

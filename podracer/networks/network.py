@@ -16,6 +16,9 @@ import jax.numpy as jnp
 
 from podracer.types import Carry, Params, PyTree
 
+LAST_STEP = "last_step"
+"""Key, in an observation that is a dictionary, of what an agent adds about the step before."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Network:

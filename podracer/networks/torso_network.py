@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.networks.layers import Linear, NoisyLinear, relu
-from podracer.networks.network import Head, Network
+from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
 
@@ -27,7 +27,8 @@ MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of w
 class TorsoNetwork:
     """Torso, optionally a recurrent layer behind it, and linear heads.
 
-    An observation that is the index of a state becomes a one-hot vector.
+    An observation that is the index of a state becomes a one-hot vector. Its part `LAST_STEP` goes
+    past the torso.
     """
 
     torso: Torso = dataclasses.field(default=MLP())
@@ -121,6 +122,14 @@ def _one_hot(spec: ArraySpec, x: jax.Array) -> jax.Array:
     return jax.nn.one_hot(x, spec.num_values) if spec.num_values else x
 
 
+def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the parts of an observation, or of its spec, that the torso sees and does not see."""
+    if not (isinstance(observation, dict) and LAST_STEP in observation):
+        return observation, ()
+    seen = {name: part for name, part in observation.items() if name != LAST_STEP}
+    return seen, observation[LAST_STEP]
+
+
 def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
     """Return an LSTM cell that begins by remembering: forget-gate biases of 1, as in haiku.
 
@@ -171,7 +180,9 @@ class _Trunk(eqx.Module):
     ):
         torso_key, cell_key, head_key = jax.random.split(key, 3)
         self.config = config
+        observation, last_step = _split_last_step(observation)
         self.layers, size = make_torso(config.torso, observation, torso_key)
+        size += sum(math.prod(x.shape) for x in jax.tree.leaves(last_step))
         self.cell = None
         if config.memory != "none":
             cell = _lstm_cell if config.memory == "lstm" else eqx.nn.GRUCell
@@ -196,7 +207,11 @@ class _Trunk(eqx.Module):
     ) -> tuple[dict[str, jax.Array], Carry]:
         T, B = first.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
+        flat, last_step = _split_last_step(flat)
         features = apply_torso(self.config.torso, self.layers, flat)
+        if last_step:
+            parts = [x.reshape(T * B, -1) for x in jax.tree.leaves(last_step)]
+            features = jnp.concatenate([features, *parts], axis=-1)
         if self.cell is not None:
             features = features.reshape(T, B, -1)
             carry, features = jax.lax.scan(

@@ -182,10 +182,15 @@ def learn_with_target_network(
             agent._optimizer, state.params, state.optimizer_state, grads, learning_rate
         )
         updates = state.updates + 1
-        target_params = optax.periodic_update(
-            params, state.target_params, updates, agent.target_update_period
+        state = dataclasses.replace(
+            state,
+            params=params,
+            target_params=optax.periodic_update(
+                params, state.target_params, updates, agent.target_update_period
+            ),
+            optimizer_state=optimizer_state,
+            updates=updates,
         )
-        state = TargetNetworkState(state.frames, params, target_params, optimizer_state, updates)
         return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, priorities
 
     return learn_from_replay(agent._buffer, update, state, trajectory, key, axis, carry)
