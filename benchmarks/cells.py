@@ -140,7 +140,7 @@ CELLS: tuple[Cell, ...] = (
     Cell(MEMORY, "umbrella-20", "ppo", f"cartpole_ppo {_UMBRELLA}", 10, 2),
     Cell(MEMORY, "umbrella-20", "dqn", f"cartpole_dqn {_UMBRELLA}", 10, 3),
     *(cell for robot in ROBOTS for cell in _mujoco(robot)),
-    Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10),
+    Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",)),
     Cell("Atari", "pong", "ppo", "pong_ppo", 1, 60),
 )
 
@@ -223,6 +223,11 @@ _ZOO_PPO = {
     "Ant": {},
 }  # fmt: skip
 
+# FinRL's tutorials: 2048 steps a rollout, here of eight environments.
+_FINRL_PPO = {
+    "n_envs": 8, "n_steps": 256, "batch_size": 128, "learning_rate": 0.00025, "ent_coef": 0.01,
+}  # fmt: skip
+
 REFERENCES: tuple[Reference, ...] = (
     *(
         Reference(f"minatar-{game.lower()}", library, agent, settings, cpu_minutes)
@@ -251,6 +256,7 @@ REFERENCES: tuple[Reference, ...] = (
             ("sbx", "td3", _ZOO_TD3, 200),
         )
     ),
+    Reference("trading", "sb3", "ppo", _FINRL_PPO, 60),
 )
 
 

@@ -1,14 +1,17 @@
 """Runs of stable-baselines3 (tested with 2.9.2) and sbx (0.28.0) for `references.py`.
 
-Environments are Gymnasium's, one at a time, as their users have them. The run is saved at each
-evaluation, with its replay, and continues from there; torch has one thread.
+Environments are Gymnasium's, one after another in Python as their users have them, or podracer's.
+The run is saved at each evaluation, with its replay, and continues from there; torch has one
+thread.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import pickle
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,22 +21,30 @@ import numpy as np
 import torch
 from reference_common import Report, distinct_episodes, parse
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 
-def environment(name: str, seed: int, normalize: bool) -> Any:
-    """Return one environment of Gymnasium, with normalization if it is asked for."""
-    env = DummyVecEnv([lambda: Monitor(gymnasium.make(name.removeprefix("gymnasium:")))])
-    env.seed(seed)
-    return VecNormalize(env) if normalize else env
+def environment(options: Any, seed: int, *, evaluation: bool = False) -> Any:
+    """Return a batch of environments, normalized if the settings say so."""
+    name, settings = options.environment, options.settings
+    num_envs = 1 if evaluation else settings.get("n_envs", 1)
+    if name.startswith("gymnasium:"):
+        make = functools.partial(gymnasium.make, name.removeprefix("gymnasium:"))
+        env = VecMonitor(DummyVecEnv([make] * num_envs))
+        env.seed(seed)
+    else:
+        from reference_vecenv import DeviceVecEnv
+
+        env = VecMonitor(DeviceVecEnv(name, num_envs, seed, evaluation=evaluation))
+    return VecNormalize(env) if settings.get("normalize", False) else env
 
 
 def create(options: Any, env: Any, seed: int) -> Any:
     """Return a new agent."""
     module = {"sb3": "stable_baselines3", "sbx": "sbx"}[options.library]
-    settings = {name: value for name, value in options.settings.items() if name != "normalize"}
+    own = ("normalize", "n_envs")
+    settings = {name: value for name, value in options.settings.items() if name not in own}
     if "action_noise_std" in settings:
         size = env.action_space.shape[0]
         std = settings.pop("action_noise_std") * np.ones(size)
@@ -48,7 +59,7 @@ def create(options: Any, env: Any, seed: int) -> Any:
 def evaluate(agent: Any, options: Any, seed: int) -> tuple[list[float], list[int]]:
     """Return returns and lengths of whole episodes, without normalized rewards."""
     normalizer = agent.get_vec_normalize_env()
-    env = environment(options.environment, seed, normalizer is not None)
+    env = environment(options, seed, evaluation=True)
     if normalizer is not None:
         env.obs_rms, env.training, env.norm_reward = normalizer.obs_rms, False, False
     greedy = options.policy == "greedy"
@@ -61,7 +72,7 @@ def evaluate(agent: Any, options: Any, seed: int) -> tuple[list[float], list[int
 
 def train(options: Any, seed: int, folder: Path) -> dict[str, Any]:
     """Train one seed from its beginning or its last save; return its record."""
-    env = environment(options.environment, seed, options.settings.get("normalize", False))
+    env = environment(options, seed)
     agent = create(options, env, seed)
     state: dict[str, Any] = {"curve": [], "seconds": 0.0, "cpu_seconds": 0.0, "distinct": None}
     if (folder / "state.json").exists():
@@ -88,8 +99,6 @@ def train(options: Any, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def print_progress(seed: int, point: tuple[int, float]) -> None:
-    import sys
-
     print(f"seed {seed}: {point[0]:,} frames, return {point[1]:.1f}", file=sys.stderr, flush=True)
 
 

@@ -9,13 +9,14 @@ repository, with the settings that its authors publish. Each seed that is finish
 
 Tested installs: rejax 0.1.3 with gymnax 1.0.1, six and JAX 0.10.2; for purejaxrl the same with
 flashbax, and `--repository purejaxrl=CHECKOUT`; stable-baselines3 2.9.2 and sbx-rl 0.28.0 with
-gymnasium[mujoco] 1.3.0 and torch 2.13.0.
+gymnasium[mujoco] 1.3.0 and torch 2.13.0, and for podracer's own environments its dependencies.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import threading
 import time
@@ -77,7 +78,9 @@ def measure(reference: Reference, options: argparse.Namespace, deadline: float) 
 
 def lines_of(command: Sequence[str], deadline: float) -> Iterator[dict[str, Any]]:
     """Yield the JSON lines of a process, which is ended at the deadline."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    path = os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}  # some take podracer's environments
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.terminate)
     timer.daemon = True
     timer.start()
