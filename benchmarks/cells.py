@@ -80,12 +80,13 @@ STICKY = "MinAtar with sticky actions, 10 M frames"  # of pgx
 CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
 EVALUATION = "--evaluations 20 --evaluation-episodes 128"
 ANNEALED = "--learning-rate 5e-3:0:1e7"
+SAVE_RARELY = "--save-seconds 600"  # a replay is large
 
 
 def _minatar(game: str) -> list[Cell]:
     task = f"minatar-{game.lower()}"
     flags = f"--environment gymnax:{game}-MinAtar {EVALUATION}"
-    long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000"
+    long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000 {SAVE_RARELY}"
     peers = ("rejax/ppo", "purejaxrl/ppo")
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers),
@@ -100,7 +101,8 @@ def _sticky(game: str) -> str:
 
 
 def _mujoco(robot: str) -> list[Cell]:
-    task, flags = robot.lower(), f"--environment gymnasium:{robot}-v5 --frames 1000000"
+    task = robot.lower()
+    flags = f"--environment gymnasium:{robot}-v5 --frames 1000000 {SAVE_RARELY}"
     return [
         Cell(MUJOCO, task, "sac", f"halfcheetah_sac {flags}", 3, 190, ("sb3/sac", "sbx/sac")),
         Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {flags}", 3, 145, ("sb3/td3", "sbx/td3")),
@@ -289,10 +291,10 @@ def digest(settings: Any) -> str:
 
 
 def configuration_of(experiment: Experiment) -> str:
-    """Return the digest of an experiment, of all but its seeds and what does not change results."""
-    return digest(
-        to_json(dataclasses.replace(experiment, seed=0, pods=(), devices=0, max_seconds=None))
-    )
+    """Return the digest of an experiment: of all that its results depend on but the seeds."""
+    neutral = {"seed": 0, "pods": (), "devices": 0, "max_seconds": None}
+    neutral |= {"save_seconds": 0.0, "stall_seconds": 1.0}
+    return digest(to_json(dataclasses.replace(experiment, **neutral)))
 
 
 def seeds_of(cell: Cell) -> list[int]:
