@@ -2,9 +2,10 @@
 
 Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its losses; Danihelka et al.
 2022, "Policy improvement by planning with Gumbel", for the search, by mctx. Different from MuZero's
-paper: hidden states are vectors, and the dynamics are residual fully connected layers; no
-reanalysis; Adam with decoupled weight decay, not momentum with an L2 loss; a priority is the newest
-error of the network's value, not that of the first search.
+paper: hidden states are vectors, and the dynamics are residual fully connected layers; targets
+bootstrap from a target network by default; no reanalysis; Adam with decoupled weight decay, not
+momentum with an L2 loss; a priority is the newest error of the network's value, not that of the
+first search, and its exponents are 0.6 and 0.4, not 1.
 """
 
 from __future__ import annotations
