@@ -112,7 +112,7 @@ def test_hyperparameters_of_a_schedule():
     agent = A2C(learning_rate=DECAY)
     names = {name for name in hyperparameters(agent) if name.startswith("learning_rate")}
     assert names == {f"learning_rate.{part}" for part in ("start", "end", "frames")}
-    changed = with_hyperparameters(agent, {"learning_rate.start": 1e-3})
+    changed = with_hyperparameters(agent, {"learning_rate": 1e-3})
     assert changed.learning_rate == dataclasses.replace(DECAY, start=1e-3)
 
 

@@ -71,9 +71,9 @@ def with_hyperparameters(agent: Any, values: Mapping[str, float]) -> Any:
 
 
 def hyperparameters(agent: Any) -> dict[str, float]:
-    """Return the float leaves of an agent by name."""
+    """Return the float leaves of an agent by name; a schedule's start has the schedule's name."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".start"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(agent)
     }
 
