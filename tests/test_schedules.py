@@ -111,7 +111,7 @@ def test_hyperparameters_of_a_schedule():
     assert hyperparameters(A2C())["learning_rate"] == 7e-4
     agent = A2C(learning_rate=DECAY)
     names = {name for name in hyperparameters(agent) if name.startswith("learning_rate")}
-    assert names == {f"learning_rate.{part}" for part in ("start", "end", "frames")}
+    assert names == {"learning_rate", "learning_rate.end", "learning_rate.frames"}
     changed = with_hyperparameters(agent, {"learning_rate": 1e-3})
     assert changed.learning_rate == dataclasses.replace(DECAY, start=1e-3)
 
