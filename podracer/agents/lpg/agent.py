@@ -21,7 +21,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podracer import schedules
 from podracer.agents.common import actor_critic, value_based
+from podracer.agents.common.optimizers import take_step
 from podracer.agents.lpg.figures import draw_targets
 from podracer.agents.lpg.lifetimes import lifetime_experience, num_lifetimes, task_groups
 from podracer.agents.lpg.objective import MetaObjective
@@ -39,6 +41,7 @@ from podracer.environment import TaskGroups
 from podracer.mesh import global_mean
 from podracer.networks import Head, NetworkBuilder, Table
 from podracer.ops.distributions import Categorical
+from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     ConfigError,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
 class LPG:
     """Learned Policy Gradient: discovers an update rule for students with discrete actions."""
 
-    learning_rate: float = bounded(1e-4)
+    learning_rate: Schedule = bounded(1e-4)
     """Learning rate of the update rule (Adam)."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma, in [0, 1]."""
@@ -111,7 +114,9 @@ class LPG:
         students, critics = self._students.init(keys)
         names = ("loss", "gradient_norm", *self._reward_names)
         metrics = {name: jnp.float32(0) for name in names}
-        shared = RuleState(rule, self._rule_optimizer.init(rule), jnp.int32(0), metrics)
+        optimizer_state = self._rule_optimizer.init(rule)
+        frames = schedules.init_frames()
+        shared = RuleState(rule, optimizer_state, frames, jnp.int32(0), metrics)
         local = LifetimeStates(
             students,
             critics,
@@ -175,7 +180,9 @@ class LPG:
             is_whole=jnp.where(is_full, ~is_new, is_whole),
         )
         metrics = {**shared.metrics, **{name: jnp.mean(x) for name, x in regularizers.items()}}
-        return LearnerState(dataclasses.replace(shared, num_rollouts=index + 1), local), metrics
+        frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
+        shared = dataclasses.replace(shared, num_rollouts=index + 1, frames=frames)
+        return LearnerState(shared, local), metrics
 
     def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
         return encode_rule(self.rule, state.shared.rule, about)
@@ -187,13 +194,17 @@ class LPG:
         """One step of the rule on the meta-gradient of all lifetimes."""
         gradients = self._objective.grad_in_groups(shared.rule, batch, self.lifetime_groups)
         grads, loss, rewards = global_mean(gradients, axis)
-        updates, optimizer_state = self._rule_optimizer.update(grads, shared.optimizer_state)
+        rate = schedules.value_at(self.learning_rate, shared.frames)
+        rule, optimizer_state = take_step(
+            self._rule_optimizer, shared.rule, shared.optimizer_state, grads, rate
+        )
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
         for name, total, count in zip(self._reward_names, *rewards, strict=True):
             mean = total / jnp.maximum(count, 1e-8)
             metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])
-        rule = optax.apply_updates(shared.rule, updates)
-        return RuleState(rule, optimizer_state, shared.num_rollouts, metrics)
+        return dataclasses.replace(
+            shared, rule=rule, optimizer_state=optimizer_state, metrics=metrics
+        )
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -243,6 +254,4 @@ class LPG:
 
     @property
     def _rule_optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm), optax.adam(self.learning_rate)
-        )
+        return optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), optax.scale_by_adam())

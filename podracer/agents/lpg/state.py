@@ -19,6 +19,7 @@ class RuleState:
 
     rule: Params  # `RuleParams`
     optimizer_state: optax.OptState
+    frames: jax.Array  # uint32 [], of all lifetimes, see `schedules`
     num_rollouts: jax.Array  # i32, rollouts in the window, at most K
     metrics: Metrics  # of the last update of the rule
 
