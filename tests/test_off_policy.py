@@ -316,14 +316,20 @@ def test_the_policy_follows_the_updated_critics(name):
     agent, env = agent_and_env(name, random_frames=0)
     state, trajectory = begin(agent, env)
     shared, buffer = state.shared, continuous.make_buffer(agent)
-    sample = buffer.sample(buffer.add(state.local, trajectory.steps), jax.random.key(4), 32)
-    transition = continuous.normalized_transition(
-        sample, agent.discount, env.spec.action, shared.obs_moments
-    )
+
+    @jax.jit
+    def draw(replay):
+        sample = buffer.sample(buffer.add(replay, trajectory.steps), jax.random.key(4), 32)
+        return continuous.normalized_transition(
+            sample, agent.discount, env.spec.action, shared.obs_moments
+        )
+
+    transition = draw(state.local)
     key = jax.random.key(5)
     new, _, _ = jax.jit(agent._update, static_argnums=3)(shared, transition, key, None)
     actor_key = jax.random.split(key)[1] if name == "sac" else key
 
+    @jax.jit
     def gradient(critics):
         params = shared.params._replace(critics=critics)
         at = dataclasses.replace(shared, params=params)
@@ -353,6 +359,17 @@ def test_only_the_first_frames_are_random(name, random_frames):
     assert int(shared.frames) == 8 * B
     learned = dataclasses.replace(shared, frames=jnp.uint32(10**6))
     np.testing.assert_array_equal(act(shared), act(learned))
+
+
+def test_sac_stops_where_its_learning_rate_ends():
+    """After the frames of one rollout, temperature included."""
+    agent, env = agent_and_env("sac", learning_rate=Linear(1e-3, 0.0, frames=8 * B))
+    state, trajectory = begin(agent, env)
+    once, _ = learn(agent, state, trajectory)
+    twice, _ = learn(agent, once, trajectory)
+    before, after, later = (jax.tree.leaves(x.shared.params) for x in (state, once, twice))
+    assert not any(map(np.array_equal, before, after))
+    assert all(map(np.array_equal, after, later))
 
 
 def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():

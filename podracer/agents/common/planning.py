@@ -38,9 +38,8 @@ def gumbel_search(
     that the observation's action mask excludes are never chosen. Without `explore` the search
     adds no Gumbel noise.
 
-    A node rescales the values of its actions to [0, 1], or less where their range is below
-    `min_value_range`. With mctx's 1e-8 differences between the values of an untrained network count
-    as much as those between a win and a loss, and the policy is fitted to noise.
+    A node rescales the values of its actions to [0, 1], from a range of at least `min_value_range`:
+    with mctx's 1e-8 even the smallest differences are stretched to it.
     """
     policy_output = mctx.gumbel_muzero_policy(
         params,
