@@ -46,10 +46,11 @@ is written by `python benchmarks/results_suite.py --page` from the scores in
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of those seeds
   that ran while the machine was quiet (load at most the number of processors and a half). Seeds of
   podracer train as one program under Anakin, and one after another under Sebulba.
-- References have the settings that their authors publish, which
-  [`cells.py`](../benchmarks/cells.py) holds with their sources, and environment, frames and
-  evaluation of the cell. Seeds begin at 100; recipes were tuned with others. PureJaxRL's scripts
-  keep their last policy only: their curves are of training episodes and end with an evaluation.
+- References have the settings that their authors publish, or where there are none those that did
+  best here; [`cells.py`](../benchmarks/cells.py) has them with their sources. Environment, frames
+  and evaluation are those of the cell. Seeds begin at 100; recipes were tuned with others.
+  PureJaxRL's scripts keep their last policy only: their curves are of training episodes and end
+  with an evaluation.
 """
 
 
