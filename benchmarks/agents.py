@@ -48,7 +48,7 @@ CARTPOLE = {
     "STACX": Stacx(network=NETWORK),
     "PPO": PPO(network=NETWORK),
     "DQN": DQN(network=NETWORK, replay=REPLAY),
-    "Rainbow": rainbow(network=NETWORK, replay=PRIORITIZED),
+    "Rainbow": rainbow(network=TorsoNetwork(MLP((64,))), stream_hidden=(64,), replay=PRIORITIZED),
     "R2D2": R2D2(replay=dataclasses.replace(PRIORITIZED, batch_size=64), rollout_length=T),
     "MuZero": MuZero(replay=PRIORITIZED),
 }
