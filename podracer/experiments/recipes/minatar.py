@@ -69,13 +69,15 @@ def breakout_rainbow() -> Experiment:
     """Rainbow on MinAtar Breakout (needs gymnax).
 
     The game is deterministic after one of two openings, so epsilon-greedy actions explore besides
-    the noise: on seed 0 the return while training was 14.0 after 1 M frames, without them 10.3.
+    the noise, which begins as in DQN Zoo. Mean of the last five of 20 evaluations: 17.7 and 21.6
+    (seeds 0, 1); 12.5 and 17.0 with the paper's noise, 9.5 (seed 0) with that and no epsilon.
     """
     return dataclasses.replace(
         breakout_dqn(),
         agent=rainbow(
             learning_rate=5e-4,
             epsilon=Linear(1.0, 0.02, frames=250_000),
+            noise_scale=0.1,
             target_update_period=250,
             value=Atoms(0.0, 25.0, 51),
             replay=Replay(
