@@ -3,6 +3,7 @@
 A contender is `task/library/agent`. A score is the mean return of the last evaluation; `curve` has
 the mean returns of all evaluations as pairs `[frames, return]`. Seconds are a seed's share of the
 whole process, with its start and compilation. `configuration` is a digest of the settings.
+`distinct_episodes` differ in return, length or actions, those of other libraries in the first two.
 """
 
 from __future__ import annotations
