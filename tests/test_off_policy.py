@@ -82,8 +82,7 @@ AGENTS = {
 }
 CONTINUOUS = ("ddpg", "td3", "sac")
 SOME = [
-    pytest.param(name, marks=() if name in ("dqn", "r2d2", "sac") else pytest.mark.slow)
-    for name in AGENTS
+    pytest.param(name, marks=() if name in ("r2d2", "sac") else pytest.mark.slow) for name in AGENTS
 ]
 
 
