@@ -155,9 +155,7 @@ class DDPG:
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
         next_value = jnp.min(q_values(state.target_params.critics, next_obs, next_action), axis=0)
         target = transition.n_step_return + transition.bootstrap_discount * next_value
-        q = q_values(critics, transition.timestep.observation, transition.action)
-        loss, priorities = continuous.critic_loss(q, target, transition)
-        return loss, ({"loss": loss, "q": jnp.mean(q)}, priorities)
+        return continuous.critic_loss(self, critics, target, transition)
 
     def _actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, key: jax.Array

@@ -147,9 +147,7 @@ class SAC:
         min_next_q = jnp.min(q_values(state.target_params, next_obs, next_action), axis=0)
         soft_value = min_next_q - jnp.exp(actor.log_temperature) * next_log_prob
         target = transition.n_step_return + transition.bootstrap_discount * soft_value
-        q = q_values(critics, transition.timestep.observation, transition.action)
-        loss, priorities = continuous.critic_loss(q, target, transition)
-        return loss, ({"loss": loss, "q": jnp.mean(q)}, priorities)
+        return continuous.critic_loss(self, critics, target, transition)
 
     def _actor_loss(
         self, actor: Actor, state: SACState, transition: Transition, key: jax.Array

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from podracer import schedules
 from podracer.agent import Agent, FusedAgent
 from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
@@ -41,7 +42,6 @@ from podracer.mesh import (
     check_divisible,
     check_program_memory,
     global_grad,
-    num_shards,
     shardings,
 )
 from podracer.rollout import (
@@ -226,7 +226,7 @@ def _rollout_and_learn(
         return value, (actor, trajectory, metrics)
 
     grads, (actor, trajectory, metrics) = global_grad(loss, params, axis=axis)
-    num_frames = trajectory.steps.timestep.reward.size * num_shards(axis)
+    num_frames = schedules.frames_of(trajectory, axis)
     learner, gradient_metrics = agent.apply_gradients(state.learner, grads, num_frames)
     return learner, actor, trajectory, {**metrics, **gradient_metrics}
 

@@ -164,17 +164,20 @@ def make_buffer(agent: Agent) -> Buffer:
 
 
 def critic_loss(
-    q: jax.Array, target: jax.Array, transition: Transition
-) -> tuple[jax.Array, jax.Array]:
-    """Return the squared error of values `[critics, N]`, and priorities `[N]`.
+    agent: Agent, critics: tuple[Params, ...], target: jax.Array, transition: Transition
+) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    """Return the squared error of the critics' values with targets `[N]`, metrics and priorities.
 
-    The loss is the sum over critics and the mean over samples with importance weights.
+    The loss is the sum over critics and the mean over samples with importance weights; priorities
+    are `[N]`.
     """
+    q = agent._networks.q_values(critics, transition.timestep.observation, transition.action)
     error = target[None] - q
     squared_error = jnp.sum(0.5 * error**2, axis=0)
     loss = jnp.mean(transition.mask * transition.weight * squared_error)
     priorities = transition.mask * jnp.mean(jnp.abs(error), axis=0)
-    return loss, jax.lax.stop_gradient(priorities)
+    metrics = {"loss": loss, "q": jnp.mean(q)}
+    return loss, (metrics, jax.lax.stop_gradient(priorities))
 
 
 def init_optimizers(agent: Agent, params: Parts) -> Parts:

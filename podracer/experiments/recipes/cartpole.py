@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
@@ -21,7 +22,14 @@ from podracer.replay import Replay
 from podracer.schedules import Linear
 
 # Settings of both actor-critics with V-trace, so that they can be compared.
-NETWORK = TorsoNetwork(MLP((64, 64), "tanh"))
+V_TRACE: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "discount": 0.97,
+    "trace_lambda": 0.95,
+    "optimizer": Optimizer(),
+    "max_gradient_norm": 40.0,
+    "network": TorsoNetwork(MLP((64, 64), "tanh")),
+}
 
 
 @recipe
@@ -43,14 +51,7 @@ def cartpole_impala() -> Experiment:
     """IMPALA on CartPole, with Adam instead of RMSProp."""
     return Experiment(
         environment="cartpole",
-        agent=Impala(
-            learning_rate=2e-3,
-            discount=0.97,
-            trace_lambda=0.95,
-            optimizer=Optimizer(),
-            max_gradient_norm=40.0,
-            network=NETWORK,
-        ),
+        agent=Impala(**V_TRACE),
         driver=AnakinConfig(num_envs=32, rollout_length=32, updates_per_chunk=10),
         frames=1_536_000,
         evaluation_episodes=128,
@@ -63,14 +64,7 @@ def cartpole_stacx() -> Experiment:
     """STACX on CartPole: `cartpole_impala` that tunes itself."""
     return dataclasses.replace(
         cartpole_impala(),
-        agent=Stacx(
-            learning_rate=2e-3,
-            discount=0.97,
-            trace_lambda=0.95,
-            optimizer=Optimizer(),
-            max_gradient_norm=40.0,
-            network=NETWORK,
-        ),
+        agent=Stacx(**V_TRACE),
     )
 
 
