@@ -70,13 +70,16 @@ def run_podracer(arguments: Sequence[str], run: Path, deadline: float) -> int:
             cwd=records.ROOT, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            code = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.terminate()
+            pass
+        finally:  # at the deadline and at Ctrl-C: what was spent is written down either way
+            if process.poll() is None:
+                process.terminate()
             code = process.wait()
-    cpu_seconds = _cpu_seconds_of_children() - cpu_start
-    with run.with_name(run.name + ".spent").open("a") as file:
-        print(time.monotonic() - start, cpu_seconds, file=file)
+            cpu_seconds = _cpu_seconds_of_children() - cpu_start
+            with run.with_name(run.name + ".spent").open("a") as file:
+                print(time.monotonic() - start, cpu_seconds, file=file)
     return code
 
 
@@ -157,8 +160,16 @@ def show(selection: Sequence[Cell], out: Path) -> None:
 
 
 def select(items: Sequence[Any], parts: Sequence[str]) -> list[Any]:
-    """Return what has one of the parts in its name; everything where no part is given."""
-    selection = [item for item in items if not parts or any(part in item.name for part in parts)]
+    """Return what bears one of the names, or has one of the parts in its name; everything where
+    none is given."""
+    names = {item.name for item in items}
+
+    def is_meant(part: str, name: str) -> bool:
+        return part == name if part in names else part in name
+
+    selection = [
+        item for item in items if not parts or any(is_meant(part, item.name) for part in parts)
+    ]
     if not selection:
         raise SystemExit(f"nothing is named like {' or '.join(parts)}: see --list")
     return selection
@@ -166,7 +177,7 @@ def select(items: Sequence[Any], parts: Sequence[str]) -> list[Any]:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that this script and `references.py` share."""
-    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of names")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="names or parts of them")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds in all")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=records.SUITE, help="file of the scores")
