@@ -177,7 +177,9 @@ def select(items: Sequence[Any], parts: Sequence[str]) -> list[Any]:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that this script and `references.py` share."""
-    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="names or parts of them")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="PART", help="names or parts of them"
+    )
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds in all")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where runs are kept")
     parser.add_argument("--out", type=Path, default=records.SUITE, help="file of the scores")
