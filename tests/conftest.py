@@ -13,6 +13,8 @@ from pathlib import Path
 import jax
 import pytest
 
+pytest_plugins = ["fault_matrix", "pytester"]
+
 CACHE = Path(tempfile.gettempdir()) / f"podracer-test-cache-{os.getuid()}"
 
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

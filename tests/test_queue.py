@@ -376,10 +376,10 @@ def explore(component, at, preemptions, monkeypatch):
     return all_schedules(attempt, preemptions), outcomes
 
 
+@pytest.mark.figure(22)
 @pytest.mark.parametrize("preemptions", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_no_order_of_events_hangs(preemptions, monkeypatch, capsys):
+def test_no_order_of_events_hangs(preemptions, monkeypatch, cases):
     """The first fault comes out, or none where the run had ended before it."""
-    total = 0
     for component, at in PLACES:
         count, outcomes = explore(component, at, preemptions, monkeypatch)
         if component.startswith("stop") or component.endswith("end"):
@@ -388,9 +388,8 @@ def test_no_order_of_events_hangs(preemptions, monkeypatch, capsys):
             assert outcomes == {Injected}
         else:
             assert Injected in outcomes
-        total += count
-    with capsys.disabled():
-        print(f"\n{total} orders of events at {len(PLACES)} faults and stops, 0 deadlocks")
+        cases.add(count, count)
+    cases.note(f"{len(PLACES)} places")
 
 
 def test_the_exploration_finds_a_wake_up_that_was_forgotten(monkeypatch):

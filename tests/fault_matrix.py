@@ -1,0 +1,223 @@
+"""The fault matrix: which faults the tests put podracer through, and how many came out right.
+
+A test belongs to a figure by its mark, and is one case of it. One that goes through many cases
+counts them with the fixture `cases`:
+
+    @pytest.mark.figure(3)
+    def test_damage_is_found(cases):
+        for trial in cases(range(200)):
+            assert ...
+
+`pytest -m figure --fault-matrix FILE` prints the table and writes it as JSON. As a program, this
+file puts the table of such a FILE into docs/reliability.md.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+RECORD = ROOT / "docs" / "fault-matrix.json"
+BEGIN, END = "<!-- fault matrix -->\n", "<!-- end of the fault matrix -->\n"
+PACKAGES = ("jax", "jaxlib", "orbax-checkpoint", "numpy", "gymnasium", "ray")
+
+
+class Figure(NamedTuple):
+    fault: str
+    goal: str
+
+
+FIGURES = {
+    1: Figure("SIGKILL at random moments, then resume: bit-exact", "200/200, 80 during a save"),
+    2: Figure(
+        "killed at every file-system call of save, seal and collection", "all of 100 or more"
+    ),
+    3: Figure("damaged checkpoints: found, and the step before restored", "400/400"),
+    4: Figure("SIGTERM: nothing lost, exit code 75", "50/50"),
+    5: Figure("a fault in any thread of Sebulba: clean exit with its cause", "1000/1000"),
+    6: Figure("a component that hangs: named, with all stacks", "50/50"),
+    7: Figure("an environment's process killed: replaced, the others untouched", "100/100"),
+    8: Figure("kinds of bad data from environments: caught", "12/12"),
+    9: Figure("values that are not finite: caught in their update, never saved", "12/12"),
+    10: Figure("checkpoints of another schema or version: refused", "15/15"),
+    11: Figure("every step is counted once, over kills and replacements", "300/300"),
+    12: Figure("start and stop: no thread, process, file or memory left", "100/100"),
+    13: Figure("faults of pods and of the tournament's driver: nothing lost or doubled", "200/200"),
+    14: Figure("writers of the leaderboard killed: no acknowledged row lost", "400/400"),
+    15: Figure("entries scored again from their checkpoints: equal bits", "20/20"),
+    16: Figure("hostile files and names: nothing runs, nothing escapes", "100/100"),
+    17: Figure("sockets that listen beyond the loopback interface: none", "every command"),
+    18: Figure("files without pickle, eval and other code from data", "every file"),
+    19: Figure("a lost peer process: the others end within 12 s, resume is exact", "5/5"),
+    20: Figure("bad configurations: refused before any compile", "60/60"),
+    21: Figure("an environment ten times slower: named, the others go on", "85 % of throughput"),
+    22: Figure("orders of events between actors and learner: no deadlock", "every order"),
+    23: Figure("killed every 20 s for ten minutes: finished, bit-exact", "30 kills, goodput 60 %"),
+    24: Figure("sinks that fail: the run goes on", "2 % of throughput"),
+    25: Figure("guards whose removal a test notices", "9 of 10"),
+}
+
+
+# --- what a test reports --------------------------------------------------------------------------
+
+
+class Cases:
+    """Counts the cases that one test goes through."""
+
+    def __init__(self) -> None:
+        self.passed = self.total = 0
+        self.notes: list[str] = []
+
+    def __call__(self, items: Collection[Any]) -> Iterator[Any]:
+        """Yield the items; one has passed when the next is asked for."""
+        self.total += len(items)
+        for item in items:
+            yield item
+            self.passed += 1
+
+    def add(self, passed: int, total: int) -> None:
+        """Count cases that were not gone through one by one."""
+        self.passed += passed
+        self.total += total
+
+    def note(self, text: str) -> None:
+        """Show a measured quantity beside the count, "p99 5 ms"."""
+        self.notes.append(text)
+
+
+@pytest.fixture
+def cases(request: pytest.FixtureRequest) -> Iterator[Cases]:
+    counter = Cases()
+    yield counter
+    counts = [counter.passed, counter.total, counter.notes]
+    request.node.user_properties.append(("cases", counts))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "figure(number, ...): rows of the fault matrix")
+    path = config.getoption("--fault-matrix")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(Path(path), config.getoption("markexpr")))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-matrix", metavar="FILE", help="write the fault matrix as JSON")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        figures = [number for mark in item.iter_markers("figure") for number in mark.args]
+        if unknown := set(figures) - FIGURES.keys():
+            raise pytest.UsageError(f"{item.nodeid}: the fault matrix has no figure {unknown}")
+        item.user_properties.append(("figures", figures))
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Collects what tests report (from all processes of xdist) and writes the record."""
+
+    def __init__(self, path: Path, selection: str) -> None:
+        self.path = path
+        self.selection = selection
+        self.tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        properties = dict(report.user_properties)
+        if not properties.get("figures"):
+            return
+        new = {"failed": False, "skipped": False, "seconds": 0.0}
+        test = self.tests.setdefault(report.nodeid, new)
+        test["figures"] = properties["figures"]
+        test["failed"] |= report.failed
+        test["skipped"] |= report.skipped
+        test["seconds"] += report.duration
+        one_case = [int(not test["failed"]), 1, []]
+        test["cases"] = properties.get("cases", one_case)  # known once fixtures are torn down
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        rows = {str(number): self._row(number) for number in FIGURES}
+        record = {**provenance(), "selection": self.selection, "figures": rows}
+        self.path.write_text(json.dumps(record, indent=1) + "\n")
+        terminalreporter.write_line("\n" + table(record))
+
+    def _row(self, number: int) -> dict[str, Any]:
+        own = {name: test for name, test in self.tests.items() if number in test["figures"]}
+        tests = {name: test for name, test in own.items() if not test["skipped"]}
+        counts = [test["cases"] for test in tests.values()]
+        return {
+            "passed": sum(passed for passed, _, _ in counts),
+            "total": sum(total for _, total, _ in counts),
+            "notes": sorted({note for _, _, notes in counts for note in notes}),
+            "tests": len(tests),
+            "failed": sorted(name for name, test in tests.items() if test["failed"]),
+            "seconds": round(sum(test["seconds"] for test in tests.values()), 1),
+        }
+
+
+def provenance() -> dict[str, Any]:
+    """The machine, the versions and the commit that a record is about."""
+    processor = platform.processor() or platform.machine()
+    if (information := Path("/proc/cpuinfo")).exists():
+        lines = information.read_text().splitlines()
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        processor = next(names, processor)
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "commit": commit.stdout.strip() or "unknown",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": f"{processor}, {os.cpu_count()} cores, {platform.system()}",
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return the record as Markdown: one row for each figure, and where it was measured."""
+    versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items() if v)
+    lines = ["| | fault and promise | goal | measured |", "|---|---|---|---|"]
+    for number, row in record["figures"].items():
+        fault, goal = FIGURES[int(number)]
+        lines.append(f"| {number} | {fault} | {goal} | {_measured(row)} |")
+    about = f"Commit {record['commit']}, {record['date']}, {record['machine']}, {versions}, "
+    return "\n".join([*lines, "", f"{about}tests `{record['selection']}`."]) + "\n"
+
+
+def _measured(row: dict[str, Any]) -> str:
+    if not row["tests"]:
+        return "not run"
+    failed = [f"**{len(row['failed'])} failed**"] if row["failed"] else []
+    return ", ".join([f"{row['passed']}/{row['total']}", *row["notes"], *failed])
+
+
+def with_table(page: str, record: dict[str, Any]) -> str:
+    """Return the page with this record's table in the place of the one that it has."""
+    head, _, rest = page.partition(BEGIN)
+    return head + BEGIN + table(record) + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    record = json.loads(Path(sys.argv[1]).read_text())
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), record))

@@ -1,0 +1,55 @@
+"""The fault matrix counts what tests did, and the page shows the record."""
+
+import json
+
+import fault_matrix
+import pytest
+
+TESTS = """
+    import pytest
+
+    @pytest.mark.figure(1)
+    def test_one_case():
+        pass
+
+    @pytest.mark.figure(1, 3)
+    @pytest.mark.parametrize("worst", [3, 9])
+    def test_many_cases(worst, cases):
+        cases.note("p99 5 ms")
+        for number in cases(range(5)):
+            assert number < worst
+
+    @pytest.mark.figure(2)
+    def test_a_failure_is_a_case():
+        assert False
+
+    @pytest.mark.figure(4)
+    def test_no_case_is_counted_where_a_test_is_left_out():
+        pytest.skip("needs something")
+
+    def test_of_no_figure(cases):
+        assert list(cases("ab")) == ["a", "b"]
+"""
+
+
+def test_cases_are_counted_also_of_tests_that_fail(pytester):
+    pytester.makepyfile(TESTS)
+    plugin = ("-p", "fault_matrix", "-p", "no:cacheprovider")
+    result = pytester.runpytest(*plugin, "-n", "0", "--fault-matrix", "matrix.json")
+    result.assert_outcomes(passed=3, failed=2, skipped=1)
+    record = json.loads((pytester.path / "matrix.json").read_text())
+    counts = {n: (row["passed"], row["total"]) for n, row in record["figures"].items()}
+    assert counts["1"] == (1 + 3 + 5, 1 + 5 + 5)
+    assert counts["2"] == (0, 1)
+    assert counts["3"] == (3 + 5, 5 + 5)
+    assert record["figures"]["3"]["notes"] == ["p99 5 ms"]
+    lines = fault_matrix.table(record).splitlines()
+    assert lines[2].endswith("| 9/11, p99 5 ms, **1 failed** |")
+    assert lines[5].endswith("| not run |")
+    assert set(lines) <= set(result.outlines)
+
+
+def test_an_unknown_figure_is_refused(pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.figure(26)\ndef test(): pass")
+    result = pytester.runpytest("-p", "fault_matrix", "-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
