@@ -1,4 +1,4 @@
-"""Run directories: names stay under the root, one run at a time, whole files, told crashes."""
+"""Run directories: names stay under the root, one run at a time, whole files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from podracer.io import run_directory as rundir
-from podracer.io.run_directory import RunLock, run_directory, write_crash, write_json
+from podracer.io.run_directory import RunLock, run_directory, write_json
 from podracer.types import CheckpointError, ConfigError
 
 # --- names ----------------------------------------------------------------------------------------
@@ -197,86 +196,3 @@ def test_a_broken_seal_names_the_file(tmp_path: Path) -> None:
     (directory / "data").unlink()
     with pytest.raises(CheckpointError, match="'data' is missing"):
         rundir.verify_seal(directory)
-
-
-# --- crash.json -----------------------------------------------------------------------------------
-
-
-def crash(directory: Path, error: BaseException, **facts: object) -> dict:
-    write_crash(directory, error, **facts)
-    return json.loads((directory / "crash.json").read_text())
-
-
-def failure() -> ValueError:
-    try:
-        try:
-            raise KeyError("the cause")
-        except KeyError as error:
-            raise ValueError("the effect") from error
-    except ValueError as error:
-        return error
-
-
-def test_a_crash_tells_what_where_and_how_far(tmp_path: Path) -> None:
-    release = threading.Event()
-    thread = threading.Thread(target=release.wait, name="actor-3")
-    thread.start()
-    try:
-        facts = crash(
-            tmp_path,
-            failure(),
-            component="learner",
-            last_update=12,
-            last_checkpoint=10,
-            path=tmp_path,
-            shape=(1, 2),
-        )
-    finally:
-        release.set()
-        thread.join()
-    assert (facts["code"], facts["component"], facts["exception"]) == (70, "learner", "ValueError")
-    assert (facts["last_update"], facts["last_checkpoint"]) == (12, 10)
-    assert (facts["path"], facts["shape"]) == (str(tmp_path), [1, 2])
-    assert "the cause" in facts["traceback"]
-    assert "the effect" in facts["traceback"]
-    stacks = {name.split(" ")[0]: stack for name, stack in facts["threads"].items()}
-    assert "wait" in stacks["actor-3"]
-    assert "write_crash" in stacks["MainThread"]
-    assert facts["versions"]["jax"]
-
-
-@pytest.mark.parametrize(
-    ("error", "given_code", "code"),
-    [(ConfigError("no"), None, 78), (KeyboardInterrupt(), 130, 130), (OSError("x"), None, 70)],
-)
-def test_a_crash_carries_the_exit_code(tmp_path: Path, error, given_code, code: int) -> None:
-    assert crash(tmp_path, error, code=given_code)["code"] == code
-
-
-def test_no_secret_reaches_a_crash(tmp_path: Path, monkeypatch) -> None:
-    secrets = [f"s3cr3t{n}" * 2 for n in range(10)]
-    monkeypatch.setenv("WANDB_API_KEY", secrets[0])
-    monkeypatch.setenv("MY_PASSWORD", secrets[1] + secrets[0])
-    monkeypatch.setenv("PODRACER_HARMLESS", "harmless-value")
-    message = (
-        f"login with {secrets[0]} failed for {secrets[1]}{secrets[0]}; api_key={secrets[2]}, "
-        f"'token': '{secrets[3]}', Authorization: Bearer {secrets[4]} at "
-        f"https://me:{secrets[5]}@example.org:80/x?access_token={secrets[6]}&step=7"
-    )
-    facts = crash(
-        tmp_path,
-        RuntimeError(message),
-        config={"tracker": {"api_key": secrets[7], "steps": 3}, "Password": [secrets[8]]},
-        notes=[f"secret = {secrets[9]}"],
-    )
-    text = (tmp_path / "crash.json").read_text()
-    assert [secret for secret in secrets if secret in text] == []
-    assert "harmless-value" not in text
-    assert facts["config"]["tracker"] == {"api_key": "[redacted]", "steps": 3}
-    assert "@example.org:80/x" in facts["message"]
-    assert "step=7" in facts["message"]
-
-
-def test_a_crash_that_cannot_be_written_is_only_mentioned(tmp_path: Path, capsys) -> None:
-    write_crash(tmp_path / "absent", ValueError("x"))
-    assert "crash.json could not be written" in capsys.readouterr().err

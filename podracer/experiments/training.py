@@ -28,7 +28,8 @@ from podracer.experiments.run_setup import (
 )
 from podracer.experiments.serialization import check_same_experiment, to_json
 from podracer.io import checkpoint
-from podracer.io.run_directory import RunLock, write_crash, write_json
+from podracer.io.crash import retire_crash, write_crash
+from podracer.io.run_directory import RunLock, write_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
@@ -171,6 +172,7 @@ class Run:
             state = self._restored(checkpointer) if resume else None
             if state is None:
                 state = self._fresh()
+            retire_crash(self.directory)
             sinks = stack.enter_context(self._make_sinks(resume))
             if self.experiment.pods:
                 self._pods = stack.enter_context(contextlib.closing(self._pods_sink(resume)))

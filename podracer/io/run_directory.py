@@ -1,21 +1,16 @@
-"""Run directories: names, locks, atomic files, sealed directories and `crash.json`."""
+"""Run directories: names, locks, atomic files and sealed directories."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import socket
 import stat
-import sys
 import threading
-import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +19,8 @@ from podracer.types import CheckpointError, ConfigError
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
 
-_SECRET = r"(?:token|secret|passw(?:or)?d|api_?key|private_?key|credential|authorization|cookie)"
-_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
-_SECRET_TEXT = re.compile(
-    # Values after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
-    rf"(?P<kept>[\w-]*{_SECRET}[\w-]*['\"]?\s*[=:]\s*(?:bearer\s+|basic\s+)?"
-    r"|\bbearer\s+|://[^/\s:@]*:(?=[^/\s@]+@))"
-    r"(?:\"[^\"]*\"|'[^']*'|[^\s,;&'\"@]+)",
-    re.IGNORECASE,
-)
-_REDACTED = "[redacted]"
-
 MANIFEST = "manifest.json"
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
-_PACKAGES = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
 
 
 def run_directory(root: Path, name: str) -> Path:
@@ -107,12 +90,12 @@ def _holder(record: bytes) -> str:
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Write `obj` as JSON atomically.
+    """Write `obj` as JSON atomically, for the eyes of the user alone.
 
     A reader sees the old or the new file, even after a power cut. Raises `OSError`
     if the write fails; the old file then stays.
     """
-    write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode())
+    write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode(), mode=0o600)
 
 
 def encode_json(obj: Any) -> bytes:
@@ -120,14 +103,14 @@ def encode_json(obj: Any) -> bytes:
     return json.dumps(obj, sort_keys=True, indent=1).encode()
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write bytes atomically, as `write_json` does."""
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write bytes atomically, as `write_json` does; `mode` is that of the file."""
     path = Path(path)
     # One name per thread: a watchdog may write crash.json while the main thread does.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(draft, flags, 0o644), "wb") as file:
+        with open(os.open(draft, flags, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -222,81 +205,3 @@ def _sha256(path: Path, *, sync: bool = False) -> str:
         if sync:
             os.fsync(file.fileno())
     return digest
-
-
-# --- crash.json -----------------------------------------------------------------------------------
-
-
-def write_crash(
-    directory: Path,
-    error: BaseException,
-    *,
-    code: int | None = None,
-    component: str = "main",
-    last_update: int | None = None,
-    last_checkpoint: int | None = None,
-    **facts: Any,
-) -> None:
-    """Write `crash.json`: the error, its component, the last update and checkpoint, and all stacks.
-
-    `code` is the exit code, by default that of the error. A failed write is only reported on
-    stderr, because it must not hide the original error. Values of environment variables with
-    secret-sounding names are redacted wherever they appear, and so are values after such a name.
-    """
-    crash = {
-        "code": getattr(error, "exit_code", 70) if code is None else code,
-        "component": component,
-        "exception": type(error).__qualname__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "last_update": last_update,
-        "last_checkpoint": last_checkpoint,
-        "threads": _thread_stacks(),
-        "versions": _versions(),
-        **facts,
-    }
-    try:
-        write_json(Path(directory) / "crash.json", _redact(crash, _secrets()))
-    except OSError as failure:
-        print(f"podracer: crash.json could not be written: {failure}", file=sys.stderr)
-
-
-def _thread_stacks() -> dict[str, str]:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
-        f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
-        for ident, frame in sys._current_frames().items()
-    }
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
-def _secrets() -> list[str]:
-    """Return secret values, longest first, so that none survives in part inside a longer one."""
-    values = (v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 6)
-    return sorted(values, key=len, reverse=True)
-
-
-def _redact(value: Any, secrets: list[str]) -> Any:
-    """Return a JSON-serializable copy of `value` with secrets redacted."""
-    if isinstance(value, Mapping):
-        return {
-            _redact(str(k), secrets): _REDACTED
-            if _SECRET_NAME.search(str(k))
-            else _redact(v, secrets)
-            for k, v in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_redact(item, secrets) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = str(value)
-    for secret in secrets:
-        text = text.replace(secret, _REDACTED)
-    return _SECRET_TEXT.sub(rf"\g<kept>{_REDACTED}", text)

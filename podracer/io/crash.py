@@ -1,0 +1,88 @@
+"""The file `crash.json` of a run that failed: the error, how far the run came, and all stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podracer.io.run_directory import write_json
+from podracer.io.text import REDACTED, is_sensitive, redact
+
+CRASH = "crash.json"
+PREVIOUS_CRASH = "crash.previous.json"
+_PACKAGES = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
+
+
+def write_crash(
+    directory: Path,
+    error: BaseException,
+    *,
+    code: int | None = None,
+    component: str = "main",
+    last_update: int | None = None,
+    last_checkpoint: int | None = None,
+    **facts: Any,
+) -> None:
+    """Write `crash.json`: the error, its component, the last update and checkpoint, and all stacks.
+
+    `code` is the exit code, by default that of the error. A failed write is only reported on
+    stderr, because it must not hide the original error. Secrets are redacted, see `text.redact`.
+    """
+    crash = {
+        "code": getattr(error, "exit_code", 70) if code is None else code,
+        "component": component,
+        "exception": type(error).__qualname__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "last_update": last_update,
+        "last_checkpoint": last_checkpoint,
+        "threads": _thread_stacks(),
+        **facts,
+    }
+    try:
+        write_json(Path(directory) / CRASH, _redacted(crash) | {"versions": _versions()})
+    except OSError as failure:
+        print(f"podracer: crash.json could not be written: {failure}", file=sys.stderr)
+
+
+def retire_crash(directory: Path) -> None:
+    """Rename the `crash.json` of an earlier attempt, which a run that goes on has overcome."""
+    with contextlib.suppress(FileNotFoundError):
+        (directory / CRASH).replace(directory / PREVIOUS_CRASH)
+
+
+def _thread_stacks() -> dict[str, str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, 'unknown')} ({ident})": "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _redacted(value: Any) -> Any:
+    """Return a JSON-serializable copy of `value` with secrets redacted."""
+    if isinstance(value, Mapping):
+        return {
+            redact(str(key)): REDACTED if is_sensitive(str(key)) else _redacted(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_redacted(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return redact(str(value))

@@ -1,0 +1,151 @@
+"""What a failed run leaves behind: its error and stacks, no secret, nothing for other users."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from podracer.io.crash import retire_crash, write_crash
+from podracer.io.run_directory import write_json
+from podracer.io.text import printable, redact
+from podracer.types import ConfigError
+
+
+def crash(directory: Path, error: BaseException, **facts: object) -> dict:
+    write_crash(directory, error, **facts)
+    return json.loads((directory / "crash.json").read_text())
+
+
+def failure() -> ValueError:
+    try:
+        try:
+            raise KeyError("the cause")
+        except KeyError as error:
+            raise ValueError("the effect") from error
+    except ValueError as error:
+        return error
+
+
+def test_a_crash_tells_what_where_and_how_far(tmp_path: Path) -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="actor-3")
+    thread.start()
+    try:
+        facts = crash(
+            tmp_path,
+            failure(),
+            component="learner",
+            last_update=12,
+            last_checkpoint=10,
+            path=tmp_path,
+            shape=(1, 2),
+        )
+    finally:
+        release.set()
+        thread.join()
+    assert (facts["code"], facts["component"], facts["exception"]) == (70, "learner", "ValueError")
+    assert (facts["last_update"], facts["last_checkpoint"]) == (12, 10)
+    assert (facts["path"], facts["shape"]) == (str(tmp_path), [1, 2])
+    assert "the cause" in facts["traceback"]
+    assert "the effect" in facts["traceback"]
+    stacks = {name.split(" ")[0]: stack for name, stack in facts["threads"].items()}
+    assert "wait" in stacks["actor-3"]
+    assert "write_crash" in stacks["MainThread"]
+    assert facts["versions"]["jax"]
+
+
+@pytest.mark.parametrize(
+    ("error", "given_code", "code"),
+    [(ConfigError("no"), None, 78), (KeyboardInterrupt(), 130, 130), (OSError("x"), None, 70)],
+)
+def test_a_crash_carries_the_exit_code(tmp_path: Path, error, given_code, code: int) -> None:
+    assert crash(tmp_path, error, code=given_code)["code"] == code
+
+
+VARIABLES = {
+    "WANDB_API_KEY": "0f" * 20,
+    "MY_PASSWORD": "correct horse",
+    "MYPASS": "tr0ub4dor",
+    "DATABASE_PWD": "s3same",
+    "SHORT_TOKEN": "x7Qp",
+    "SSH_KEY": "first line of a key\nsecond line of a key",
+    "SESSION": "c0ffee-c0ffee",
+    "NPM_AUTH": "npmAuth99",
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "/kWx/Zt4+aB9",  # looks like a path
+    "DATABASE_URL": "postgres://me:hunter22@db.example.org/runs",
+    "SOME_SETTING": "Innocent-Name-1",  # no name of a secret: left out all the same
+}
+TEXTS = {
+    "name=value": ("api_key=k3y-value, next", "k3y-value"),
+    "quoted": ("{'token': 'quoted-value'}", "quoted-value"),
+    "header": ("Authorization: Bearer header-value", "header-value"),
+    "address": ("https://me:in-address@example.org:80/x", "in-address"),
+    "query": ("GET /x?access_token=query-value&step=7", "query-value"),
+    "database": ("pwd: db-value", "db-value"),
+    "github": ("remote said ghp_abcdefghijklmnopqrstuvwx0123", "ghp_abcdef"),
+    "hugging face": ("hf_abcdefghijklmnopqrstuvwx is invalid", "hf_abcdef"),
+    "web token": ("jwt eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.c2lnbmF0dXJl", "eyJ"),
+    "private key": (
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
+        "MIIE",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_no_value_of_a_variable_reaches_a_crash(name: str, tmp_path: Path, monkeypatch) -> None:
+    value = VARIABLES[name]
+    monkeypatch.setenv(name, value)
+    texts = (f"login with {value} failed", repr(value), json.dumps({"reply": value}))
+    crash(tmp_path, RuntimeError(" ".join(texts)), reply=texts, notes={"inner": [value]})
+    text = (tmp_path / "crash.json").read_text()
+    assert [line for line in value.splitlines() if line in text] == []
+    assert "login with [redacted]" in text
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_looks_like_a_secret_is_left_out(name: str) -> None:
+    text, secret = TEXTS[name]
+    assert secret not in redact(text)
+
+
+def test_what_is_no_secret_stays(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HARMLESS_FOLDER", str(tmp_path))
+    monkeypatch.setenv("HARMLESS_WORD", "podracer")
+    monkeypatch.setenv("HARMLESS_NUMBERS", "0,1,2,3")
+    text = f"podracer could not read {tmp_path}/data.csv at 0,1,2,3: step=7"
+    assert redact(text) == text
+    facts = crash(tmp_path, RuntimeError("x"), config={"api_key": "k", "steps": 3, "Password": [1]})
+    assert facts["config"] == {"api_key": "[redacted]", "steps": 3, "Password": "[redacted]"}
+    assert "https://me:[redacted]@example.org/x" in redact("at https://me:word@example.org/x")
+
+
+def test_others_cannot_read_a_crash_nor_a_configuration(tmp_path: Path) -> None:
+    crash(tmp_path, ValueError("x"))
+    write_json(tmp_path / "config.json", {})
+    modes = [stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.iterdir()]
+    assert modes == [0o600, 0o600]
+
+
+def test_a_retired_crash_is_kept_under_another_name(tmp_path: Path) -> None:
+    retire_crash(tmp_path)  # there is none
+    facts = crash(tmp_path, ValueError("x"))
+    retire_crash(tmp_path)
+    assert os.listdir(tmp_path) == ["crash.previous.json"]
+    assert json.loads((tmp_path / "crash.previous.json").read_text()) == facts
+
+
+def test_control_characters_are_spelled_out() -> None:
+    name = "a\x1b[2Jb\x07\r\x9b\u202ec\n\té"
+    assert printable(name) == "a\\x1b[2Jb\\x07\\r\\x9b\\u202ec\n\té"
+
+
+def test_a_crash_that_cannot_be_written_is_only_mentioned(tmp_path: Path, capsys) -> None:
+    write_crash(tmp_path / "absent", ValueError("x"))
+    assert "crash.json could not be written" in capsys.readouterr().err
