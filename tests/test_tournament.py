@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from podracer.experiments.ranges import Range
 from podracer.io.run_directory import write_json
 from podracer.io.signals import StopSignals
 from podracer.tournament import orchestrator, selection
+from podracer.tournament.capacity import CAPACITY, CapacityFile
 from podracer.tournament.config import Tournament, read_tournament
 from podracer.tournament.events import Submitted, history, lineage, replay
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.orchestrator import CAPACITY, Orchestrator
+from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
 from podracer.types import ConfigError, PodracerError
 
@@ -171,7 +173,10 @@ def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go
     def fate(pod, round, attempt):
         return "crash" if (pod, round) == (2, 1) else "done"
 
-    state, engine = play(tmp_path, engine=Pretence(fate))
+    engine = Pretence(fate)
+    with pytest.raises(PodracerError, match=r"1 of 4 pods failed .* pod 2: .*a fault for the test"):
+        play(tmp_path, engine=engine)
+    state = replay(read_events(tmp_path))
     assert engine.attempts[2, 1] == TOURNAMENT.retries == 3
     assert state.pods[2].status == "quarantined"
     assert "a fault for the test" in state.pods[2].reason
@@ -313,6 +318,87 @@ def test_any_capacity_lets_all_finish(tmp_path):
     state, _ = play(tmp_path, dataclasses.replace(TOURNAMENT, rounds=8), engine)
     assert all(pod.round == 8 for pod in state.pods.values() if pod.live)
     assert engine.most <= 4
+
+
+def test_a_capacity_that_is_no_number_is_ignored_with_a_sentence(tmp_path, caplog):
+    file = CapacityFile(tmp_path)
+    assert file.read() is None
+    for text in ("-5", "abc", "1e3", "9" * 30, "\0", "2.5", "\x1b[31m"):
+        file.path.write_text(text)
+        assert [file.read(), file.read()] == [None, None]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{file.path} is ignored: it must hold 0 to 9999, not {text!r}."
+        ]
+        caplog.clear()
+    file.path.write_text(" 12\n")
+    assert file.read() == 12
+    file.path.write_text("")  # about to be written
+    assert file.read() is None
+    file.path.unlink()
+    os.mkfifo(file.path)
+    assert file.read() is None  # without waiting for its writer
+    assert caplog.text == ""
+    file.path.unlink()
+    file.path.mkdir()
+    assert file.read() is None
+    assert "Is a directory" in caplog.text
+
+
+def test_capacity_0_pauses_and_says_so_until_it_is_raised_or_the_run_is_stopped(tmp_path, caplog):
+    """No pod runs meanwhile; a stop is no success, and `resume` pauses, too."""
+
+    class Pausing(Pretence):
+        polls_of_pause, capacity_after, has_paused = 0, "", False
+
+        def ended(self):
+            if len(results(tmp_path)) >= 2 and not self.has_paused:
+                self.has_paused = True
+                (tmp_path / CAPACITY).write_text("0")
+            if "paused" in caplog.text and self.polls_of_pause < 20:
+                assert not self.alive
+                self.polls_of_pause += 1
+                if self.polls_of_pause == 20 and self.capacity_after:
+                    (tmp_path / CAPACITY).write_text(self.capacity_after)
+                elif self.polls_of_pause == 20:
+                    self.orchestrator._signals.exit_code = 75
+            return super().ended()
+
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="75"):
+            play(tmp_path, engine=Pausing())
+        assert caplog.text.count("paused: the capacity is 0") == 1
+        caplog.clear()
+    engine = Pausing()
+    engine.capacity_after = "3"
+    state, _ = play(tmp_path, engine=engine)
+    assert caplog.text.count("paused: the capacity is 0") == 1
+    assert len(results(tmp_path)) == 16
+    assert engine.most == 3
+    assert all(pod.round == 4 for pod in state.pods.values())
+
+
+def test_places_of_finished_and_failed_pods_go_to_retired_ones(tmp_path):
+    """A small capacity delays pods, but the end comes only when all have done their rounds."""
+    (tmp_path / CAPACITY).write_text("1")
+    engine = Pretence(lambda pod, round, attempt: "crash" if pod == 3 else "done")
+    with pytest.raises(PodracerError, match="1 of 4 pods failed for good"):
+        play(tmp_path, engine=engine)
+    assert set(results(tmp_path)) == {f"p{p}r{r}" for p in range(3) for r in range(4)}
+    assert engine.most == 1
+
+
+def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
+    class Preempted(Pretence):
+        def ended(self):
+            if len(results(tmp_path)) >= 2:
+                self.orchestrator._signals.exit_code = 75
+                for attempt in self.alive.values():
+                    attempt["code"] = 75
+            return super().ended()
+
+    with pytest.raises(AssertionError, match="75"):
+        play(tmp_path, engine=Preempted())
+    assert not any(type(event).__name__ == "Failed" for event in read_events(tmp_path))
 
 
 # --- rules and settings ---------------------------------------------------------------------------

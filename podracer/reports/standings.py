@@ -75,7 +75,8 @@ def _about(state: State, rounds: int) -> str:
     done = sum(min(pod.round, rounds) for pod in state.pods.values())
     rejected = f", {state.rejected} reports refused" if state.rejected else ""
     acting = " or ".join(ways_of_acting(state)) or "unknown"
-    return f"{done} of {rounds * len(state.pods)} rounds, {acting} evaluation{rejected}"
+    paused = ", paused: the capacity is 0" if state.capacity == 0 else ""
+    return f"{done} of {rounds * len(state.pods)} rounds, {acting} evaluation{rejected}{paused}"
 
 
 def board(state: State) -> Table:

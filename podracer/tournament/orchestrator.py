@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from podracer.experiments.serialization import from_json, to_json
 from podracer.io.run_directory import read_limited
 from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.tournament import selection
+from podracer.tournament.capacity import CapacityFile
 from podracer.tournament.config import Tournament, seeded
 from podracer.tournament.engine import Engine, LocalEngine, RayEngine
 from podracer.tournament.events import (
@@ -40,9 +42,10 @@ from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.pod import REPORT, Parent, Task, saved_updates, write_task
 from podracer.types import PodracerError
 
-CAPACITY = "capacity"  # a file in the tournament with the number of pods that may run
 PAUSE_SECONDS = 0.05  # between two polls of the pods
 GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop
+
+_LOG = logging.getLogger("podracer")
 
 
 def run(
@@ -50,9 +53,10 @@ def run(
 ) -> int:
     """Run a new tournament in `directory`, or continue the one there, to its end.
 
-    `watch` is called with the state whenever it changes. Returns 0; or 75 or 130, when SIGTERM or
-    Ctrl-C stopped it with all pods saved. Raises `PodracerError` when every pod is quarantined,
-    `EngineLost` when the engine's cluster or helper process is gone.
+    `watch` is called with the state whenever it changes. Returns 0 once every pod has done all its
+    rounds; 75 or 130 when SIGTERM or Ctrl-C stopped it with all pods saved. Raises `PodracerError`
+    at the end if pods were quarantined, `EngineLost` when the engine's cluster or helper process is
+    gone.
     """
     tournament.check()
     signals = StopSignals()
@@ -84,13 +88,15 @@ class Orchestrator:
         self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
         self._shown = -1
+        self._capacity_file = CapacityFile(board.directory)
+        self._is_paused = False
 
     @property
     def state(self) -> State:
         return self.board.state
 
     def run(self) -> int:
-        """Run until every pod has finished its rounds. Returns the exit code."""
+        """Run until no pod has rounds left. Returns the exit code, and raises as `run` does."""
         while True:
             self._take_in()
             if self._signals.exit_code:
@@ -103,11 +109,41 @@ class Orchestrator:
                 self.board.collect_garbage()
                 self._watch(self.state)
             if not self._running and not list(self._waiting()):
-                if not self.state.board:
-                    reasons = {pod.reason for pod in self.state.pods.values() if pod.reason}
-                    raise PodracerError(f"every pod has failed: {'; '.join(sorted(reasons))}")
-                return 0
+                if not any(map(self._is_unfinished, self.state.pods.values())):
+                    self._check_all_finished()
+                    return 0
+                self._pause()
             time.sleep(PAUSE_SECONDS)
+
+    def _is_unfinished(self, pod: PodState) -> bool:
+        return pod.status != "quarantined" and pod.round < self.tournament.rounds
+
+    def _check_all_finished(self) -> None:
+        """Raise `PodracerError` if pods were quarantined: then not all rounds were done."""
+        reasons: dict[str, list[str]] = {}
+        for number, pod in self.state.pods.items():
+            if pod.status == "quarantined":
+                reasons.setdefault(pod.reason, []).append(str(number))
+        count = sum(map(len, reasons.values()))
+        if not count:
+            return
+        text = "; ".join(f"pod {', '.join(pods)}: {reason}" for reason, pods in reasons.items())
+        if count == len(self.state.pods):
+            raise PodracerError(f"every pod has failed: {text}")
+        raise PodracerError(
+            f"{count} of {len(self.state.pods)} pods failed for good and are quarantined, the "
+            f"others have finished: {text}"
+        )
+
+    def _pause(self) -> None:
+        """Say once that no pod may run, although some have rounds left."""
+        if not self._is_paused:
+            _LOG.warning(
+                "paused: the capacity is 0 and all pods have saved; a larger number in %s "
+                "continues the tournament.",
+                self._capacity_file.path,
+            )
+        self._is_paused = True
 
     # --- incoming reports -------------------------------------------------------------------------
 
@@ -131,8 +167,8 @@ class Orchestrator:
             reason = f"its report was refused: {refused}"
         else:
             reason = _reason(directory, code)
-        if token in self._stopping:
-            return  # as requested; its last save is kept
+        if token in self._stopping or self._signals.exit_code:
+            return  # as requested, perhaps by a signal to all processes; its last save is kept
         assert pod_state.attempt is not None
         steps = from_json(pod_state.attempt.experiment).driver.steps_per_update
         frames = saved_updates(directory) * steps
@@ -147,7 +183,9 @@ class Orchestrator:
         """Return idle pods with their next rounds, the furthest behind first."""
         running, pods = set(self._running.values()), self.state.pods
         live = {number: pod.round for number, pod in pods.items() if pod.live}
-        begin = min(live.values(), default=0)  # a new pod begins at the round of the slowest
+        begin = min(  # a new pod begins at the round of the slowest
+            (pod.round for pod in pods.values() if pod.status != "quarantined"), default=0
+        )
         joining = {n: pods[n].round if n in pods else begin for n in self._joining()}
         for number, round in sorted((live | joining).items(), key=lambda item: (item[1], item[0])):
             if number not in running and round < self.tournament.rounds:
@@ -215,6 +253,7 @@ class Orchestrator:
         write_task(directory, task)
         self.engine.start(started.token, directory)
         self._running[started.token] = pod
+        self._is_paused = False
         self._since[started.token] = time.time()
 
     def directory(self, pod: int, round: int) -> Path:
@@ -244,32 +283,39 @@ class Orchestrator:
                     self.board.record(Absent(number, pod.round))
 
     def _follow_capacity(self) -> None:
-        """Retire the weakest pods when fewer may run."""
-        with contextlib.suppress(OSError, ValueError):
-            capacity = max(0, int((self.board.directory / CAPACITY).read_text()))
-            if capacity != self.state.capacity:
-                self.board.record(Capacity(capacity))
+        """Retire the weakest pods when fewer may run than have rounds left."""
+        capacity = self._capacity_file.read()
+        if capacity is not None and capacity != self.state.capacity:
+            self.board.record(Capacity(capacity))
         if self.state.capacity is None:
             return
         tokens = {pod: token for token, pod in self._running.items()}
         leaving = {pod for pod, token in tokens.items() if token in self._stopping}
-        live = {n: pod for n, pod in self.state.pods.items() if pod.live and n not in leaving}
+        busy = {n: pod for n, pod in self._busy().items() if n not in leaving}
         reason = f"the capacity is {self.state.capacity}"
-        for number in _weakest(live)[: max(0, len(live) - self.state.capacity)]:
+        for number in _weakest(busy)[: max(0, len(busy) - self.state.capacity)]:
             if number in tokens:
                 self._stopping[tokens[number]] = reason
                 self.engine.stop(tokens[number])
             else:
                 self.board.record(Stopped(number, "retired", reason))
 
+    def _busy(self) -> dict[int, PodState]:
+        """Return the pods that take a place of the capacity: live ones with rounds left."""
+        pods = self.state.pods.items()
+        return {number: pod for number, pod in pods if pod.live and self._is_unfinished(pod)}
+
     def _joining(self) -> list[int]:
-        """Return pods to add when the capacity has grown: retired ones first, then new ones."""
+        """Return pods to add where the capacity has places free: retired ones first, then new ones.
+
+        Pods that have finished or are quarantined leave their places to retired ones only.
+        """
         pods, capacity = self.state.pods, self.state.capacity
         if capacity is None:
             return []
-        retired = [number for number, pod in pods.items() if pod.status == "retired"]
-        missing = capacity - (len(pods) - len(retired))  # quarantined pods are not replaced
-        return list(itertools.islice((*retired, *range(len(pods), capacity)), max(0, missing)))
+        retired = [n for n, pod in pods.items() if not pod.live and self._is_unfinished(pod)]
+        free = max(0, capacity - len(self._busy()))
+        return list(itertools.islice((*retired, *range(len(pods), capacity)), free))
 
     def _leave(self) -> int:
         """Stop and save all pods, and print why."""

@@ -1,0 +1,41 @@
+"""The file `DIR/capacity`, written from outside: how many pods of a tournament may run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+CAPACITY = "capacity"
+
+_NUMBER = re.compile(r"[0-9]{1,4}")
+_LOG = logging.getLogger("podracer")
+
+
+class CapacityFile:
+    """Reader of a tournament's capacity, which anybody may write at any time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CAPACITY
+        self._refused = ""  # the last text that was no number
+
+    def read(self) -> int | None:
+        """Return the number in the file, None if there is none; warn once of anything else."""
+        try:
+            with open(self.path, "rb", opener=_open_without_waiting) as file:
+                text = file.read(64).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            text = str(error.strerror)
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        if text and text != self._refused:  # an empty file is about to be written
+            _LOG.warning("%s is ignored: it must hold 0 to 9999, not %r.", self.path, text)
+        self._refused = text
+        return None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # not even for the writer of a named pipe
