@@ -75,20 +75,20 @@ class Cases:
     """Counts the cases that one test goes through."""
 
     def __init__(self) -> None:
-        self.passed = self.total = 0
+        self.counts: list[list[Any]] = []  # passed, total, figure
         self.notes: list[str] = []
 
     def __call__(self, items: Collection[Any]) -> Iterator[Any]:
         """Yield the items; one has passed when the next is asked for."""
-        self.total += len(items)
+        count = [0, len(items), None]
+        self.counts.append(count)
         for item in items:
             yield item
-            self.passed += 1
+            count[0] += 1
 
-    def add(self, passed: int, total: int) -> None:
-        """Count cases that were not gone through one by one."""
-        self.passed += passed
-        self.total += total
+    def add(self, passed: int, total: int, figure: int | None = None) -> None:
+        """Count cases that were not gone through one by one, of one figure where a test has two."""
+        self.counts.append([int(passed), total, figure])
 
     def note(self, text: str) -> None:
         """Show a measured quantity beside the count, "p99 5 ms"."""
@@ -99,8 +99,7 @@ class Cases:
 def cases(request: pytest.FixtureRequest) -> Iterator[Cases]:
     counter = Cases()
     yield counter
-    counts = [counter.passed, counter.total, counter.notes]
-    request.node.user_properties.append(("cases", counts))
+    request.node.user_properties.append(("cases", (counter.counts, counter.notes)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -143,8 +142,10 @@ class Recorder:
         test["failed"] |= report.failed
         test["skipped"] |= report.skipped
         test["seconds"] += report.duration
-        one_case = [int(not test["failed"]), 1, []]
-        test["cases"] = properties.get("cases", one_case)  # known once fixtures are torn down
+        counts, test["notes"] = properties.get("cases", ([], []))  # after fixtures are torn down
+        if not counts or (test["failed"] and all(passed == total for passed, total, _ in counts)):
+            counts = [*counts, (int(not test["failed"]), 1, None)]
+        test["counts"] = counts
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         rows = {str(number): self._row(number) for number in FIGURES}
@@ -155,11 +156,11 @@ class Recorder:
     def _row(self, number: int) -> dict[str, Any]:
         own = {name: test for name, test in self.tests.items() if number in test["figures"]}
         tests = {name: test for name, test in own.items() if not test["skipped"]}
-        counts = [test["cases"] for test in tests.values()]
+        counts = [c for test in tests.values() for c in test["counts"] if c[2] in (None, number)]
         return {
             "passed": sum(passed for passed, _, _ in counts),
             "total": sum(total for _, total, _ in counts),
-            "notes": sorted({note for _, _, notes in counts for note in notes}),
+            "notes": sorted({note for test in tests.values() for note in test["notes"]}),
             "tests": len(tests),
             "failed": sorted(name for name, test in tests.items() if test["failed"]),
             "seconds": round(sum(test["seconds"] for test in tests.values()), 1),

@@ -180,10 +180,11 @@ def damage(path: Path, rng: random.Random) -> str:
     return f"{kind} {file.relative_to(path)}"
 
 
-def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Path) -> None:
+@pytest.mark.figure(3)
+def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Path, cases) -> None:
     good, bad = save(tmp_path / "clean", 1, 2)
     rng, handled, like = random.Random(0), Counter(), small()
-    for trial in range(200):
+    for trial in cases(range(200)):
         directory = tmp_path / "trial"
         shutil.copytree(tmp_path / "clean", directory)
         fault = damage(step_path(directory, 2), rng)
@@ -265,6 +266,7 @@ def reseal(path: Path, change) -> None:
     (path / "manifest.json").write_bytes(rundir._manifest(manifest))
 
 
+@pytest.mark.figure(16)
 @pytest.mark.parametrize(
     "plant",
     [value for name, value in sorted(globals().items()) if name.startswith("plant_")],
@@ -351,6 +353,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.figure(10)
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_state_that_does_not_fit_is_refused_with_the_difference(saved: Path, misfit: str) -> None:
     like, message = MISFITS[misfit]
@@ -360,6 +363,7 @@ def test_a_state_that_does_not_fit_is_refused_with_the_difference(saved: Path, m
         assert checkpointer.steps() == [1]  # a misfit is not damage
 
 
+@pytest.mark.figure(10)
 def test_a_dtype_that_jax_would_narrow_is_refused(tmp_path: Path) -> None:
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"n": np.arange(2)}, {})
@@ -374,6 +378,7 @@ def forge(path: Path, **changes: object) -> None:
     rundir.seal(path)
 
 
+@pytest.mark.figure(10)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -395,6 +400,7 @@ def test_a_forged_schema_is_refused_before_anything_is_read(
         stored_fingerprint(tmp_path / "forged")
 
 
+@pytest.mark.figure(16)
 def test_arrays_beyond_memory_are_refused_before_they_are_read(saved: Path, monkeypatch) -> None:
     monkeypatch.setattr(checkpoint, "_MEMORY", 20)
     with pytest.raises(CheckpointError, match="36 bytes, more than this machine's"):
@@ -596,6 +602,7 @@ def launch(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.figure(1)
 def test_killed_at_any_moment_the_newest_step_is_what_was_recorded(tmp_path: Path) -> None:
     """Two runs side by side, three kills each; a run goes on from where it was killed."""
     rng = random.Random(0)

@@ -188,6 +188,7 @@ def check_mistake(code, said, message, directory):
     assert not (directory / "runs").exists()
 
 
+@pytest.mark.figure(20)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -222,6 +223,7 @@ def test_mistakes_are_one_sentence_and_code_78(arguments, message, tmp_path, mon
     check_mistake(leaving.value.code, "".join(capsys.readouterr()), message, tmp_path)
 
 
+@pytest.mark.figure(20)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -23,6 +23,19 @@ TESTS = """
     def test_a_failure_is_a_case():
         assert False
 
+    @pytest.mark.figure(5, 6)
+    def test_counts_of_two_figures_and_a_failure_beside_them(cases):
+        cases.add(7, 7, 5)
+        cases.add(8, 9, 6)
+        cases.add(2, 2)
+        assert False
+
+    @pytest.mark.figure(7)
+    def test_a_failure_after_the_last_case(cases):
+        for number in cases(range(5)):
+            pass
+        assert False
+
     @pytest.mark.figure(4)
     def test_no_case_is_counted_where_a_test_is_left_out():
         pytest.skip("needs something")
@@ -36,12 +49,13 @@ def test_cases_are_counted_also_of_tests_that_fail(pytester):
     pytester.makepyfile(TESTS)
     plugin = ("-p", "fault_matrix", "-p", "no:cacheprovider")
     result = pytester.runpytest(*plugin, "-n", "0", "--fault-matrix", "matrix.json")
-    result.assert_outcomes(passed=3, failed=2, skipped=1)
+    result.assert_outcomes(passed=3, failed=4, skipped=1)
     record = json.loads((pytester.path / "matrix.json").read_text())
     counts = {n: (row["passed"], row["total"]) for n, row in record["figures"].items()}
     assert counts["1"] == (1 + 3 + 5, 1 + 5 + 5)
     assert counts["2"] == (0, 1)
     assert counts["3"] == (3 + 5, 5 + 5)
+    assert (counts["5"], counts["6"], counts["7"]) == ((9, 9), (10, 11), (5, 6))
     assert record["figures"]["3"]["notes"] == ["p99 5 ms"]
     lines = fault_matrix.table(record).splitlines()
     assert lines[2].endswith("| 9/11, p99 5 ms, **1 failed** |")

@@ -14,8 +14,8 @@ RUN = (
 )  # fmt: skip
 CHUNK = 16 * 8 * 20
 QUICK = (*RUN, "--frames", CHUNK * 30)
-LONG = (*RUN, "--frames", CHUNK * 500)
-SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
+LONG = (*RUN, "--frames", CHUNK * 5000)
+SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
 CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75}
 
 
@@ -42,26 +42,31 @@ def interrupt_until_done(arguments, run, signals):
     return mid_save
 
 
+@pytest.mark.figure(1, 4)
 @pytest.mark.parametrize(
     ("arguments", "signals"),
     [
         (QUICK, (signal.SIGKILL, signal.SIGTERM)),
-        pytest.param(LONG, 20 * (signal.SIGKILL,), marks=SLOW),
-        pytest.param(LONG, 10 * (signal.SIGTERM,), marks=SLOW),
+        pytest.param(LONG, 200 * (signal.SIGKILL,), marks=SLOW),
+        pytest.param(LONG, 50 * (signal.SIGTERM,), marks=SLOW),
     ],
     ids=["both", "SIGKILL", "SIGTERM"],
 )
-def test_interrupted_and_resumed_equals_an_uninterrupted_run(arguments, signals, tmp_path, capsys):
+def test_interrupted_and_resumed_equals_an_uninterrupted_run(arguments, signals, tmp_path, cases):
     """Killed, it goes on from what was saved; told to stop, it saves and exits with 75."""
     run, twin = tmp_path / "run", tmp_path / "twin"
     mid_save = interrupt_until_done(arguments, run, signals)
     code, _, error = call(*arguments, "--run-dir", twin)
     assert code == 0, error
-    assert (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
-    with capsys.disabled():
-        print(f"\n{len(signals)} signals, all bit-exact, {mid_save} of them during a save")
+    equal = (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
+    for number, figure in ((signal.SIGKILL, 1), (signal.SIGTERM, 4)):
+        count = signals.count(number)
+        cases.add(count * equal, count, figure)
+    cases.note(f"{mid_save} during a save")
+    assert equal
 
 
+@pytest.mark.figure(4)
 def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
     run = tmp_path / "run"
     process = start(*LONG, "--run-dir", run)
@@ -75,6 +80,7 @@ def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
     assert not (run / "crash.json").exists()
 
 
+@pytest.mark.figure(4)
 def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     """Also while the main thread is deep inside a compiled chunk that takes minutes."""
     run = tmp_path / "run"
@@ -106,6 +112,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
     assert finish(process)[0] == 75
 
 
+@pytest.mark.figure(6)
 def test_a_chunk_that_never_ends_is_noticed(tmp_path):
     run = tmp_path / "run"
     code, _, error = call(

@@ -452,11 +452,13 @@ def test_imports_of_a_worker_leave_jax_out(name):
 # --- faults --------------------------------------------------------------------------------------
 
 
+@pytest.mark.figure(8)
 @pytest.mark.parametrize("deed", BAD_ROWS)
 def test_a_row_at_fault_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 2), deed, lost={2})
 
 
+@pytest.mark.figure(7)
 @pytest.mark.parametrize("deed", LOST_WORKERS)
 def test_a_lost_worker_is_replaced(batches, deed):
     run_deed(batches(Naughty, 4, 2, step_seconds=1.0), deed, lost={2, 3})
@@ -481,6 +483,7 @@ def run_deed(batch, deed, lost):
     assert (batch.pids[1] == pids[1]) == (deed in BAD_ROWS)
 
 
+@pytest.mark.figure(7)
 def test_faults_in_several_workers_at_once(batches):
     batch = batches(Naughty, 4, 4, step_seconds=1.0)
     reference = Reference(Naughty, 0, range(4), 0)
@@ -538,12 +541,12 @@ def test_a_step_needs_a_reset(batches):
         batches("CartPole-v1", 2, 1).step(good(2))
 
 
-def kill_workers(batch, kills, seed):
+def kill_workers(batch, cases, seed):
     """Kill at random moments, a step may be under way; the seconds until all rows are back."""
     draw = np.random.default_rng(seed)
     batch.reset(0, np.arange(8), 0)
     seconds = []
-    for _ in range(kills):
+    for _ in cases:
         victim = batch.pids[draw.integers(len(batch.pids))]
         timer = threading.Timer(draw.uniform(0, 0.003), os.kill, (victim, signal.SIGKILL))
         timer.start()
@@ -560,24 +563,24 @@ def kill_workers(batch, kills, seed):
     return seconds
 
 
-def test_twenty_kills_are_replaced(batches):
+@pytest.mark.figure(7)
+def test_twenty_kills_are_replaced(batches, cases):
     batch = batches("CartPole-v1", 8, 4)
-    kill_workers(batch, 20, seed=0)
+    kill_workers(batch, cases(range(20)), seed=0)
     assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 20}
 
 
+@pytest.mark.figure(7)
 @pytest.mark.slow
-def test_a_hundred_kills_are_replaced(batches, capsys):
+def test_a_hundred_kills_are_replaced(batches, cases):
     batch = batches("CartPole-v1", 8, 4)
-    seconds = kill_workers(batch, 100, seed=1)
+    seconds = kill_workers(batch, cases(range(100)), seed=1)
     assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {"died": 100}
-    with capsys.disabled():
-        p50, p99 = np.percentile(seconds, [50, 99]) * 1000
-        print(
-            f"\n100 of 100 kills replaced; full again after {p50:.0f} ms (p50), {p99:.0f} ms (p99)"
-        )
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1000
+    cases.note(f"full again after p50 {p50:.0f} ms, p99 {p99:.0f} ms")
 
 
+@pytest.mark.figure(7)
 def test_the_fork_server_is_replaced_too(batches):
     batch = batches("CartPole-v1", 4, 2)
     batch.reset(0, np.arange(4), 0)
@@ -612,6 +615,7 @@ def test_workers_are_without_jax_and_deaf_to_signals(batches):
     assert not any(batch.faults.values())
 
 
+@pytest.mark.figure(12)
 def test_environments_are_closed(batches, tmp_path):
     path = tmp_path / "closed"
     batch = batches(functools.partial(Closing, path), 3, 2)
@@ -633,7 +637,7 @@ def resources():
     return Counter([*threading.enumerate(), *children(os.getpid()), *files, *names])
 
 
-def open_and_close(batches, cycles):
+def open_and_close(batches, cases):
     def cycle(number):
         batch = batches(Naughty, 3, 2)
         if number % 5 != 1:
@@ -653,18 +657,20 @@ def open_and_close(batches, cycles):
 
     cycle(0)
     before = resources()
-    for number in range(cycles):
+    for number in cases:
         cycle(number)
     assert not resources() - before
 
 
-def test_nothing_leaks(batches):
-    open_and_close(batches, 10)
+@pytest.mark.figure(12)
+def test_nothing_leaks(batches, cases):
+    open_and_close(batches, cases(range(10)))
 
 
+@pytest.mark.figure(12)
 @pytest.mark.slow
-def test_nothing_leaks_in_a_hundred_cycles(batches):
-    open_and_close(batches, 100)
+def test_nothing_leaks_in_a_hundred_cycles(batches, cases):
+    open_and_close(batches, cases(range(100)))
 
 
 SCRIPT = """
@@ -690,6 +696,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.figure(12)
 def test_no_orphans_of_a_killed_parent(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT) + '\nif __name__ == "__main__":\n    main()\n')

@@ -49,6 +49,7 @@ def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
     assert json.loads((one / "config.json").read_text())["device"]["processes"] == 2
 
 
+@pytest.mark.figure(19)
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     run = tmp_path / "run"

@@ -15,6 +15,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +451,7 @@ def test_what_is_started_from_stays_and_what_a_quarantined_pod_had_goes(tmp_path
         assert last.checkpoint in board.unreferenced()
 
 
+@pytest.mark.figure(16)
 def test_garbage_is_never_collected_through_a_link(tmp_path: Path) -> None:
     directory, outside = tmp_path / "tournament", tmp_path / "outside"
     with Leaderboard(directory, HEADER) as board:
@@ -495,7 +497,7 @@ for line in sys.stdin:
 """
 
 
-def kill_writers(directory: Path, count: int, rng: np.random.Generator) -> int:
+def kill_writers(directory: Path, cases: Iterator[int], rng: np.random.Generator) -> int:
     """Kill writers of one directory at random moments; returns how many entries they told of."""
     arguments = [sys.executable, "-W", "ignore", "-c", WRITERS]
     pipe = subprocess.PIPE
@@ -503,7 +505,7 @@ def kill_writers(directory: Path, count: int, rng: np.random.Generator) -> int:
         assert parent.stdin is not None
         assert parent.stdout is not None
         told: dict[str, float] = {}
-        for number in range(count):
+        for number in cases:
             place = directory / str(number // 20)
             told = told if number % 20 else {}
             print(place, file=parent.stdin, flush=True)
@@ -538,17 +540,19 @@ def check_killed(directory: Path, told: dict[str, float]) -> None:
     assert all((directory / name).is_dir() for name in referenced(state))
 
 
-def test_100_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path) -> None:
-    written = kill_writers(tmp_path, 100, np.random.default_rng(5))
+@pytest.mark.figure(14)
+def test_100_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path, cases) -> None:
+    written = kill_writers(tmp_path, cases(range(100)), np.random.default_rng(5))
     assert written > 20
     for place in tmp_path.iterdir():
         with Leaderboard(place) as board:
             check_index(board)
 
 
+@pytest.mark.figure(14)
 @pytest.mark.slow
-def test_1000_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path) -> None:
-    kill_writers(tmp_path, 1000, np.random.default_rng(6))
+def test_1000_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path, cases) -> None:
+    kill_writers(tmp_path, cases(range(1000)), np.random.default_rng(6))
 
 
 # --- the log --------------------------------------------------------------------------------------
@@ -687,14 +691,15 @@ def check_index(board: Leaderboard) -> list[str]:
     return dump
 
 
-def test_the_index_follows_and_is_rebuilt_from_the_log(tmp_path: Path) -> None:
+@pytest.mark.figure(14)
+def test_the_index_follows_and_is_rebuilt_from_the_log(tmp_path: Path, cases) -> None:
     rng = np.random.default_rng(8)
     with Leaderboard(tmp_path, HEADER) as board:
         for number in range(12):
             submit(board, number % 4, float(number % 5))
         original = check_index(board)
     path = tmp_path / INDEX
-    for number in range(50):
+    for number in cases(range(50)):
         data = bytearray(path.read_bytes())
         if number % 5 == 0:
             path.unlink()

@@ -85,10 +85,11 @@ DRIVERS = {
 }
 
 
+@pytest.mark.figure(15)
 @pytest.mark.parametrize(
     "name", ["anakin", *(pytest.param(n, marks=pytest.mark.slow) for n in DRIVERS if n != "anakin")]
 )
-def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path):
+def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path, cases):
     """Three rounds end where one run of three times the frames does; and scores come again."""
     tournament = dataclasses.replace(TOURNAMENT, experiments=(DRIVERS[name],), pods=1, rounds=3)
     entries = play(tmp_path / "tournament", tournament)
@@ -96,15 +97,16 @@ def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path):
     podracer.train(experiment, run_dir=tmp_path / "whole")
     last = (tmp_path / "tournament" / entries["p0r2"].checkpoint).parent
     assert stored_fingerprint(last) == stored_fingerprint(tmp_path / "whole" / "checkpoints")
-    for entry in entries.values():
+    for entry in cases(entries.values()):
         path = tmp_path / "tournament" / entry.checkpoint
         returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
         assert float(returns.mean()) == entry.score
         assert pods.digest(path) == entry.digest
 
 
+@pytest.mark.figure(15)
 @pytest.mark.slow
-def test_20_scores_come_again_to_the_bit(tmp_path):
+def test_20_scores_come_again_to_the_bit(tmp_path, cases):
     """Each from the checkpoint that its entry names, which is the one that was submitted."""
     tournament = dataclasses.replace(
         TOURNAMENT, selection=selection.KTournament(), pods=4, rounds=5, size=20, episodes=64
@@ -112,7 +114,7 @@ def test_20_scores_come_again_to_the_bit(tmp_path):
     entries = play(tmp_path, tournament)
     assert len(entries) == 20
     assert len({entry.score for entry in entries.values()}) > 5
-    for entry in entries.values():
+    for entry in cases(entries.values()):
         path = tmp_path / entry.checkpoint
         assert pods.digest(path) == entry.digest
         returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 64)
@@ -204,6 +206,7 @@ def wait_until(happened: Any, seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.figure(13)
 @pytest.mark.slow
 def test_pods_and_driver_killed_for_real(tmp_path):
     """A pod is killed, then the driver; no process is left, and `resume` loses nothing."""

@@ -171,6 +171,7 @@ def listening(session: int) -> list[str]:
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.figure(17)
 @slow
 def test_a_tournament_ends_quietly_and_is_heard_by_this_machine_only(tmp_path: Path) -> None:
     with resumed(begun(tmp_path, tournament(round_frames=50_000))) as run:
@@ -187,6 +188,7 @@ def test_a_tournament_ends_quietly_and_is_heard_by_this_machine_only(tmp_path: P
     assert not run.events(Failed)
 
 
+@pytest.mark.figure(13)
 @slow
 def test_killed_pods_and_workers_go_on_from_their_last_save(tmp_path: Path) -> None:
     with resumed(begun(tmp_path, tournament())) as run:
@@ -209,6 +211,7 @@ def test_killed_pods_and_workers_go_on_from_their_last_save(tmp_path: Path) -> N
         assert metrics.read_text().splitlines()[0] == line, "it began anew"
 
 
+@pytest.mark.figure(13)
 @slow
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server", "tournament.cluster"])
 def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
@@ -230,6 +233,7 @@ def test_when_the_engine_dies_it_says_how_to_go_on_and_leaves_nothing(
         print(f"{victim}: nothing left after {time.monotonic() - killed:.1f} s")
 
 
+@pytest.mark.figure(13)
 @slow
 def test_a_killed_driver_takes_its_pods_along_and_loses_nothing(tmp_path: Path) -> None:
     begun(tmp_path, tournament())

@@ -58,6 +58,7 @@ def test_arrays_must_be_those_of_the_schema(saved: Path, array: np.ndarray | Non
         read_rule(_with(saved, "policy.weight", array))
 
 
+@pytest.mark.figure(16)
 def test_objects_are_not_unpickled(saved: Path) -> None:
     with pytest.raises(ConfigError, match="is not an update rule"):
         read_rule(_with(saved, "policy.weight", np.array([[print] * 5], dtype=object)))

@@ -23,6 +23,7 @@ from podracer.types import CheckpointError, ConfigError
 PIECES = ["..", ".", "/", "\\", "\0", "\n", "~", "a", "B-2", "con", ":", "%2e", "é", " ", "x" * 79]
 
 
+@pytest.mark.figure(16)
 @settings(max_examples=500, deadline=None, database=None)
 @given(st.one_of(st.text(max_size=90), st.lists(st.sampled_from(PIECES)).map("".join)))
 @example("../x")
@@ -48,12 +49,14 @@ def test_ordinary_names_are_taken_as_they_are(tmp_path: Path, name: str) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.figure(16)
 @pytest.mark.parametrize("name", ["", ".hidden", "CON", "nul.txt", "lpt1", "a/b", "a" * 81, "a b"])
 def test_unusable_names_say_what_would_be_right(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"letters, digits|choose another"):
         run_directory(tmp_path, name)
 
 
+@pytest.mark.figure(16)
 def test_links_and_files_are_not_run_directories(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
@@ -114,6 +117,7 @@ def test_a_lock_with_an_odd_record_is_still_a_lock(tmp_path: Path, record: str) 
             RunLock(tmp_path).__enter__()
 
 
+@pytest.mark.figure(16)
 def test_the_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")

@@ -344,6 +344,7 @@ def poison(where, value):
     return trouble
 
 
+@pytest.mark.figure(8)
 @pytest.mark.parametrize(
     ("where", "value"),
     [("observation", np.nan), ("observation", np.inf), ("reward", np.nan), ("discount", np.nan)],
@@ -357,6 +358,7 @@ def test_bad_rows_are_counted_and_never_train(where, value):
     assert all(np.isfinite(record[name]).all() for name in ("observation", "reward", "discount"))
 
 
+@pytest.mark.figure(8)
 def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
     parts = sebulba_setup(
         Mirror(), Counters(poison("reward", np.nan)), threads_per_actor=1, updates_per_chunk=1
@@ -385,6 +387,7 @@ def change(where, make_value):
     return trouble
 
 
+@pytest.mark.figure(8)
 @pytest.mark.parametrize(
     ("where", "make_value", "message"),
     [
@@ -411,6 +414,7 @@ def test_environments_that_do_not_restart_are_named():
         train_sebulba(*sebulba_setup(env=Counters(trouble)), num_updates=10)
 
 
+@pytest.mark.figure(11)
 def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
     """Collected is learned plus in flight, and no more is in flight than the queues hold."""
     parts = sebulba_setup(policy_lag=None, queue_depth=2, updates_per_chunk=1)
@@ -423,6 +427,7 @@ def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
             assert 0 <= in_flight <= 3 * steps
 
 
+@pytest.mark.figure(9)
 def test_an_update_that_is_not_finite_is_never_applied():
     @struct
     class Bad(Mirror):
@@ -447,6 +452,7 @@ def test_lock_step_goes_on_to_the_bit():
     assert fingerprint(rest) == fingerprint(whole)
 
 
+@pytest.mark.figure(11)
 def test_other_runs_go_on_with_new_episodes_and_exact_counters():
     seeds = []
 

@@ -247,6 +247,7 @@ WAITS = {
 }
 
 
+@pytest.mark.figure(5)
 @pytest.mark.parametrize("visit", [1, 5])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_fault_ends_the_run_and_is_what_it_ends_with(place, visit, once, capfd):
@@ -259,6 +260,7 @@ def test_a_fault_ends_the_run_and_is_what_it_ends_with(place, visit, once, capfd
         assert "while stopping: EnvironmentFault: actor" in capfd.readouterr().err
 
 
+@pytest.mark.figure(5)
 def test_the_first_fault_counts_even_if_closing_fails_too(once, capfd):
     first = Injector("step", 7)
 
@@ -273,6 +275,7 @@ def test_the_first_fault_counts_even_if_closing_fails_too(once, capfd):
     assert capfd.readouterr().err.count("while stopping") == 2  # each closes its own
 
 
+@pytest.mark.figure(5)
 def test_an_actor_that_fails_during_an_update_is_the_root(once):
     """The learner then meets closed queues, which is no fault."""
 
@@ -289,6 +292,7 @@ def test_an_actor_that_fails_during_an_update_is_the_root(once):
     check_root(attempt(once, injector), injector)
 
 
+@pytest.mark.figure(5)
 def test_an_environment_that_leaves_python_does_not_end_the_run_well(once):
     injector = Injector("step", 3, SystemExit)
     check_root(attempt(once, injector), injector)
@@ -364,6 +368,7 @@ def hanging(place, visit, seconds=PATIENCE):
         time.sleep(0.01)
 
 
+@pytest.mark.figure(6)
 @pytest.mark.parametrize("place", ["reset", "step", "snapshot"])
 def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
     with hanging(place, 2) as injector:
@@ -379,6 +384,7 @@ def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
     assert f"left {outcome.error.component} behind in stage environment" in text
 
 
+@pytest.mark.figure(6)
 def test_closing_that_hangs_delays_no_fault(once, monkeypatch, capfd):
     monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.2)
     first = Injector("step", 7)
@@ -394,6 +400,7 @@ def test_closing_that_hangs_delays_no_fault(once, monkeypatch, capfd):
     assert "behind in stage environment" in capfd.readouterr().err
 
 
+@pytest.mark.figure(6)
 @pytest.mark.parametrize(
     "slow",
     [{"pace": (0.06, 0.0)}, {"pace": (0.0, 0.4)}, {"pace": (0.0, 0.4), "policy_lag": None}],
@@ -407,6 +414,7 @@ def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
     assert "hangs" not in capfd.readouterr().err
 
 
+@pytest.mark.figure(6)
 def test_a_run_that_ends_well_says_which_closing_hangs(once, monkeypatch, capfd):
     monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.2)
     with hanging("close", 1) as close:
@@ -478,6 +486,7 @@ def nonsense(place, batch):
         batch.at = np.zeros(3)  # of the wrong length
 
 
+@pytest.mark.figure(5)
 @pytest.mark.parametrize("place", [p for p in PLACES if p not in ("consumer", "close")])
 def test_a_run_that_fails_leaves_what_failed(place, once, tmp_path):
     slow = {"waits for trajectories": ("step", 0.004), "waits for room": ("update", 0.02)}
@@ -499,6 +508,7 @@ def test_a_run_that_fails_leaves_what_failed(place, once, tmp_path):
     assert f"Injected: {place}" in crash["traceback"]
 
 
+@pytest.mark.figure(5)
 def test_nonsense_from_an_environment_leaves_72(once, tmp_path):
     _, error, crash = trained(tmp_path, at=nonsense)
     assert isinstance(error, EnvironmentFault)
@@ -506,6 +516,7 @@ def test_nonsense_from_an_environment_leaves_72(once, tmp_path):
     assert error.component.startswith("actor")
 
 
+@pytest.mark.figure(6)
 def test_an_environment_that_hangs_leaves_72_and_the_stacks(once, tmp_path):
     driver = dataclasses.replace(EXPERIMENT.driver, env_timeout_seconds=0.3)
     with hanging("step", 9) as injector:
@@ -515,6 +526,7 @@ def test_an_environment_that_hangs_leaves_72_and_the_stacks(once, tmp_path):
     assert any("release.wait" in stack for stack in crash["threads"].values())
 
 
+@pytest.mark.figure(5)
 def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
     def at(place, batch):
         if place == "step" and batch.num_envs == EXPERIMENT.evaluation_episodes:
@@ -526,6 +538,7 @@ def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
     assert (crash["code"], crash["component"]) == (72, "evaluator")
 
 
+@pytest.mark.figure(5)
 def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     def fail(*args):
         raise Injected("evaluator")
@@ -536,6 +549,7 @@ def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     assert (crash["code"], crash["component"]) == (70, "evaluator")
 
 
+@pytest.mark.figure(5)
 @pytest.mark.parametrize("place", ["seal", "write_bytes"])
 def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, monkeypatch):
     """Writing goes on in another thread while actors act."""
@@ -549,6 +563,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, mo
     assert (crash["code"], crash["component"]) == (73, "checkpointer")
 
 
+@pytest.mark.figure(24)
 @pytest.mark.parametrize("kind", [JsonlSink, TensorBoardSink])
 def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypatch, caplog):
     def fail(*args):
@@ -599,9 +614,10 @@ def _maps():
     return [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
 
 
+@pytest.mark.figure(12)
 @pytest.mark.parametrize("kind", ["counter", "gymnasium"])
 @pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.slow)])
-def test_starting_and_stopping_leaves_nothing(kind, times, once, capsys):
+def test_starting_and_stopping_leaves_nothing(kind, times, once, cases):
     """Some runs end, some are stopped half way, some fail; environments in processes too."""
     if kind == "gymnasium":
         pytest.importorskip("gymnasium")
@@ -624,11 +640,10 @@ def test_starting_and_stopping_leaves_nothing(kind, times, once, capsys):
 
     cycle(2)
     before = belongings()
-    seconds = [cycle(number) for number in range(times)]
+    seconds = [cycle(number) for number in cases(range(times))]
     assert belongings() == before
     p99 = np.quantile(seconds, 0.99) * 1000
-    with capsys.disabled():
-        print(f"\n{times} of {times} stops left nothing ({kind}), p99 {p99:.1f} ms")
+    cases.note(f"p99 {p99:.0f} ms ({kind})")
 
 
 # --- random faults -------------------------------------------------------------------------------
@@ -651,22 +666,19 @@ def random_fault(number, made):
     return outcome.seconds
 
 
+@pytest.mark.figure(5)
 @pytest.mark.parametrize(
     ("times", "first"),
     [(10, 0), pytest.param(600, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
     ids=["10", "600"],
 )
-def test_random_faults_end_clean(times, first, once, capsys):
+def test_random_faults_end_clean(times, first, once, cases):
     seconds = []
-    for number in range(first, first + times):
+    for number in cases(range(first, first + times)):
         try:
             seconds.append(random_fault(number, once))
         except BaseException as error:
             error.add_note(f"fault number {number}")
             raise
-    p50, p99, most = np.quantile(seconds, [0.5, 0.99, 1]) * 1000
-    with capsys.disabled():
-        print(
-            f"\nfaults {first} to {first + times - 1}: {times} of {times} clean exits, "
-            f"time to exit p50 {p50:.1f} ms, p99 {p99:.1f} ms, at most {most:.1f} ms"
-        )
+    p50, p99 = np.quantile(seconds, [0.5, 0.99]) * 1000
+    cases.note(f"random places: p50 {p50:.1f} ms, p99 {p99:.1f} ms")

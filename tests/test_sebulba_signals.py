@@ -54,14 +54,15 @@ def check_accounts(run, bound):
 BOUND = {0: 1, 1: 2, None: 3}
 
 
+@pytest.mark.figure(11)
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1, None])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
+def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path, cases):
     run = tmp_path / "run"
     arguments = (*RUN, "--policy-lag", lag, "--save-seconds", 0, "--run-dir", run)
     process = start(*arguments, "--frames", STEPS * 4000)
-    for _ in range(3):
+    for _ in cases(range(3)):
         before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
         wait_for_lines(process, run, before + 4)
         process.send_signal(number)
@@ -83,7 +84,8 @@ def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path):
     assert ends == list(range(CHUNK, updates[-1] + 1, CHUNK))  # none twice, none left out
 
 
-def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
+@pytest.mark.figure(1, 4)
+def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path, cases):
     arguments = (*RUN, "--policy-lag", 0, "--save-seconds", 0, "--frames", STEPS * 80)
     twin, run = tmp_path / "twin", tmp_path / "run"
     code, _, error = finish(start(*arguments, "--run-dir", twin))
@@ -99,7 +101,10 @@ def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path):
         process = start("resume", run)
     code, _, error = finish(process)
     assert code == 0, error
-    assert fingerprint(run) == fingerprint(twin)
+    equal = fingerprint(run) == fingerprint(twin)
+    cases.add(equal, 1, 1)
+    cases.add(equal, 1, 4)
+    assert equal
 
 
 @pytest.mark.slow
@@ -201,6 +206,7 @@ def child(kind, *arguments):
     )
 
 
+@pytest.mark.figure(5)
 @pytest.mark.parametrize(
     ("kind", "code", "component", "words"),
     [
@@ -260,6 +266,7 @@ def test_two_hosts_hold_the_same_parameters_and_other_environments(tmp_path):
         assert line["steps_collected"] == line["steps_learned"] + line["steps_in_flight"]
 
 
+@pytest.mark.figure(19)
 @pytest.mark.slow
 def test_a_signal_to_one_host_stops_both_at_one_update(tmp_path):
     run = tmp_path / "run"

@@ -205,6 +205,7 @@ def test_all_sinks_get_all_records_and_are_closed():
     assert together.dropped == 0
 
 
+@pytest.mark.figure(24)
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_sink_that_raises_is_dropped_with_one_warning(broken, warnings_logged):
     sinks = [Recorder(), Recorder(), Recorder()]
@@ -219,6 +220,7 @@ def test_a_sink_that_raises_is_dropped_with_one_warning(broken, warnings_logged)
     assert "no space left" in warning
 
 
+@pytest.mark.figure(24)
 def test_a_slow_sink_drops_its_oldest_records_and_delays_nobody(warnings_logged):
     gate = threading.Event()
     slow, record_sink = Recorder(gate=gate), Recorder()
@@ -235,6 +237,7 @@ def test_a_slow_sink_drops_its_oldest_records_and_delays_nobody(warnings_logged)
     assert "too slow for 6 records" in warning
 
 
+@pytest.mark.figure(24)
 def test_a_sink_that_never_returns_is_left_behind(warnings_logged):
     gate = threading.Event()
     stuck, other = Recorder(gate=gate), Recorder()
@@ -294,6 +297,7 @@ def test_plain_lines_say_who_waits_where_that_is_known():
     assert "idle" not in line(record(7, actor_idle=None, learner_idle=None), 9)
 
 
+@pytest.mark.figure(24)
 def test_a_broken_pipe_costs_only_the_console(warnings_logged):
     reader, writer = os.pipe()
     os.close(reader)

@@ -148,7 +148,8 @@ def test_every_pod_does_its_rounds_and_the_board_is_ranked(tmp_path):
     assert read_tournament(tmp_path) == TOURNAMENT
 
 
-def test_200_faults_change_no_result(tmp_path):
+@pytest.mark.figure(13)
+def test_200_faults_change_no_result(tmp_path, cases):
     """Crashes, kills before and after a save, and hangs, in half of all attempts."""
     tournament = dataclasses.replace(TOURNAMENT, pods=20, rounds=10)
     plain, _ = play(tmp_path / "plain", tournament)
@@ -164,7 +165,9 @@ def test_200_faults_change_no_result(tmp_path):
     faulty, engine = play(tmp_path / "faulty", tournament, Pretence(fate))
     assert len(faults) == 200
     assert set(faults) == {"crash", "killed", "half", "hang"}
-    assert results(tmp_path / "faulty") == results(tmp_path / "plain")
+    equal = results(tmp_path / "faulty") == results(tmp_path / "plain")
+    cases.add(200 * equal, 200)
+    assert equal
     assert [e.id for e in faulty.board] == [e.id for e in plain.board]
     assert all(count == 2 for count in engine.attempts.values())
 
@@ -201,8 +204,9 @@ class Killed(BaseException):
     """The orchestrator is gone, as by SIGKILL: nothing after this point happens."""
 
 
+@pytest.mark.figure(13)
 def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, cases
 ):
     tournament = dataclasses.replace(TOURNAMENT, pods=3, rounds=2)
     play(tmp_path / "plain", tournament)
@@ -232,6 +236,7 @@ def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
             submitted = [e for e in read_events(directory) if isinstance(e, Submitted)]
             assert len(submitted) == 6
             moments += 1
+            cases.add(1, 1)
     assert moments == 2 * (events - 1)
 
 

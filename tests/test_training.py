@@ -181,6 +181,7 @@ BAD = [
 ]
 
 
+@pytest.mark.figure(20)
 @pytest.mark.parametrize(("change", "message"), BAD)
 def test_impossible_values_are_refused_before_anything_is_made(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
@@ -201,6 +202,7 @@ def test_one_setting_of_a_recipe_is_changed_by_name():
         podracer.train("cartpole_ppo", agent={"learning_rat": 0.5})
 
 
+@pytest.mark.figure(16)
 @pytest.mark.parametrize("name", ["..", "a b", "x" * 81, ".hidden", "a\nb", "CON", "a\x00b"])
 def test_hostile_run_names_are_refused(tmp_path, name):
     with pytest.raises(ConfigError):
@@ -221,6 +223,7 @@ def test_every_recipe_is_whole(name):
     assert all(updates % chunk.updates_per_chunk == 0 for updates in experiment.evaluation_updates)
 
 
+@pytest.mark.figure(16)
 @pytest.mark.parametrize(
     "data",
     [
