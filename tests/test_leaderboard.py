@@ -40,7 +40,8 @@ from podracer.tournament.events import (
     referenced,
     replay,
 )
-from podracer.tournament.leaderboard import INDEX, LOG, Leaderboard, read_events
+from podracer.tournament.index import INDEX
+from podracer.tournament.leaderboard import LOG, Leaderboard, read_events
 from podracer.types import CheckpointError, ConfigError
 
 HEADER = Header({"rule": "softmax"}, seed=0, pods=4, size=5, evaluation="e1", episodes=10)
@@ -588,18 +589,50 @@ def test_damage_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+    """It was never acknowledged, so the index has not noted it either."""
     played(tmp_path)
     log = tmp_path / LOG
+    acknowledged, index = log.read_bytes(), (tmp_path / INDEX).read_bytes()
+    with Leaderboard(tmp_path) as board:
+        board.record(Capacity(1))
     whole = log.read_bytes()
-    end = whole.rindex(b"\n", 0, -1) + 1
-    for size in range(end, len(whole), 7):
+    for size in range(len(acknowledged), len(whole), 7):
         log.write_bytes(whole[:size])
+        (tmp_path / INDEX).write_bytes(index)
         before = read_events(tmp_path)
         assert log.stat().st_size == size  # a reader changes nothing
         with Leaderboard(tmp_path) as board:
             assert board.state == replay(before)
             board.record(Capacity(1))
         assert read_events(tmp_path)[:-1] == before
+
+
+def test_a_log_that_was_cut_is_refused_at_every_place(tmp_path: Path) -> None:
+    """Its lines are whole, so only the index tells; without it, what is left goes on."""
+    played(tmp_path)
+    log, index = tmp_path / LOG, (tmp_path / INDEX).read_bytes()
+    lines = log.read_bytes().splitlines(keepends=True)
+    cuts = [b"".join(lines[:count]) for count in range(len(lines))]
+    cuts += [cut + lines[number][:20] for number, cut in enumerate(cuts)]
+    for cut in cuts:
+        log.write_bytes(cut)
+        for reader in (read_events, Leaderboard, lambda path: Leaderboard(path, HEADER)):
+            with pytest.raises(CheckpointError, match=f"of the {len(lines)} that {INDEX} has"):
+                reader(tmp_path)
+        assert (log.read_bytes(), (tmp_path / INDEX).read_bytes()) == (cut, index)
+    log.write_bytes(cuts[9])
+    (tmp_path / INDEX).unlink()
+    with Leaderboard(tmp_path) as board:
+        assert board.state == replay(read_events(tmp_path))
+        assert board.state.events == 9
+
+
+def test_a_log_of_another_tournament_beside_the_index_is_refused(tmp_path: Path) -> None:
+    played(tmp_path / "one")
+    played(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / LOG, tmp_path / "one" / LOG)
+    with pytest.raises(CheckpointError, match="it was cut or replaced"):
+        read_events(tmp_path / "one")
 
 
 def test_a_disk_that_refuses_changes_nothing(

@@ -4,9 +4,8 @@
 
 `DIR/leaderboard.jsonl` is the source of truth. Each line is one event, synced to disk before it is
 acknowledged, and ends with a checksum over itself and the previous line: damage is reported with
-its line number; a torn last line was never acknowledged and is cut off. `DIR/leaderboard.sqlite`
-holds the entries for SQL queries; no decision depends on it, and each open rebuilds it from the
-log.
+its line number; a torn last line was never acknowledged and is cut off. Lines that are missing at
+the end are noticed by the index (`index.py`), which each open rebuilds from the log.
 
 One process writes, under `DIR/lock`; any process may read at any time. The meaning of the events is
 in `events.py`.
@@ -25,7 +24,7 @@ import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -52,9 +51,9 @@ from podracer.tournament.events import (
     referenced,
     replay,
 )
+from podracer.tournament.index import Index, check_length, read_length
 from podracer.types import CheckpointError, ConfigError
 
-INDEX = "leaderboard.sqlite"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,21 +64,23 @@ def read_events(directory: Path) -> list[Event]:
     """Read the events of a tournament, which may still be running.
 
     Raises `ConfigError` if there is none or another version wrote it, `CheckpointError` if a line
-    is damaged.
+    is damaged or missing.
     """
     path = Path(directory) / LOG
     if not path.is_file():
         raise ConfigError(f"{directory} holds no tournament: there is no {LOG} in it.")
-    events, _, _ = _read(path)
+    length = read_length(path.parent)  # before the log, which may be growing
+    events, checksums, _ = _read(path)
+    check_length(path, checksums, length)
     if not events:
         raise ConfigError(f"{directory} holds no tournament yet: {LOG} is empty.")
     return events
 
 
-def _read(path: Path) -> tuple[list[Event], str, int]:
-    """Read the events, the checksum of the last one, and the number of bytes they take."""
-    events: list[Event] = []
-    checksum, size = "", 0
+def _read(path: Path) -> tuple[list[Event], list[str], int]:
+    """Read the events, their checksums, and the number of bytes they take."""
+    events, checksums = list[Event](), list[str]()
+    size = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -87,17 +88,18 @@ def _read(path: Path) -> tuple[list[Event], str, int]:
             try:
                 fields = json.loads(line)
                 del fields["sha256"]
-                expected, checksum = _line(fields, checksum)
+                expected, checksum = _line(fields, checksums[-1] if checksums else "")
                 if line != expected:
                     raise ValueError
                 events.append(_decode(fields))
+                checksums.append(checksum)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise CheckpointError(
                     f"{path}: line {number} is damaged, so this and all that follows cannot be "
                     "trusted; restore the file from a copy"
                 ) from None
             size += len(line)
-    return events, checksum, size
+    return events, checksums, size
 
 
 def _line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
@@ -142,7 +144,9 @@ class Leaderboard:
             descriptor = os.open(self.directory / LOG, flags, 0o644)
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))
             fsync_directory(self.directory)
-            events, self._checksum, self._size = _read(self.directory / LOG)
+            events, checksums, self._size = _read(self.directory / LOG)
+            check_length(self.directory / LOG, checksums, read_length(self.directory))
+            self._checksum = checksums[-1] if checksums else ""
             if not events and header is not None:
                 events = [self._append(header)]
             self.state = replay(events)
@@ -155,7 +159,7 @@ class Leaderboard:
                 for entry in entries.values()
                 if os.path.lexists(self.directory / entry.checkpoint)
             }
-            self._index = self._make_index(entries)
+            self._index = self._make_index(entries.values())
             stack.callback(lambda: self._index.close())
             self._stack = stack.pop_all()
 
@@ -208,7 +212,6 @@ class Leaderboard:
         entry = self.state.pods[report.pod].newest
         assert entry is not None
         self._checkpoints.add(entry.checkpoint)
-        self._add_to_index(entry)
         return None
 
     def fail(self, failure: Failed) -> str | None:
@@ -254,6 +257,13 @@ class Leaderboard:
     def _record(self, event: Event) -> None:
         # The written event is applied, so a replay cannot differ.
         self.state = apply(self.state, self._append(event))
+        entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
+        try:
+            self._index.add([entry] if entry else [], self.state.events, self._checksum)
+        except sqlite3.Error:  # damaged, or locked by a reader
+            self._index.close()
+            events, _, _ = _read(self.directory / LOG)
+            self._index = self._make_index(history(events).values())
 
     def _append(self, event: Event) -> Event:
         event = dataclasses.replace(event, time=time.time())
@@ -280,38 +290,10 @@ class Leaderboard:
                 )
         return None
 
-    def _make_index(self, entries: Mapping[str, Entry]) -> sqlite3.Connection:
-        path = self.directory / INDEX
-        for old in (path, path.with_name(f"{INDEX}-journal")):
-            old.unlink(missing_ok=True)
-        index = sqlite3.connect(path, timeout=1.0)
-        index.execute("PRAGMA synchronous = OFF")  # it is rebuilt from the log
-        with index:
-            index.execute("BEGIN")
-            index.execute(f"CREATE TABLE entries (id PRIMARY KEY, {', '.join(_COLUMNS)})")
-            index.execute(
-                "CREATE VIEW board AS SELECT * FROM entries "
-                f"ORDER BY score DESC, frames, pod, round LIMIT {self.state.header.size}"
-            )
-            index.executemany(_INSERT, map(_row, entries.values()))
+    def _make_index(self, entries: Iterable[Entry]) -> Index:
+        index = Index(self.directory, self.state.header.size)
+        index.add(entries, self.state.events, self._checksum)
         return index
-
-    def _add_to_index(self, entry: Entry) -> None:
-        try:
-            with self._index:
-                self._index.execute(_INSERT, _row(entry))
-        except sqlite3.Error:  # damaged, or locked by a reader
-            self._index.close()
-            self._index = self._make_index(history(read_events(self.directory)))
-
-
-_COLUMNS = [field.name for field in dataclasses.fields(Entry)]
-_INSERT = f"INSERT INTO entries VALUES (?{', ?' * len(_COLUMNS)})"
-
-
-def _row(entry: Entry) -> list[Any]:
-    values = [getattr(entry, name) for name in _COLUMNS]
-    return [entry.id, *(json.dumps(v) if isinstance(v, dict | tuple) else v for v in values)]
 
 
 def _check_same(saved: Header, header: Header) -> None:
