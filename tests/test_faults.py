@@ -16,7 +16,7 @@ CHUNK = 16 * 8 * 20
 QUICK = (*RUN, "--frames", CHUNK * 30)
 LONG = (*RUN, "--frames", CHUNK * 5000)
 SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
-CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75}
+CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75, signal.SIGHUP: 75}
 
 
 def interrupt_until_done(arguments, run, signals):
@@ -46,7 +46,7 @@ def interrupt_until_done(arguments, run, signals):
 @pytest.mark.parametrize(
     ("arguments", "signals"),
     [
-        (QUICK, (signal.SIGKILL, signal.SIGTERM)),
+        (QUICK, (signal.SIGKILL, signal.SIGHUP)),
         pytest.param(LONG, 200 * (signal.SIGKILL,), marks=SLOW),
         pytest.param(LONG, 50 * (signal.SIGTERM,), marks=SLOW),
     ],

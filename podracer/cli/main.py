@@ -5,16 +5,23 @@ JAX is imported only once a command needs it, so that a mistyped one is answered
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import importlib.metadata
+import logging
 import os
 import platform
+import select
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from podracer.io.names import nearest
+from podracer.io.signals import STOPPED, exit_on_stop
+
+_STDOUT = 1  # its descriptor
 
 
 class Command(NamedTuple):
@@ -72,18 +79,56 @@ def version() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; `docs/reliability.md` lists the codes."""
     name, *remaining = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    logging.getLogger("podracer").addFilter(_clean)
     try:
-        sys.exit(_run(name, remaining))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        with exit_on_stop():
+            code = _run(name, remaining)
+    except KeyboardInterrupt:
+        code = _explain("podracer: stopped by Ctrl-C.", STOPPED)
     except Exception as error:
-        code = getattr(error, "exit_code", None)
-        if code is None:
-            traceback.print_exc()
-            sys.exit(70)
-        print(f"podracer: {error}", file=sys.stderr)
-        sys.exit(code)
+        code = 0 if _is_of_output(error) else _explain_error(error)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+    sys.exit(code)
+
+
+def _is_of_output(error: Exception) -> bool:
+    """Whether an error only says that nobody reads the output any more, as in `... | head`."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, errno.EIO):
+        return False
+    poll = select.poll()
+    poll.register(_STDOUT, 0)  # which reports a hangup without being asked to
+    return bool(poll.poll(0))
+
+
+def _explain_error(error: Exception) -> int:
+    """Print a sentence about an error, or a traceback if it is nobody's; return the exit code."""
+    if not hasattr(error, "exit_code"):
+        from podracer.experiments.errors import classify_error
+
+        error = classify_error(error)
+    code = getattr(error, "exit_code", None)
+    if code is None:
+        return _explain("".join(traceback.format_exception(error)).rstrip(), 70)
+    return _explain(f"podracer: {error}", code)
+
+
+def _explain(text: str, code: int) -> int:
+    from podracer.io.text import printable, redact
+
+    with contextlib.suppress(OSError):  # a terminal that was closed
+        print(printable(redact(text)), file=sys.stderr)
+    return code
+
+
+def _clean(record: logging.LogRecord) -> bool:
+    """Take secrets and control characters out of a message of the log."""
+    from podracer.io.text import printable, redact
+
+    record.msg, record.args = printable(redact(record.getMessage())), ()
+    return True
 
 
 def _run(name: str, arguments: list[str]) -> int:

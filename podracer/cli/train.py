@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,7 +105,8 @@ def run(
 
     result = train(experiment, run_dir=run_dir, resume=resume, sinks=[console])
     if jax.process_index() == 0:
-        _print_summary(result, recipe)
+        with contextlib.suppress(OSError):  # a reader of the output that has left, as in `| head`
+            _print_summary(result, recipe)
     return result.exit_code
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -14,6 +17,23 @@ class DeviceError(PodracerError):
     """The accelerator failed or ran out of memory."""
 
     exit_code = 71
+
+
+class FileError(PodracerError):
+    """A file could not be read or written."""
+
+    exit_code = 73
+
+
+_DISK = (
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+)
 
 
 @contextlib.contextmanager
@@ -27,16 +47,28 @@ def tag_component(name: str) -> Iterator[None]:
 
 
 def classify_error(error: Exception) -> Exception:
-    """Return a `DeviceError` for a failure of XLA, and every other error unchanged."""
-    if not isinstance(error, jax.errors.JaxRuntimeError):
+    """Return the error of the right exit code for a device, memory or a file; others unchanged."""
+    if isinstance(error, PodracerError):
         return error
-    text = str(error)
-    if "RESOURCE_EXHAUSTED" in text:
-        advice = "out of device memory: take fewer environments, a shorter rollout or more devices."
-    elif "DATA_LOSS" in text or "INTERNAL" in text:
-        advice = "the device failed: resume on a healthy one."
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0][:300]
+    if isinstance(error, MemoryError):
+        failure = DeviceError(f"out of memory: take fewer environments. ({first_line})")
+    elif isinstance(error, OSError) and (error.filename or error.errno in _DISK):
+        name = "" if error.filename is None else f"{_name(error.filename)}: "
+        failure = FileError(f"{name}{error.strerror}.")
+    elif isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text:
+        advice = "take fewer environments, a shorter rollout or more devices."
+        failure = DeviceError(f"out of device memory: {advice} ({first_line})")
+    elif isinstance(error, jax.errors.JaxRuntimeError) and (
+        "DATA_LOSS" in text or "INTERNAL" in text
+    ):
+        failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
     else:
         return error
-    failure = DeviceError(f"{advice} ({text.strip().splitlines()[0][:300]})")
     failure.__cause__ = error
     return failure
+
+
+def _name(path: Any) -> str:
+    return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)

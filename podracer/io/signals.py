@@ -10,14 +10,55 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 PREEMPTED = 75
 STOPPED = 130
 
 
+@contextlib.contextmanager
+def exit_on_stop() -> Iterator[None]:
+    """Exit with 75 on SIGTERM and SIGHUP within the context, wherever the main thread is.
+
+    For what has nothing to save, such as the imports of a run that has not begun.
+    """
+
+    def leave(number: int, _: object) -> None:
+        text = f"podracer: ended by {signal.Signals(number).name}; there was nothing to save.\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # print may be what the signal interrupted
+        sys.exit(PREEMPTED)
+
+    with _handled(_preemptions(), leave):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[bool]:
+    """Handle signals within the context; off the main thread, where yields False, do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield True
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)
+
+
+def _preemptions() -> list[int]:
+    """Return the signals of a preemption: SIGTERM, and SIGHUP of a terminal that is closed.
+
+    What is started by `nohup` ignores SIGHUP.
+    """
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
 class StopSignals:
-    """Record of SIGTERM (preemption) and Ctrl-C; a second Ctrl-C ends the process at once.
+    """Record of preemptions (SIGTERM, SIGHUP) and Ctrl-C; a second Ctrl-C ends the process at once.
 
     Signals are read from a wakeup socket by a thread, so they count even while the main thread
     is inside a compiled program and could not run a Python handler.
@@ -29,26 +70,24 @@ class StopSignals:
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignals]:
         """Handle the signals within the context. Off the main thread this does nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        receiver, sender = socket.socketpair()
-        sender.setblocking(False)
-        previous = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
-        old_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        watcher = threading.Thread(
-            target=self._watch, args=(receiver,), name="podracer-signals", daemon=True
-        )
-        watcher.start()
-        try:
-            yield self
-        finally:
-            signal.set_wakeup_fd(old_fd)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            sender.close()  # ends the watcher
-            watcher.join(timeout=5)
-            receiver.close()
+        with _handled([*_preemptions(), signal.SIGINT], lambda *_: None) as is_main_thread:
+            if not is_main_thread:
+                yield self
+                return
+            receiver, sender = socket.socketpair()
+            sender.setblocking(False)
+            old_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+            watcher = threading.Thread(
+                target=self._watch, args=(receiver,), name="podracer-signals", daemon=True
+            )
+            watcher.start()
+            try:
+                yield self
+            finally:
+                signal.set_wakeup_fd(old_fd)
+                sender.close()  # ends the watcher
+                watcher.join(timeout=5)
+                receiver.close()
 
     def _watch(self, receiver: socket.socket) -> None:
         while numbers := receiver.recv(64):
@@ -56,7 +95,7 @@ class StopSignals:
                 if number == signal.SIGINT and self.exit_code == STOPPED:
                     print("podracer: exits at once, without saving.", file=sys.stderr, flush=True)
                     os._exit(STOPPED)
-                if number == signal.SIGTERM:
+                if number in (signal.SIGTERM, signal.SIGHUP):
                     self.exit_code = self.exit_code or PREEMPTED
                 elif number == signal.SIGINT:
                     self.exit_code = STOPPED

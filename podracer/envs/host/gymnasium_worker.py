@@ -289,8 +289,9 @@ def _enter_fork_server() -> None:
     global inside_worker
     inside_worker = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C and preemption are the parent's matter,
-    signal.signal(signal.SIGTERM, lambda *_: None)  # but engines that we start may be terminated
-    signal.siginterrupt(signal.SIGTERM, False)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # but engines that we start may be ended so
+        signal.siginterrupt(number, False)
     warnings.simplefilter("ignore")  # the parent has made one environment and shown them
 
 
