@@ -8,10 +8,12 @@ over twice as fast; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as u
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+from sockets import listeners
 
 pytest_plugins = ["fault_matrix", "pytester"]
 
@@ -37,6 +39,14 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
+
+
+@pytest.fixture
+def nothing_listens() -> Iterator[None]:
+    """Fail a test during which something listened beyond the loopback interface."""
+    with listeners() as found:
+        yield
+    assert found == set()
 
 
 @pytest.fixture(autouse=True, scope="module")

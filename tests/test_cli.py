@@ -26,6 +26,8 @@ def run(tmp_path_factory):
     return directory
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_eval_prints_what_training_measured(run):
     code, out, error = call("eval", run, "--json")
     assert code == 0, error
@@ -36,6 +38,8 @@ def test_eval_prints_what_training_measured(run):
     assert figures["return_mean"] > 0.9
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_play_draws_the_board(run, tmp_path):
     out = tmp_path / "catch.gif"
     code, _, error = call("play", run, "--out", out, "--episodes", 2)
@@ -46,6 +50,8 @@ def test_play_draws_the_board(run, tmp_path):
         assert np.asarray(image.convert("RGB")).max() > 200
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_report_is_one_file_without_addresses(run):
     code, out, error = call("report", run)
     assert code == 0, error
@@ -55,12 +61,16 @@ def test_report_is_one_file_without_addresses(run):
     assert not re.search(r"(src|href)=[\"']https?:", page)
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_fingerprint_is_of_the_whole_state(run):
     code, out, error = call("fingerprint", run)
     assert code == 0, error
     assert re.fullmatch(r"[0-9a-f]{64}  .* at update 200\n", out)
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_list_and_usage_name_everything():
     code, out, _ = call("list")
     assert code == 0
@@ -123,12 +133,16 @@ def test_completion_of_other_shells_names_commands_recipes_and_flags():
             assert word in script(shell)
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_doctor_finds_that_everything_works():
     code, out, _ = call("doctor")
     assert code == 0, out
     assert out.count("works") >= 3
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_bench_separates_compile_time():
     code, out, error = call("bench", "anakin", "--repetitions", 1, "--envs-per-device", 8, "--json")
     assert code == 0, error
@@ -138,6 +152,8 @@ def test_bench_separates_compile_time():
         assert figures[part]["compile_seconds"] > 0
 
 
+@pytest.mark.figure(17)
+@pytest.mark.usefixtures("nothing_listens")
 def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     """An environment of the host, from the first flag to the picture of the accounts."""
     run = tmp_path / "run"
