@@ -71,11 +71,11 @@ def wait_for_all_processes(where: str) -> None:
         multihost_utils.sync_global_devices(where)
 
 
-def any_process(flag: bool) -> bool:
-    """Return whether `flag` is true in any process of the run; every process must call this."""
+def any_process(*flags: bool) -> tuple[bool, ...]:
+    """Return for each flag whether it is true in any process; every process must call this."""
     if jax.process_count() == 1:
-        return flag
-    return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+        return flags
+    return tuple(multihost_utils.process_allgather(np.asarray(flags)).any(axis=0).tolist())
 
 
 def on_one_device(tree: PyTree) -> PyTree:

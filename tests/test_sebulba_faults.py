@@ -326,7 +326,7 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
 
         def request(self):
             self.asked += 1
-            return Request.STOP if self.asked > 1 else Request.NONE
+            return Request.UPDATE_END if self.asked > 1 else Request.NONE
 
     def run(request):
         agent, _, split, config, state = once(policy_lag=0)
@@ -341,7 +341,7 @@ def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
     impatient = Impatient("nowhere")
     monkeypatch.setattr(sys.modules[__name__], "now", impatient)
     *stops, ignored = run(impatient.request)
-    assert Request.STOP in [progress.request for progress in stops]
+    assert Request.UPDATE_END in [progress.request for progress in stops]
     assert undisturbed.updates == ignored.updates == 6
     assert checkpoint.fingerprint(undisturbed.state) == checkpoint.fingerprint(ignored.state)
 
@@ -547,6 +547,23 @@ def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     _, error, crash = trained(tmp_path)
     assert type(error) is Injected
     assert (crash["code"], crash["component"]) == (70, "evaluator")
+
+
+def test_limits_in_seconds_hold_within_a_chunk(once, tmp_path):
+    """A chunk that would take days, of slow environments, is cut by saves and by the end."""
+    driver = dataclasses.replace(EXPERIMENT.driver, updates_per_chunk=10**6)
+    limits = {"save_seconds": 0.2, "max_seconds": 1.0, "evaluations": 0, "frames": 32 * 10**6}
+    result, error, _ = trained(
+        tmp_path, at=lambda place, batch: time.sleep(0.005), driver=driver, **limits
+    )
+    assert error is None
+    assert result.exit_code == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    updates = [json.loads(line)["updates"] for line in lines]
+    assert len(updates) >= 2
+    saved = [int(path.name) for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")]
+    assert set(saved) <= set(updates)
+    assert max(saved) == updates[-1] < 10**6
 
 
 @pytest.mark.figure(5)

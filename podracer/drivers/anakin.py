@@ -274,7 +274,7 @@ def run_chunks(
         current_request = agreed_request if multi_host else request()
         if current_request or updates >= num_updates or boundary(updates):
             progress = to_progress(updates, jax.device_get(metrics))
-            agreed_request = progress.request
+            agreed_request = Request.NONE.value  # answered; a host that still has one repeats it
             pending = None
             yield dataclasses.replace(
                 progress, compile_seconds=compile_seconds, request=current_request, state=state

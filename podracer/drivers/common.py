@@ -36,11 +36,14 @@ from podracer.types import (
 
 
 class Request(enum.IntEnum):
-    """Request of a host to the run; the largest over all hosts takes effect."""
+    """Request of a host for a boundary, to save or to stop; the largest over all hosts counts.
+
+    A chunk of Anakin is one program, so there the end of the update is that of the chunk.
+    """
 
     NONE = 0
-    SAVE = 1
-    STOP = 2
+    CHUNK_END = 1
+    UPDATE_END = 2
 
 
 class Fault(enum.IntFlag):
@@ -230,22 +233,22 @@ def reduce_metrics(
         jnp.sum(series["frames"]),
         jnp.sum(episodes.count),
         jnp.sum(episodes.total_length),
-        jnp.int32(request == Request.SAVE.value),
-        jnp.int32(request == Request.STOP.value),
+        jnp.int32(request == Request.CHUNK_END.value),
+        jnp.int32(request == Request.UPDATE_END.value),
     ])  # fmt: skip
     integers = jax.lax.psum(integers, axis) if axis else integers
-    num_shards, frames, count, length, saves, stops = integers
+    num_shards, frames, count, length, chunk_ends, update_ends = integers
     means = {name: jnp.mean(series[name]) / num_shards for name in series if name != "frames"}
     floats, unravel = ravel_pytree((means, jnp.sum(episodes.total_return)))
     means, total_return = unravel(jax.lax.psum(floats, axis) if axis else floats)
-    save = jnp.where(saves > 0, Request.SAVE.value, Request.NONE.value)
+    request = jnp.where(chunk_ends > 0, Request.CHUNK_END.value, Request.NONE.value)
     return {
         "mean": means,
         "frames": frames,
         "episodes": count,
         "episode_return": total_return,
         "episode_length": length,
-        "request": jnp.where(stops > 0, Request.STOP.value, save),
+        "request": jnp.where(update_ends > 0, Request.UPDATE_END.value, request),
         "fault": fault,
     }
 

@@ -52,9 +52,11 @@ class Experiment:
     target_return: float | None = None
     """Mean return of an evaluation at which the run stops early."""
     max_seconds: float | None = None
-    """Time limit in seconds; the run stops at the end of the chunk in which it is reached."""
+    """Time limit in seconds; the run stops at the end of the chunk, under Sebulba of the update, in
+    which it is reached."""
     save_seconds: float = 60.0
-    """Longest time between two checkpoints, in seconds; 0 saves after every chunk."""
+    """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
+    may add; 0 saves after every chunk."""
     stall_seconds: float = 1800.0
     """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
 

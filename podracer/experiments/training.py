@@ -13,12 +13,12 @@ import jax
 
 from podracer.agent import Agent
 from podracer.drivers.common import Progress, Request, TrainState
-from podracer.environment import HasFrameSkip
 from podracer.evaluate import Evaluation
 from podracer.experiments import recipes
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
+from podracer.experiments.records import Recorder, Totals
 from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
@@ -71,18 +71,6 @@ class RunInfo:
 
 
 MakeSink = Callable[[RunInfo], Sink]
-
-
-@dataclasses.dataclass
-class Totals:
-    """Counters of the host; part of every checkpoint."""
-
-    updates: int = 0
-    frames: int = 0
-    seconds: float = 0.0
-    evaluation_return: float | None = None  # the last one
-    collected: int = 0  # steps that actors finished, learned from or not
-    dropped: int = 0  # of these, lost when the run stopped
 
 
 def train(
@@ -152,11 +140,8 @@ class Run:
         self.experiment, self.setup, self.begin = experiment, setup, begin
         self.agent, self.env, self.mesh = setup.agent, setup.env, setup.mesh
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
-        self._is_stopped = False  # by a callback
-        self._has_warned = False  # of an evaluation that repeats few episodes
+        self.recorder = Recorder(experiment, setup.env)
         self.is_main = jax.process_index() == 0
-        self.totals = Totals()
-        self._collected_before = 0  # by the resumed run
         self.saved: int | None = None  # updates at the newest checkpoint
         self._pods: Sink | None = None  # of a population: a record of each pod
 
@@ -184,7 +169,7 @@ class Run:
         if self.begin is None:
             return self.setup.init()
         state, totals = self.begin(self.setup)
-        self._count_on_from(totals)
+        self.recorder.count_on_from(totals)
         return state
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
@@ -200,15 +185,14 @@ class Run:
                 restored.metadata["devices"],
                 self.mesh.size,
             )
-        self._count_on_from(Totals(**restored.metadata["totals"]))
+        self.recorder.count_on_from(Totals(**restored.metadata["totals"]))
         self.saved = restored.step
         return restored.state
 
-    def _count_on_from(self, totals: Totals) -> None:
-        """Continue from these totals; steps that were in flight when the run stopped are lost."""
-        steps = self.experiment.driver.steps_per_update // jax.process_count()
-        totals.dropped = totals.collected - totals.updates * steps if totals.collected else 0
-        self.totals, self._collected_before = totals, totals.collected
+    @property
+    def totals(self) -> Totals:
+        """Counters of the run."""
+        return self.recorder.totals
 
     def _make_sinks(self, resume: bool) -> Sinks:
         if not self.is_main:
@@ -252,7 +236,7 @@ class Run:
                 watchdog.alive()
                 with tag_component("checkpointer"):
                     checkpointer.check()
-                record = self._record(progress, times)
+                record = self.recorder.record(progress, times)
                 if progress.state is None:
                     self._write(sinks, record, progress)
                     continue
@@ -260,16 +244,19 @@ class Run:
                 if progress.updates in experiment.evaluation_updates:
                     with tag_component("evaluator"):
                         evaluation = self.setup.evaluate(progress.state)
-                    self._record_evaluation(evaluation, record, progress)
+                    self.recorder.add_evaluation(evaluation, record, progress)
                     times.add("time_evaluate")
                 self._write(sinks, record, progress)
-                self._call_back(Boundary(self.agent, learner, record, evaluation, self.directory))
-                done = self._is_done()
-                if done or progress.request:
+                boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
+                # Decided together: clocks and signals of several processes differ.
+                done, stopped = any_process(
+                    self._call_back(boundary) or self._is_done(), signals.exit_code is not None
+                )
+                if done or stopped or progress.request:
                     with tag_component("checkpointer"):
                         self._save(checkpointer, progress.state)
                     times.add("time_save")
-                if done or progress.request == Request.STOP:
+                if done or stopped:
                     exit_code = 0 if done else signals.exit_code or PREEMPTED
                     break
         with tag_component("checkpointer"):
@@ -289,12 +276,12 @@ class Run:
             return
 
         def request() -> Request:
-            if signals.exit_code:
-                return Request.STOP
-            if self._is_done():
-                return Request.SAVE
-            overdue = times.since("time_save") >= experiment.save_seconds
-            return Request.SAVE if overdue else Request.NONE
+            """Ask for a boundary, to stop or to save, whatever the length of a chunk."""
+            unsaved, interval = times.since("time_save"), experiment.save_seconds
+            if signals.exit_code or self._is_done(times.since_lap()) or unsaved >= interval > 0:
+                return Request.UPDATE_END
+            is_last_chance = unsaved + self.recorder.chunk_seconds >= interval
+            return Request.CHUNK_END if is_last_chance else Request.NONE
 
         yield from self.setup.drive(
             state=state,
@@ -303,77 +290,17 @@ class Run:
             boundary=experiment.evaluation_updates.__contains__,
         )
 
-    def _record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
-        """One line of the log; a chunk's speed leaves out compiling, evaluating and saving."""
-        lap = times.lap()
-        compiling = progress.compile_seconds
-        stepping = lap["time_step"] = max(lap["time_step"] - compiling, 1e-9)
-        self.totals.updates = progress.updates
-        self.totals.frames += progress.frames
-        self.totals.seconds += sum(lap.values()) + compiling
-        return {
-            "updates": progress.updates,
-            "frames": self.totals.frames,
-            "seconds": self.totals.seconds,
-            "frames_per_second": progress.frames / stepping,
-            **progress.metrics,
-            **self._accounts(progress),
-            "time_compile": compiling,
-            **lap,
-        }
-
-    def _record_evaluation(
-        self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
-    ) -> None:
-        """Add an evaluation to the record; of a population the means over its pods."""
-        self.totals.evaluation_return = float(evaluation.returns.mean())
-        record["evaluation_return"] = self.totals.evaluation_return
-        record["evaluation_length"] = float(evaluation.lengths.mean())
-        record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
-        if progress.pods is not None:
-            progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
-            progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
-        if evaluation.repetition and not self._has_warned and self.is_main:
-            self._has_warned = True
-            _LOG.warning(
-                "%s: to measure more take --evaluation-policy sampled or --evaluation-epsilon "
-                "0.01, or fewer --evaluation-episodes.",
-                evaluation.repetition,
-            )
-
-    def _accounts(self, progress: Progress) -> dict[str, int]:
-        """Return the numbers of steps of this host's actors: collected, trained on and dropped."""
-        if progress.collected is None:
-            return {}
-        totals = self.totals
-        totals.collected = self._collected_before + progress.collected
-        steps = self.experiment.driver.steps_per_update // jax.process_count()
-        learned = progress.updates * steps
-        accounts = {
-            "steps_collected": totals.collected,
-            "steps_learned": learned,
-            "steps_in_flight": totals.collected - learned - totals.dropped,
-            "steps_dropped": totals.dropped,
-        }
-        if isinstance(self.env, HasFrameSkip):
-            accounts["emulator_frames"] = totals.frames * self.env.frame_skip
-        return accounts
-
-    def _call_back(self, boundary: Boundary) -> None:
-        if not self.callbacks:
-            return
+    def _call_back(self, boundary: Boundary) -> bool:
+        """Call all callbacks, and return whether one of them ends the run."""
         with tag_component("callback"):
-            answers = [callback(boundary) for callback in self.callbacks]
-        self._is_stopped = any_process(any(answers))
+            return any([callback(boundary) for callback in self.callbacks])
 
-    def _is_done(self) -> bool:
-        if self._is_stopped:
-            return True
+    def _is_done(self, unrecorded_seconds: float = 0.0) -> bool:
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
             return True
         limit = self.experiment.max_seconds
-        if limit is not None and self.totals.seconds >= limit:
+        if limit is not None and self.totals.seconds + unrecorded_seconds >= limit:
             return True
         return self.totals.updates >= self.experiment.num_updates
 

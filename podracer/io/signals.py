@@ -153,6 +153,10 @@ class Stopwatch:
         """Return the seconds since `stage` last ended, or since the start."""
         return time.perf_counter() - self._ended[stage]
 
+    def since_lap(self) -> float:
+        """Return the seconds since the last lap, or since the start."""
+        return time.perf_counter() - self._mark + sum(self._stages.values())
+
     def lap(self) -> dict[str, float]:
         """Return the seconds of each stage since the last lap, and start a new lap."""
         time_now = time.perf_counter()

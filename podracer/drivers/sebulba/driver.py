@@ -55,8 +55,9 @@ def sebulba(
     `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
-    `anakin`; a single host that is asked to stop does so after the current update. Close the
-    iterator to stop: when that returns, its threads and processes have ended.
+    `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
+    update later). Close the iterator to stop: when that returns, its threads and processes have
+    ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
@@ -74,12 +75,12 @@ def sebulba(
         state = dataclasses.replace(state, actor=())
         multi_host = jax.process_count() > 1
 
-        def stop_requested() -> bool:
-            return learner.has_updates and not multi_host and request() == Request.STOP
+        def cannot_wait() -> bool:
+            return learner.has_updates and not multi_host and request() == Request.UPDATE_END
 
         updates, current_request = actors.first_update, Request.NONE.value
         while updates < num_updates:
-            rollouts = actors.collect(give_up=stop_requested)
+            rollouts = actors.collect(give_up=cannot_wait)
             if rollouts is not None:
                 state = learner.update(state, rollouts)
                 updates += 1
@@ -88,7 +89,7 @@ def sebulba(
             else:
                 current_request = request()
             is_chunk_end = updates % config.updates_per_chunk == 0 or updates >= num_updates
-            if not is_chunk_end and current_request != Request.STOP:
+            if not is_chunk_end and current_request < Request.UPDATE_END:
                 continue
             progress = learner.progress(updates)
             progress = dataclasses.replace(progress, compile_seconds=compile_seconds)

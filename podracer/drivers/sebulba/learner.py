@@ -103,7 +103,11 @@ class Learner:
         return dataclasses.replace(progress, metrics=metrics, collected=collected)
 
     def resume(self) -> None:
-        """Continue after a report: the time until now counts as reporting."""
+        """Continue after a report: the time until now counts as reporting.
+
+        Requests of before are answered; a host that still has one repeats it.
+        """
+        self.agreed_request = Request.NONE
         self._timer.start("collect")
 
 

@@ -1,0 +1,103 @@
+"""Records of a run: its counters, and a line of the log for each report of the driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import jax
+
+from podracer.drivers.common import Progress
+from podracer.environment import Environment, HasFrameSkip, HostEnvironments
+from podracer.evaluate import Evaluation
+from podracer.experiments.experiment import Experiment
+from podracer.io.signals import Stopwatch
+
+_LOG = logging.getLogger("podracer")
+
+
+@dataclasses.dataclass
+class Totals:
+    """Counters of the host; part of every checkpoint."""
+
+    updates: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+    evaluation_return: float | None = None  # the last one
+    collected: int = 0  # steps that actors finished, learned from or not
+    dropped: int = 0  # of these, lost when the run stopped
+
+
+class Recorder:
+    """Counters of a run, and its records."""
+
+    def __init__(self, experiment: Experiment, env: Environment | HostEnvironments) -> None:
+        self.totals = Totals()
+        self.chunk_seconds = 0.0  # that the driver took for the last record
+        self._env = env
+        self._steps_per_update = experiment.driver.steps_per_update // jax.process_count()
+        self._collected_before = 0  # by the resumed run
+        self._has_warned = False  # of an evaluation that repeats few episodes
+
+    def count_on_from(self, totals: Totals) -> None:
+        """Continue from these totals; steps that were in flight when the run stopped are lost."""
+        learned = totals.updates * self._steps_per_update
+        totals.dropped = totals.collected - learned if totals.collected else 0
+        self.totals, self._collected_before = totals, totals.collected
+
+    def record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
+        """Return a line of the log; its speed leaves out compiling, evaluating and saving."""
+        lap = times.lap()
+        compiling = progress.compile_seconds
+        stepping = lap["time_step"] = max(lap["time_step"] - compiling, 1e-9)
+        self.chunk_seconds = stepping
+        self.totals.updates = progress.updates
+        self.totals.frames += progress.frames
+        self.totals.seconds += sum(lap.values()) + compiling
+        return {
+            "updates": progress.updates,
+            "frames": self.totals.frames,
+            "seconds": self.totals.seconds,
+            "frames_per_second": progress.frames / stepping,
+            **progress.metrics,
+            **self._accounts(progress),
+            "time_compile": compiling,
+            **lap,
+        }
+
+    def add_evaluation(
+        self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
+    ) -> None:
+        """Add an evaluation to the record; of a population the means over its pods."""
+        self.totals.evaluation_return = float(evaluation.returns.mean())
+        record["evaluation_return"] = self.totals.evaluation_return
+        record["evaluation_length"] = float(evaluation.lengths.mean())
+        record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
+        if progress.pods is not None:
+            progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
+            progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
+        if evaluation.repetition and not self._has_warned and jax.process_index() == 0:
+            self._has_warned = True
+            _LOG.warning(
+                "%s: to measure more take --evaluation-policy sampled or --evaluation-epsilon "
+                "0.01, or fewer --evaluation-episodes.",
+                evaluation.repetition,
+            )
+
+    def _accounts(self, progress: Progress) -> dict[str, int]:
+        """Return the numbers of steps of this host's actors: collected, trained on and dropped."""
+        if progress.collected is None:
+            return {}
+        totals = self.totals
+        totals.collected = self._collected_before + progress.collected
+        learned = progress.updates * self._steps_per_update
+        accounts = {
+            "steps_collected": totals.collected,
+            "steps_learned": learned,
+            "steps_in_flight": totals.collected - learned - totals.dropped,
+            "steps_dropped": totals.dropped,
+        }
+        if isinstance(self._env, HasFrameSkip):
+            accounts["emulator_frames"] = totals.frames * self._env.frame_skip
+        return accounts
