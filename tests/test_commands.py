@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import shutil
 import signal
+import typing
+from pathlib import Path
 
 import pytest
 
+import podracer
 from podracer.cli import main as command_line
 from podracer.cli.main import main
+from podracer.cli.train import FreeSettings
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.serialization import FREE_ON_RESUME
 from podracer.io.signals import StopSignals, exit_on_stop
+from podracer.io.sinks import read_metrics
 
 
 @pytest.fixture
@@ -37,6 +46,27 @@ def command_that(monkeypatch):
 
 def raise_error(error):
     raise error
+
+
+CHUNK = 8 * 4 * 5
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A run of two chunks; tests work on copies of it."""
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    driver = {"num_envs": 8, "rollout_length": 4, "updates_per_chunk": 5}
+    podracer.train(
+        "catch_a2c", run_dir=directory, frames=2 * CHUNK, driver=driver, devices=1, evaluations=0,
+        save_seconds=0.0, agent={"network": {"torso": {"hidden": (8,)}}},
+    )  # fmt: skip
+    return directory
+
+
+@pytest.fixture
+def run(finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)  # they are
+    return Path(shutil.copytree(finished_run, tmp_path / "copy"))
 
 
 # --- signals --------------------------------------------------------------------------------------
@@ -110,3 +140,35 @@ def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
     for message in (said, caplog.text):
         assert "login by [redacted] \\x1b]0;title\\x07 failed" in message
         assert not any(part in message for part in ("s3ss-10n", "\x1b", "\x07"))
+
+
+# --- resume ---------------------------------------------------------------------------------------
+
+
+def test_resume_has_a_flag_for_every_setting_that_may_change():
+    hints = typing.get_type_hints(FreeSettings)
+    assert hints.keys() == FREE_ON_RESUME
+    for name, hint in typing.get_type_hints(Experiment).items():
+        if name in hints:
+            assert hints[name] == hint | None, name
+
+
+def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
+    (run / "crash.json").write_text("{}")
+    code, text = outcome("resume", run, "--frames", 3 * CHUNK, "--save-seconds", 7)
+    assert code == 0, text
+    experiment = json.loads((run / "config.json").read_text())["experiment"]
+    assert (experiment["frames"], experiment["save_seconds"]) == (3 * CHUNK, 7)
+    assert [record["updates"] for record in read_metrics(run / "metrics.jsonl")] == [5, 10, 15]
+    assert {"crash.previous.json"} == {path.name for path in run.glob("crash*")}
+
+
+def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
+    code, text = outcome("resume", run, "--learning-rate", 1)
+    assert (code, "learning-rate" in text) == (78, True)
+    config = json.loads((run / "config.json").read_text())
+    config["experiment"]["seed"] = 5
+    (run / "config.json").write_text(json.dumps(config))
+    code, text = outcome("resume", run)
+    assert code == 78, text
+    assert "another configuration: seed was 0 and is 5" in text

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from podracer.cli.arguments import (
     Arch,
@@ -44,12 +44,46 @@ class TrainOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class FreeSettings:
+    """Settings that a resumed run may change, as they do not decide what an update computes.
+
+    What is not given stays as it was.
+    """
+
+    frames: int | None = None
+    """Number of environment steps to train for, those before the resume included."""
+    evaluations: int | None = None
+    """Number of evaluations, evenly spread over the whole run; 0 for none."""
+    evaluation_episodes: int | None = None
+    """Number of episodes in each evaluation, at least 1."""
+    evaluation_policy: Literal["greedy", "sampled"] | None = None
+    """Policy in evaluations: `greedy` for the agent's best actions, `sampled` to explore."""
+    evaluation_epsilon: float | None = None
+    """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""
+    fixed_evaluation: bool | None = None
+    """Whether all evaluations play the same episodes; otherwise each plays new ones."""
+    target_return: float | None = None
+    """Mean return of an evaluation at which the run stops early."""
+    max_seconds: float | None = None
+    """Time limit in seconds, those before the resume included."""
+    save_seconds: float | None = None
+    """Longest time between two checkpoints, in seconds; 0 saves after every chunk."""
+    stall_seconds: float | None = None
+    """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
+
+    def changes(self) -> dict[str, Any]:
+        """Return the settings that were given, by the name of the experiment's field."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True)
 class ResumeOptions:
     """Flags of `podracer resume`."""
 
     run: RunPath
     """Directory of the run, sweep or tournament."""
     recipe: OwnRecipe = None
+    settings: FreeSettings = dataclasses.field(default_factory=FreeSettings)
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
 
@@ -73,12 +107,18 @@ def resume(arguments: Sequence[str]) -> int:
     """Run `podracer resume`: continue a run, a sweep or a tournament."""
     about = "Continue a run, a sweep or a tournament to its configured end."
     options = parse(ResumeOptions, "resume", arguments, about=about)
+    changes = options.settings.changes()
     if is_tournament(options.run):
+        if changes:
+            from podracer.types import ConfigError
+
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
+            raise ConfigError(f"a tournament goes on as it began: leave out {flags}.")
         from podracer.cli import pods
         from podracer.tournament.config import read_tournament
 
         return pods.run_tournament(read_tournament(options.run), options.run)
-    experiment = reopen_run(options.run, options.recipe)
+    experiment = dataclasses.replace(reopen_run(options.run, options.recipe), **changes)
     return run(experiment, options.run, options.hosts, resume=True, recipe=options.recipe)
 
 

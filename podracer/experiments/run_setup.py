@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-import json
 import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +25,9 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.serialization import to_json
+from podracer.experiments.serialization import read_config, to_json
 from podracer.io.differences import differences
-from podracer.io.run_directory import read_limited, run_directory
+from podracer.io.run_directory import run_directory
 from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
 
@@ -249,8 +248,8 @@ def check_same_environment(directory: Path, env: Any) -> None:
 
     Its data may come from a file that has changed since.
     """
-    saved = json.loads(read_limited(directory / "config.json"))["environment"]
-    if changed := differences(saved, to_json(env)):
+    saved = read_config(directory / "config.json").get("environment")
+    if changed := differences({"environment": saved}, {"environment": to_json(env)}):
         raise ConfigError(
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "
             "bring back the file or the version that it was made from, or begin a new run."

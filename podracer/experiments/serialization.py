@@ -21,7 +21,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.io.differences import differences
-from podracer.io.run_directory import read_limited
+from podracer.io.run_directory import read_limited, write_json
 from podracer.networks import Table, TorsoNetwork
 from podracer.types import ConfigError
 
@@ -125,6 +125,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if hint is str:  # no control characters, which a terminal would obey
+        return isinstance(value, str) and value.isprintable()
     return hint is Any or isinstance(value, hint)
 
 
@@ -160,12 +162,30 @@ def read_experiment(
     return experiment_of(path, recipe, environment)
 
 
-def recipe_name(directory: Path) -> str | None:
-    """Return the name of the recipe of a run, None if it cannot be read."""
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a run's `config.json`. Raises `ConfigError` if it is none."""
     try:
-        return json.loads(read_limited(directory / "config.json"))["experiment"]["recipe"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        config = json.loads(read_limited(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
+    if not isinstance(config, dict) or not isinstance(config.get("experiment"), dict):
+        raise ConfigError(f"{path} is not a run's configuration: it has no experiment.")
+    return config
+
+
+def update_config(directory: Path, experiment: Experiment) -> None:
+    """Write the settings with which a run goes on into its `config.json`."""
+    path = directory / "config.json"
+    config, settings = read_config(path), to_json(experiment)
+    if config["experiment"] != settings:
+        write_json(path, {**config, "experiment": settings})
+
+
+def recipe_name(directory: Path) -> str | None:
+    """Return the name of the recipe of a run, None if it has none."""
+    path = directory / "config.json"
+    name = read_config(path)["experiment"].get("recipe") if path.is_file() else None
+    return name if isinstance(name, str) else None
 
 
 def experiment_of(
@@ -179,16 +199,17 @@ def experiment_of(
     """
     kinds = KINDS if recipe is None else {**KINDS, **kinds_of(recipe)}
     try:
-        data = json.loads(read_limited(path))["experiment"]
+        data = read_config(path)["experiment"]
         if environment is not None:
             data["environment"] = ""
         experiment = from_json(data, kinds, recipe)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"{path} is not a run's configuration.")
     if environment is not None:
         experiment = dataclasses.replace(experiment, environment=environment)
+    experiment.check()
     return experiment
 
 

@@ -26,7 +26,7 @@ from podracer.experiments.run_setup import (
     make_run_setup,
     run_metadata,
 )
-from podracer.experiments.serialization import check_same_experiment, to_json
+from podracer.experiments.serialization import check_same_experiment, to_json, update_config
 from podracer.io import checkpoint
 from podracer.io.crash import retire_crash, write_crash
 from podracer.io.run_directory import RunLock, write_json
@@ -179,6 +179,8 @@ class Run:
         check_same_environment(self.directory, self.env)
         restored = checkpointer.restore(self.setup.like)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
+        if self.is_main:
+            update_config(self.directory, self.experiment)
         if restored.metadata["devices"] != self.mesh.size and self.is_main:
             _LOG.warning(
                 "The run was saved on %d devices and continues on %d: correct, but not bit-exact.",
