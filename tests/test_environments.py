@@ -358,6 +358,8 @@ def test_the_memory_probe_needs_memory() -> None:
         ("probe:memroy", ("probe:memory",)),
         ("gymnax:", ("gymnax:NAME",)),
         ("zzz", ("choose one of catch, cartpole",)),
+        ("ALE/Pong-v5", ("write atari:pong instead",)),
+        ("CartPole-v1", ("Gymnasium's ids are gymnasium:ID",)),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:

@@ -242,7 +242,10 @@ class Reference:
     def agrees(self, timestep):
         """Every field of every row is equal, in dtype too."""
         for number, row in enumerate(self.rows):
-            _same(timestep.observation, row.shown[0], number)
+            shown = row.shown[0]
+            if isinstance(shown, dict):  # a Discrete space that begins at -2 arrives from 0 on
+                shown = shown | {"a": (shown["a"][0] + 2, shown["a"][1])}
+            _same(timestep.observation, shown, number)
             fields = (timestep.reward, timestep.discount, timestep.first, timestep.last)
             for field, value in zip(fields, row.shown[1:], strict=True):
                 assert field.dtype == (np.bool_ if isinstance(value, bool) else np.float32) or (
@@ -350,21 +353,81 @@ def test_the_specification():
     assert spec.action == types.Discrete(3)
     assert spec.observation == {
         "z": types.ArraySpec((2, 3), np.float32),
-        "a": (types.ArraySpec((), np.int32), types.ArraySpec((4,), np.uint8)),
+        "a": (types.ArraySpec((), np.int32, num_values=5), types.ArraySpec((4,), np.uint8)),
         "b": types.ArraySpec((), np.float32),
     }
     assert make("CartPole-v1").spec.observation == types.ArraySpec((4,), np.float32)
     assert make("Pendulum-v1").spec.action == types.Continuous((-2.0,), (2.0,))
+    states = [types.ArraySpec((), np.int32, num_values=n) for n in (32, 11, 2)]
+    assert make("Blackjack-v1").spec.observation == tuple(states)
     lake = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
     assert library().Gymnasium(lake).spec.name == (
         "gymnasium:make('FrozenLake-v1', is_slippery=False)"
     )
+    assert list(library().Gymnasium(Walk, observe=("b",)).spec.observation) == ["b"]
     assert (
         make("CartPole-v1")
         == make("CartPole-v1", max_restarts=100)
         != make("CartPole-v1", max_restarts=1)
     )
     assert isinstance(make("CartPole-v1"), library("environment").HostEnvironments)
+
+
+def test_options_stand_in_the_name(batches):
+    make = library("envs").make
+    lake = make("gymnasium:FrozenLake-v1,is_slippery=false,step_seconds=3")
+    assert lake == library().Gymnasium("FrozenLake-v1", (("is_slippery", False),), step_seconds=3)
+    assert lake.spec.name == "gymnasium:FrozenLake-v1,is_slippery=false"
+    batch = batches("FrozenLake-v1", 1, 1, options=(("is_slippery", False),))
+    batch.reset(0, np.arange(1), 0)
+    shown = [int(batch.step(np.array([action], np.int32)).observation[0]) for action in (1, 1, 2)]
+    assert shown == [4, 8, 9]  # it never slips
+
+
+REGISTERING = """
+    import gymnasium
+    from test_gymnasium import Walk
+    gymnasium.register("Own/Walk-v0", lambda: Walk())  # found by name nowhere
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Name of a module that registers an environment."""
+    (tmp_path / "registers_walk.py").write_text(textwrap.dedent(REGISTERING))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "registers_walk"
+    sys.modules.pop("registers_walk", None)
+    gymnasium.registry.pop("Own/Walk-v0", None)
+
+
+def test_a_module_registers_its_environments_in_every_process(batches, module):
+    batch = batches(f"{module}:Own/Walk-v0", 2, 2)
+    timestep = batch.reset(0, np.arange(2), 0)
+    assert timestep.observation["b"].shape == (2,)
+    assert not any(batch.faults.values())
+
+
+def test_no_file_has_a_module_imported(module, tmp_path):
+    serialization, types = library("experiments.serialization"), library("types")
+    recipes = library("experiments.recipes")
+    name = f"gymnasium:{module}:Own/Walk-v0"
+    for hidden in (name, f"lifetimes:{name}", f"gymnasium:GymV21Environment-v0,env_id={module}:X"):
+        experiment = recipes.find("cartpole_sebulba").with_fields({"environment": hidden})
+        library("io.run_directory").write_json(
+            tmp_path / "config.json", {"experiment": serialization.to_json(experiment)}
+        )
+        with pytest.raises(types.ConfigError, match=f"module '{module}'.*--environment"):
+            serialization.read_experiment(tmp_path)
+        with pytest.raises(types.ConfigError):
+            recipes.find(str(tmp_path / "config.json"))
+    assert module not in sys.modules
+    for repeated in (
+        serialization.read_experiment(tmp_path, environment=name),
+        recipes.find(str(tmp_path / "config.json"), environment=name),
+        serialization.read_experiment(tmp_path, recipe=experiment),
+    ):
+        assert repeated.environment in (name, hidden)
 
 
 def local():
@@ -377,6 +440,9 @@ def local():
         ("CartPole-v9", "did you mean CartPole-v"),
         ("Nowhere/Land-v0", "Gymnasium has no environment 'Nowhere/Land-v0'"),
         ("no_such_module:Land-v0", "No module named 'no_such_module'"),
+        ("ALE/SpaceInvaders-v5", "write atari:space_invaders instead"),
+        ("dm_control/cartpole-swingup-v0", 'pip install "shimmy[dm-control]"'),
+        (functools.partial(Odd, spaces.Dict({"x": SEEN, "y": spaces.Text(4)})), "observe=NAME"),
         (functools.partial(Odd, error="the tank is empty"), "the tank is empty"),
         (local(), "define it at the top of a module"),
         (dict, "must make a gymnasium.Env, but it made dict"),

@@ -140,3 +140,23 @@ def test_normalized_items_are_clipped():
 def test_a_constant_observation_stays_finite():
     moments = update(init_moments(ArraySpec(())), jnp.full(8, 7.0))
     np.testing.assert_array_equal(normalize(moments, jnp.full(3, 7.0)), 0)
+
+
+def test_indices_and_masks_are_no_quantities() -> None:
+    """Normalized, an index would be no state any more, and a mask would allow every action."""
+    spec = {
+        "action_mask": ArraySpec((3,), np.bool_),
+        "position": ArraySpec((2,)),
+        "state": ArraySpec((), np.int32, num_values=5),
+    }
+    items = {
+        "action_mask": jnp.array([[[True, False, True]], [[False, True, True]]]),
+        "position": jnp.array([[[1.0, 5.0]], [[3.0, 5.0]]]),
+        "state": jnp.array([[4], [2]], jnp.int32),
+    }
+    moments = merge(init_moments(spec), moments_of(items, None))
+    normalized = normalize(moments, items)
+    np.testing.assert_allclose(normalized["position"][:, 0, 0], [-1, 1], rtol=1e-5)
+    for name in ("action_mask", "state"):
+        assert normalized[name].dtype == items[name].dtype
+        np.testing.assert_array_equal(normalized[name], items[name])

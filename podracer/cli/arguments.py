@@ -29,6 +29,14 @@ OwnRecipe = Annotated[
         "agent, network or environment is your own."
     ),
 ]
+ImportingEnvironment = Annotated[
+    str | None,
+    tyro.conf.arg(
+        name="environment",
+        help="Environment of the run, repeated. It is needed where the name has a module imported, "
+        "such as gymnasium:my_package:Maze-v0: no file decides that.",
+    ),
+]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (
@@ -235,11 +243,12 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     return recipes.find(name, **options), remaining
 
 
-def reopen_run(directory: Path, recipe: str | None) -> Experiment:
-    """Return the experiment of a run; `recipe` is what the flag `--recipe` names."""
+def reopen_run(directory: Path, recipe: str | None, environment: str | None = None) -> Experiment:
+    """Return the experiment of a run; `recipe` and `environment` are the values of these flags."""
     from podracer.experiments.loading import reopen
 
-    return reopen(directory, None if recipe is None else find_recipe(recipe, ())[0])
+    experiment = None if recipe is None else find_recipe(recipe, ())[0]
+    return reopen(directory, experiment, environment)
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:

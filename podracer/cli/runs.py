@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from podracer.cli.arguments import OwnRecipe, RunPath, parse, reopen_run, require_at_least
+from podracer.cli.arguments import (
+    ImportingEnvironment,
+    OwnRecipe,
+    RunPath,
+    parse,
+    reopen_run,
+    require_at_least,
+)
 from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
@@ -30,6 +37,7 @@ class EvalOptions:
     run: RunPath
     """Directory of the run."""
     recipe: OwnRecipe = None
+    environment: ImportingEnvironment = None
     episodes: int = 100
     """Number of episodes, each in its own environment; at least 1."""
     policy: PolicyName | None = None
@@ -54,7 +62,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.experiments.loading import load_run
 
     use_compilation_cache()
-    experiment = reopen_run(options.run, options.recipe)
+    experiment = reopen_run(options.run, options.recipe, options.environment)
     agent, env, state = load_run(options.run, recipe=experiment)
     acting = _acting(experiment, options)
     evaluator = make_evaluator(
@@ -116,6 +124,7 @@ class PlayOptions:
     run: RunPath
     """Directory of the run."""
     recipe: OwnRecipe = None
+    environment: ImportingEnvironment = None
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
@@ -144,7 +153,7 @@ def play(arguments: Sequence[str]) -> int:
     from podracer.reports.video import write_video
 
     use_compilation_cache()
-    experiment = reopen_run(options.run, options.recipe)
+    experiment = reopen_run(options.run, options.recipe, options.environment)
     agent, env, state = load_run(options.run, recipe=experiment)
     acting = _acting(experiment, options)
     frames, returns = record_frames(
@@ -228,6 +237,7 @@ class RuleOptions:
     run: RunPath
     """Directory of the run."""
     recipe: OwnRecipe = None
+    environment: ImportingEnvironment = None
     out: Path | None = None
     """Path of the file. By default rule.npz in the run."""
 
@@ -243,7 +253,8 @@ def rule(arguments: Sequence[str]) -> int:
     from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 
-    agent, env, state = load_run(options.run, recipe=reopen_run(options.run, options.recipe))
+    experiment = reopen_run(options.run, options.recipe, options.environment)
+    agent, env, state = load_run(options.run, recipe=experiment)
     if not isinstance(agent, MetaLearner):
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."

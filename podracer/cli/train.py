@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podracer.cli.arguments import (
     Arch,
+    ImportingEnvironment,
     OwnRecipe,
     RunPath,
     find_recipe,
@@ -83,6 +84,7 @@ class ResumeOptions:
     run: RunPath
     """Directory of the run, sweep or tournament."""
     recipe: OwnRecipe = None
+    environment: ImportingEnvironment = None
     settings: FreeSettings = dataclasses.field(default_factory=FreeSettings)
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
@@ -118,7 +120,8 @@ def resume(arguments: Sequence[str]) -> int:
         from podracer.tournament.config import read_tournament
 
         return pods.run_tournament(read_tournament(options.run), options.run)
-    experiment = dataclasses.replace(reopen_run(options.run, options.recipe), **changes)
+    experiment = reopen_run(options.run, options.recipe, options.environment)
+    experiment = dataclasses.replace(experiment, **changes)
     return run(experiment, options.run, options.hosts, resume=True, recipe=options.recipe)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from podracer.environment import Environment, HostEnvironments, auto_reset
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
+from podracer.envs.common import atari_remedy
 from podracer.envs.pendulum import Pendulum
 from podracer.envs.probes import PROBES
 from podracer.io.names import nearest
@@ -196,6 +198,10 @@ def make(name: str, **options: Any) -> Any:
             return ADAPTERS[prefix].make(suffix, **options)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}.") from error
+    if name.startswith("ALE/"):
+        raise ConfigError(atari_remedy(name))
+    if re.search(r"-v\d+$", name):
+        raise ConfigError(f"There is no environment {name!r}: Gymnasium's ids are gymnasium:ID.")
     valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
     raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid)}")
 
@@ -206,9 +212,23 @@ def _parse_option(setting: str) -> tuple[str, Any]:
     if not equals or not key.isidentifier():
         raise ConfigError(f"{setting!r} is not an option of an environment: write name,key=value.")
     try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
+        parsed = json.loads(value)
+    except (json.JSONDecodeError, RecursionError):
         return key, value
+    if isinstance(parsed, list | dict):
+        raise ConfigError(f"{setting!r}: an option is a number, `true`, `false`, `null` or text.")
+    return key, parsed
+
+
+def imported_module(name: str) -> str | None:
+    """Return the module that the name of an environment can have imported, None if none.
+
+    That is what stands before the id in `gymnasium:MODULE:ID`; an option of the environment may
+    name a module too (Gymnasium's wrappers of older libraries take `MODULE:ID`).
+    """
+    _, prefix, suffix = name.partition("gymnasium:")
+    module, colon, _ = suffix.rpartition(":")
+    return module.rpartition("=")[2] if prefix and colon else None
 
 
 def names() -> list[tuple[str, str, str]]:

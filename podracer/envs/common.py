@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import jax
@@ -56,3 +57,10 @@ def import_optional(module: str, name: str, extra: str) -> Any:
         raise ConfigError(
             f'{name} needs the package {error.name}: pip install "podracer[{extra}]".'
         ) from error
+
+
+def atari_remedy(environment_id: str) -> str:
+    """Return what to write for Gymnasium's id of an Atari game, such as ALE/SpaceInvaders-v5."""
+    game = environment_id.removeprefix("ALE/").partition("-")[0]
+    name = "atari:" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", game).lower()
+    return f"Atari games have an adapter of their own: write {name} instead of {environment_id}."

@@ -23,7 +23,7 @@ def load(
     run_dir: str | Path,
     *,
     recipe: Experiment | str | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
 ) -> tuple[Agent, LearnerState]:
     """Return the agent of a run and its state at the newest valid checkpoint, on one device.
@@ -42,7 +42,7 @@ def load_run(
     run_dir: str | Path,
     *,
     recipe: Experiment | str | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
 ) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
     """Return the agent, the environment and the whole state of a run, see `load`."""
@@ -67,7 +67,7 @@ def load_run(
 def reopen(
     directory: Path,
     recipe: Experiment | str | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
 ) -> Experiment:
     """Return the experiment of a run; `recipe` and `environment` are those of `load`.
 

@@ -19,6 +19,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
+from podracer.envs.catalog import imported_module
 from podracer.experiments.experiment import Experiment
 from podracer.io.differences import differences
 from podracer.io.run_directory import read_limited, write_json
@@ -101,6 +102,8 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
             raise ConfigError(f"the configuration of {kind.__name__} has an unknown {name!r}.")
         part = getattr(like, name, None) if type(like) is kind else None
         values[name] = from_json(value, kinds, part)
+        if name == "environment" and part is not values[name]:
+            _refuse_import(values[name])
         of_recipe = part is not None and type(values[name]) is type(part)
         if not of_recipe and not _fits(values[name], hints[name]):
             raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
@@ -108,6 +111,15 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
         return kind(**values)
     except TypeError as error:
         raise ConfigError(f"the configuration is incomplete: {error}.") from error
+
+
+def _refuse_import(environment: Any) -> None:
+    """Raise `ConfigError` where a file names an environment that has a module imported."""
+    if isinstance(environment, str) and (module := imported_module(environment)):
+        raise ConfigError(
+            f"the environment {environment!r} imports the module {module!r}, which no file can "
+            f"have done: add --environment {environment}, or from Python pass environment=..."
+        )
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -148,7 +160,7 @@ FREE_ON_RESUME = {
 def read_experiment(
     directory: Path,
     recipe: Experiment | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
 ) -> Experiment:
     """Return the experiment of a run.
 
@@ -191,7 +203,7 @@ def recipe_name(directory: Path) -> str | None:
 def experiment_of(
     path: Path,
     recipe: Experiment | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
 ) -> Experiment:
     """Return the experiment in a file: a run's `config.json`, or a sweep's `best.json`.
 

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,10 @@ from podracer.types import PyTree, struct, unchecked
 @unchecked
 @struct
 class Moments:
-    """Count, mean and variance of the items of a tree."""
+    """Count, mean and variance of the items of a tree.
+
+    Leaves that are no quantities, indices and truth values, have none: None in both trees.
+    """
 
     count: Float32[Array, ""]
     """Number of items; f32, as it only weights means."""
@@ -31,12 +35,31 @@ class Moments:
 
 
 def init_moments(item: PyTree) -> Moments:
-    """Return the moments of zero items; `item` is a tree with the shapes of one item."""
-    return Moments(
-        count=jnp.float32(0),
-        mean=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), item),
-        variance=jax.tree.map(lambda x: jnp.ones(x.shape, jnp.float32), item),
-    )
+    """Return the moments of zero items; `item` is a tree of arrays or `ArraySpec`s of one item."""
+
+    def full(value: float) -> PyTree:
+        return jax.tree.map(
+            lambda x: jnp.full(x.shape, value, jnp.float32) if _is_quantity(x) else None, item
+        )
+
+    return Moments(jnp.float32(0), full(0.0), full(1.0))
+
+
+def _is_quantity(leaf: Any) -> bool:
+    return leaf.dtype != bool and getattr(leaf, "num_values", None) is None
+
+
+def _map_quantities(function: Callable[..., jax.Array], mean: PyTree, *others: PyTree) -> PyTree:
+    """Map over a tree of moments and others; None where the first tree has None."""
+
+    def apply(mean: Any, *others: Any) -> Any:
+        return None if mean is None else function(mean, *others)
+
+    return jax.tree.map(apply, mean, *others, is_leaf=_is_none)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Moments:
@@ -81,17 +104,22 @@ def merge(one: Moments, other: Moments) -> Moments:
 
     return Moments(
         count=total,
-        mean=jax.tree.map(lambda m, m2: m + (m2 - m) * share, one.mean, other.mean),
-        variance=jax.tree.map(combine, one.mean, one.variance, other.mean, other.variance),
+        mean=_map_quantities(lambda m, m2: m + (m2 - m) * share, one.mean, other.mean),
+        variance=_map_quantities(combine, one.mean, one.variance, other.mean, other.variance),
     )
 
 
 def normalize(moments: Moments, items: PyTree, *, clip: float = 10.0) -> PyTree:
-    """Return items `[*b, ...]` with mean 0 and variance 1 in each coordinate, clipped."""
+    """Return items `[*b, ...]` with mean 0 and variance 1 in each coordinate, clipped.
 
-    def normalize_leaf(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
+    Leaves that have no moments stay as they are.
+    """
+
+    def normalize_leaf(mean: Any, variance: Any, x: jax.Array) -> jax.Array:
+        if mean is None:
+            return x
         axes = tuple(range(x.ndim - mean.ndim))
         mean, variance = jnp.expand_dims(mean, axes), jnp.expand_dims(variance, axes)
         return jnp.clip((x - mean) * jax.lax.rsqrt(variance + 1e-8), -clip, clip)
 
-    return jax.tree.map(normalize_leaf, items, moments.mean, moments.variance)
+    return jax.tree.map(normalize_leaf, moments.mean, moments.variance, items, is_leaf=_is_none)

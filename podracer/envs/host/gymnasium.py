@@ -54,17 +54,26 @@ _IMPORT_SECONDS = 120.0  # for the environment's code
 
 
 def gymnasium(name: str, **options: Any) -> Gymnasium:
-    """Return the environment `name` of Gymnasium's registry, with fields of `Gymnasium`."""
-    return Gymnasium(name, **options)
+    """Return the environment `name` of Gymnasium's registry.
+
+    `options` are fields of `Gymnasium`, and the environment's own, such as `is_slippery` of
+    FrozenLake. `observe` joins its names by `+`.
+    """
+    fields = {field.name for field in dataclasses.fields(Gymnasium)} - {"environment", "options"}
+    settings = {key: options.pop(key) for key in fields & options.keys()}
+    if isinstance(observe := settings.get("observe"), str):
+        settings["observe"] = tuple(observe.split("+"))
+    return Gymnasium(name, tuple(sorted(options.items())), **settings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Gymnasium:
     """Environments of Gymnasium, as `HostEnvironments`.
 
-    Observations may be Box (64 bits arrive as 32), Discrete (int32), and Dict and Tuple of them;
-    actions Discrete, or a Box of floats with one axis and finite bounds. Raises `ConfigError` for
-    others, and where the environment cannot be made.
+    Observations may be Box (64 bits arrive as 32), Discrete (as an index from 0, which a torso
+    turns into a one-hot vector), and Dict and Tuple of them; actions Discrete, or a Box of floats
+    with one axis and finite bounds. Raises `ConfigError` for others, and where the environment
+    cannot be made.
     """
 
     environment: str | Callable[[], Env]
@@ -72,6 +81,10 @@ class Gymnasium:
     or a class or function that makes one environment when called without arguments. It must be
     importable by name in another process, as must be the function of a `functools.partial`; in a
     script that needs `if __name__ == "__main__":` around all code that is not a definition."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Pairs of the environment's own options and their values, for a registered id."""
+    observe: tuple[str, ...] = ()
+    """Entries of dictionaries of observations that agents see; empty for all of them."""
     step_seconds: float = 10.0
     """Longest time that one environment's `step` may take, in seconds."""
     reset_seconds: float = 60.0
@@ -82,13 +95,16 @@ class Gymnasium:
     def __post_init__(self) -> None:
         for field, low in (("step_seconds", 1e-3), ("reset_seconds", 1e-3), ("max_restarts", 0)):
             value = getattr(self, field)
-            if not low <= value < float("inf"):
+            if not isinstance(value, int | float) or not low <= value < float("inf"):
                 raise ConfigError(f"{field} must be finite and {low} or more, not {value}.")
-        inspect_environment(self.environment)
+        self._inspect()
+
+    def _inspect(self) -> tuple[EnvironmentSpec, WorkerSetup]:
+        return inspect_environment(self.environment, self.options, self.observe)
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return inspect_environment(self.environment)[0]
+        return self._inspect()[0]
 
     def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch:
         """Make `num_envs` environments in `num_threads` processes, no more than environments.
@@ -100,7 +116,7 @@ class Gymnasium:
                 f"num_envs and num_threads must be 1 or more, not {num_envs} and {num_threads}."
             )
         check_not_in_worker()
-        spec, setup = inspect_environment(self.environment)
+        spec, setup = self._inspect()
         parts = np.array_split(np.arange(num_envs), min(num_threads, num_envs))
         setup = dataclasses.replace(
             setup,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import inspect
+import json
 import os
 import pickle
 import sys
@@ -13,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from podracer.envs.common import atari_remedy
 from podracer.envs.host import gymnasium_worker
+from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import Leaf, WorkerSetup
 from podracer.io.names import nearest
 from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, EnvironmentSpec
@@ -21,29 +26,39 @@ from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, Environ
 if TYPE_CHECKING:
     from gymnasium import Env
 
+Options = tuple[tuple[str, Any], ...]
+# Packages that register ids when they are imported: how the ids begin, the module, and how to
+# install it. A name can have no other module imported than these and those that it contains.
+_PACKAGES = {
+    "MiniGrid-": ("minigrid", "pip install minigrid"),
+    "BabyAI-": ("minigrid", "pip install minigrid"),
+    "dm_control/": ("shimmy", 'pip install "shimmy[dm-control]"'),
+}
 _NARROWER = {"float64": "float32", "float128": "float32", "int64": "int32", "uint64": "uint32"}
 
 
 @functools.cache
 def inspect_environment(
     environment: str | Callable[[], Env],
+    options: Options = (),
+    observe: tuple[str, ...] = (),
+    with_pictures: bool = False,
 ) -> tuple[EnvironmentSpec, WorkerSetup]:
     """Make one environment in this process and return its specification and its workers' setup.
 
-    The setup still lacks rows and deadlines. Raises `ConfigError` for what cannot be
-    imported, made or used.
+    The arguments are the fields of `Gymnasium`. The setup still lacks rows and deadlines. Raises
+    `ConfigError` for what cannot be imported, made or used.
     """
-    name = _display_name(environment)
+    name = _display_name(environment, options, observe)
     try:
         import gymnasium as library
     except ModuleNotFoundError as error:
         raise ConfigError(f'{name} needs gymnasium: pip install "podracer[gymnasium]".') from error
-    make = _registered(environment) if isinstance(environment, str) else environment
-    if not callable(make):
-        raise ConfigError(f"{name} is neither a registered id nor something to call.")
+    make = _factory(name, environment, options, observe, with_pictures)
     pickled, main = _pickle(name, make)
     try:
-        env = make()
+        with contextlib.redirect_stdout(None) if with_pictures else contextlib.nullcontext():
+            env = make()  # pygame prints a greeting
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {reason}") from error
@@ -62,13 +77,35 @@ def inspect_environment(
         )
     finally:
         env.close()
-    specs = jax.tree.map(lambda leaf: ArraySpec(leaf.shape, leaf.dtype), observation)
+    specs = jax.tree.map(
+        lambda leaf: ArraySpec(leaf.shape, leaf.dtype, num_values=leaf.num_values), observation
+    )
     return EnvironmentSpec(name, specs, action), setup
 
 
-def _display_name(environment: Any) -> str:
+def _factory(
+    name: str, environment: Any, options: Options, observe: tuple[str, ...], with_pictures: bool
+) -> Any:
+    """Return what makes one environment when it is called."""
     if isinstance(environment, str):
-        return f"gymnasium:{environment}"
+        make: Any = _registered(environment, options)
+    elif not callable(environment):
+        raise ConfigError(f"{name} is neither a registered id nor something to call.")
+    elif options:
+        raise ConfigError(f"{name} is called without arguments: bind them by functools.partial.")
+    else:
+        make = environment
+    make = _with_render_mode(make) if with_pictures else make
+    make = Filtered(make, observe) if observe else make
+    return Pictured(make) if with_pictures else make
+
+
+def _display_name(environment: Any, options: Options = (), observe: tuple[str, ...] = ()) -> str:
+    if isinstance(environment, str):
+        if observe:
+            options = (*options, ("observe", "+".join(observe)))
+        settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options]
+        return ",".join([f"gymnasium:{environment}", *settings])
     if isinstance(environment, functools.partial):
         keywords = [f"{key}={value!r}" for key, value in environment.keywords.items()]
         arguments = ", ".join([*map(repr, environment.args), *keywords])
@@ -76,21 +113,40 @@ def _display_name(environment: Any) -> str:
     return f"gymnasium:{getattr(environment, '__qualname__', type(environment).__qualname__)}"
 
 
-def _registered(name: str) -> Callable[[], Env]:
-    """Return a call with the registry's entry itself, so that workers need no registration."""
+def _registered(name: str, options: Options) -> Registered:
+    """Return an entry of the registry, by id where a module registers it in every process."""
     import gymnasium as library
 
     module, _, environment_id = name.rpartition(":")
+    package = next((x for start, x in _PACKAGES.items() if name.startswith(start)), None)
+    module, install = (module, None) if package is None else package
     try:
         if module:
             importlib.import_module(module)
         entry = library.spec(environment_id)
-        return functools.partial(library.make, entry, disable_env_checker=True)
-    except ImportError as error:
-        raise ConfigError(f"gymnasium:{name} cannot be imported: {error}.") from error
-    except library.error.Error as error:
+        return Registered(environment_id if module else entry, module, options)
+    except (ImportError, library.error.Error) as error:
+        if install is not None:
+            raise ConfigError(f"gymnasium:{name} needs the package {module}: {install}.") from error
+        if isinstance(error, ImportError):
+            raise ConfigError(f"gymnasium:{name} cannot be imported: {error}.") from error
+        if name.startswith("ALE/"):
+            raise ConfigError(atari_remedy(name)) from error
         suggestion = nearest(environment_id, sorted(library.registry))
-        raise ConfigError(f"Gymnasium has no environment {name!r}: {suggestion}") from error
+        raise ConfigError(
+            f"Gymnasium has no environment {name!r}: {suggestion} If a package registers it, write "
+            f"gymnasium:MODULE:{environment_id}."
+        ) from error
+
+
+def _with_render_mode(make: Any) -> Any:
+    """Return a factory of environments whose `render` returns an array, where they have modes."""
+    if isinstance(make, Registered):
+        options = {**dict(make.options), "render_mode": "rgb_array"}
+        return Registered(make.entry, make.module, tuple(options.items()))
+    if "render_mode" in inspect.signature(make).parameters:
+        return functools.partial(make, render_mode="rgb_array")
+    return make
 
 
 def _pickle(name: str, environment: Any) -> tuple[bytes, str | None]:
@@ -100,8 +156,11 @@ def _pickle(name: str, environment: Any) -> tuple[bytes, str | None]:
     try:
         pickled = pickle.dumps(environment)
     except Exception as error:
+        remedy = "define it at the top of a module"
+        if isinstance(environment, Registered):
+            remedy = "name the module that registers it, gymnasium:MODULE:ID"
         raise ConfigError(
-            f"{name} cannot be found by name in another process: define it at the top of a module."
+            f"{name} cannot be found by name in another process: {remedy}."
         ) from error
     if b"__main__" not in pickled:
         return pickled, None
@@ -122,11 +181,15 @@ def _observation(name: str, space: Any, path: str) -> Any:
     if isinstance(space, spaces.Tuple) and space.spaces:
         return tuple(_observation(name, x, f"{path}[{i}]") for i, x in enumerate(space.spaces))
     if isinstance(space, spaces.Discrete):
-        space = spaces.Box(space.start, space.start + space.n - 1, (), np.int64)
+        n = int(space.n)
+        bounds = np.array(0, np.int32), np.array(min(n - 1, 2**31 - 1), np.int32)
+        dtypes = np.dtype(np.int32), np.dtype(np.int64)
+        return Leaf(path, (), *dtypes, *bounds, num_values=n, first_value=int(space.start))
     if not isinstance(space, spaces.Box) or space.dtype.kind not in "fiub":
         raise ConfigError(
             f"{name}: the {path} space {space} cannot be used: it must be a Box of numbers or "
-            "Discrete, or a Dict or Tuple of them that is not empty."
+            "Discrete, or a Dict or Tuple of them that is not empty. An entry of a Dict, such as a "
+            "text, can be left out by naming the others: `observe=NAME+NAME`."
         )
     dtype = np.dtype(_NARROWER.get(space.dtype.name, space.dtype))
     low, high = space.low, space.high

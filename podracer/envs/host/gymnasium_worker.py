@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import (
     CALLS,
     CLOSE_SECONDS,
@@ -217,6 +218,8 @@ def _write(array: np.ndarray, row: int, leaf: Leaf, value: Any) -> None:
         source = np.asarray(value)
     except ValueError as error:
         raise Fault("wrong_shape", f"{leaf.name} is not an array: {error}") from error
+    if leaf.first_value and source.dtype.kind in "iu":
+        source = source.astype(np.int64) - leaf.first_value
     if source.dtype != leaf.dtype:
         if not np.can_cast(source.dtype, leaf.source, "same_kind"):
             text = f"{leaf.name} must be {leaf.source}, but it is {source.dtype}"
@@ -325,10 +328,9 @@ def _import_environment(setup: WorkerSetup) -> Callable[[], Env]:
         main = types.ModuleType("__mp_main__")
         main.__dict__.update(run(target, run_name="__mp_main__"))
         sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    from gymnasium.envs.registration import EnvSpec, load_env_creator
-
-    environment = pickle.loads(setup.environment)
-    for argument in getattr(environment, "args", ()):
-        if isinstance(argument, EnvSpec) and isinstance(argument.entry_point, str):
-            load_env_creator(argument.entry_point)
+    environment = factory = pickle.loads(setup.environment)
+    while isinstance(factory, Filtered | Pictured):
+        factory = factory.make
+    if isinstance(factory, Registered):
+        factory.load()
     return environment

@@ -44,15 +44,18 @@ def find(name: str, **options: str) -> Experiment:
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
     if name.endswith(".json"):
-        return experiment_of(Path(name))
+        return experiment_of(Path(name), **options)  # pyright: ignore[reportArgumentType]
     function = _function(name)
     return function(**{key: _option(function, key, text) for key, text in options.items()})
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """Return the names of a recipe's own options, such as the `game` of `atari_impala`."""
+    """Return the names of a recipe's own options, such as the `game` of `atari_impala`.
+
+    A file has the option `environment`, which replaces its own.
+    """
     if name.endswith(".json"):
-        return ()
+        return ("environment",)
     return tuple(inspect.signature(_function(name)).parameters)
 
 

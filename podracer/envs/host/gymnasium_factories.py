@@ -1,0 +1,82 @@
+"""Callables that make one Gymnasium environment. Workers unpickle them: nothing imports JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
+
+OBSERVATION, PICTURE = "observation", "picture"  # the entries of an observation of `Pictured`
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """Environment of Gymnasium's registry."""
+
+    entry: str | EnvSpec
+    """Id, or where no module registers it in every process, the registry's entry itself."""
+    module: str = ""
+    """Module to import first, which registers the id."""
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def load(self) -> EnvSpec:
+        """Import all code and return the registry's entry."""
+        from gymnasium.envs import registration
+
+        if self.module:
+            importlib.import_module(self.module)
+        entry = registration.spec(self.entry) if isinstance(self.entry, str) else self.entry
+        if isinstance(entry.entry_point, str):
+            registration.load_env_creator(entry.entry_point)
+        return entry
+
+    def __call__(self) -> Env:
+        import gymnasium
+
+        return gymnasium.make(self.load(), disable_env_checker=True, **dict(self.options))
+
+
+@dataclasses.dataclass(frozen=True)
+class Filtered:
+    """Environment that shows some entries of its dictionaries of observations."""
+
+    make: Callable[[], Env]
+    entries: tuple[str, ...]
+
+    def __call__(self) -> Env:
+        from gymnasium.wrappers import FilterObservation
+
+        return FilterObservation(self.make(), self.entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictured:
+    """Environment whose observations are dictionaries of the `observation` and a `picture`."""
+
+    make: Callable[[], Env]
+
+    def __call__(self) -> Env:
+        from gymnasium import spaces
+        from gymnasium.wrappers import TransformObservation
+
+        env = self.make()
+        env.reset()
+        picture = np.asarray(env.render())
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+            raise ValueError(f"render() must return uint8 [H, W, 3], not {env.render()!r:.60}")
+        space = spaces.Dict(
+            {
+                OBSERVATION: env.observation_space,
+                PICTURE: spaces.Box(0, 255, picture.shape, np.uint8),
+            }
+        )
+        return TransformObservation(
+            env, lambda value: {OBSERVATION: value, PICTURE: env.render()}, space
+        )
