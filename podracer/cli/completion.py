@@ -99,7 +99,7 @@ def _names(part: Any) -> Iterator[str]:
     kind = part if isinstance(part, type) else type(part)
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
-        value = getattr(part, field.name, None)
+        value = getattr(part, field.name, hints[field.name])
         markers = getattr(hints[field.name], "__metadata__", ())
         if dataclasses.is_dataclass(value):
             yield from _names(value)

@@ -249,7 +249,7 @@ def check_same_environment(directory: Path, env: Any) -> None:
     Its data may come from a file that has changed since.
     """
     saved = read_config(directory / "config.json").get("environment")
-    if changed := differences({"environment": saved}, {"environment": to_json(env)}):
+    if changed := differences(saved if isinstance(saved, dict) else {}, to_json(env)):
         raise ConfigError(
             f"{directory} began in another environment, and {', '.join(changed)} changed since: "
             "bring back the file or the version that it was made from, or begin a new run."
