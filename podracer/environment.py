@@ -92,7 +92,7 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A factory of batches of host environments: a small hashable value, equal by settings.
 
-    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`.
+    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`, `HasDeadlines`.
     """
 
     @property
@@ -145,6 +145,15 @@ class Resumable(Protocol):
 
     def restore(self, seed: int, indices: np.ndarray, start: int, state: EnvState) -> None:
         """Continue from a snapshot, `start` steps into the run; see `HostEnvironment.reset`."""
+        ...
+
+
+@runtime_checkable
+class HasDeadlines(Protocol):
+    """A factory of batches that replace environments which hang."""
+
+    def with_deadline(self, seconds: float) -> Any:
+        """Return the factory, of batches that replace them within the seconds that a step has."""
         ...
 
 

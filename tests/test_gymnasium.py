@@ -660,6 +660,26 @@ def test_the_fork_server_is_replaced_too(batches):
     assert timestep.observation.any(axis=1).all()
 
 
+@pytest.mark.figure(7)
+def test_a_fork_server_that_is_stopped_is_replaced(batches, monkeypatch):
+    monkeypatch.setattr(library(), "_FORK_SECONDS", 0.2)
+    batch = batches("CartPole-v1", 2, 2)
+    batch.reset(0, np.arange(2), 0)
+    [fork_server] = children(os.getpid())
+    os.kill(fork_server, signal.SIGSTOP)
+    os.kill(batch.pids[0], signal.SIGKILL)
+    while batch.faults["died"] < 2:  # the other worker ends with its fork server
+        batch.step(good(2))
+    assert children(os.getpid()) != [fork_server]
+    assert batch.step(good(2)).observation.any(axis=1).all()
+
+
+def test_the_limit_of_a_step_ends_before_the_drivers(batches):
+    environments = library().Gymnasium("CartPole-v1", step_seconds=10.0)
+    assert environments.with_deadline(10.5) is environments
+    assert environments.with_deadline(5.0).step_seconds == 2.5
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 
@@ -763,7 +783,9 @@ SCRIPT = """
 
 
 @pytest.mark.figure(12)
-def test_no_orphans_of_a_killed_parent(tmp_path):
+@pytest.mark.parametrize("are_stopped", [False, True])
+def test_no_orphans_of_a_killed_parent(are_stopped, tmp_path):
+    """A process that is stopped cannot find that its parent has ended, but the kernel wakes it."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT) + '\nif __name__ == "__main__":\n    main()\n')
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
@@ -771,6 +793,8 @@ def test_no_orphans_of_a_killed_parent(tmp_path):
         pids = [int(pid) for pid in parent.stdout.readline().split()] + children(parent.pid)
         assert len(pids) == 3
         watched = [os.pidfd_open(pid) for pid in pids]
+        for pid in pids if are_stopped else ():
+            os.kill(pid, signal.SIGSTOP)
         parent.kill()  # one of its workers hangs
     for fd in watched:
         assert select.select([fd], [], [], GENEROUS)[0]

@@ -209,7 +209,8 @@ def wait_until(happened: Any, seconds: float = 120.0) -> None:
 @pytest.mark.figure(13)
 @pytest.mark.slow
 def test_pods_and_driver_killed_for_real(tmp_path):
-    """A pod is killed, then the driver; no process is left, and `resume` loses nothing."""
+    """A pod is killed, then the driver while its pods are stopped, which cannot notice by themselves:
+    no process is left, and `resume` loses nothing."""
     directory = tmp_path / "t"
     flags = (
         "--pods",
@@ -226,9 +227,11 @@ def test_pods_and_driver_killed_for_real(tmp_path):
     os.kill(children(directory)[0], signal.SIGKILL)
     log = directory / "leaderboard.jsonl"
     wait_until(lambda: '"event": "failed"' in log.read_text())
+    for pid in children(directory):
+        os.kill(pid, signal.SIGSTOP)
     driver.kill()
     driver.wait()
-    wait_until(lambda: not children(directory), 30.0)
+    wait_until(lambda: not children(directory), 60.0)
     before = {e.id: e for e in history(read_events(directory)).values()}
     assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
     events = read_events(directory)

@@ -14,7 +14,7 @@ from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.sebulba import SebulbaConfig, check, sebulba, split_devices
+from podracer.drivers.sebulba import SebulbaConfig, actor_pool, check, sebulba, split_devices
 from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -219,6 +219,19 @@ def test_numbers_of_environments_cover_all_hosts_once():
             for thread in range(threads)
         ]
         assert sorted(np.concatenate(numbers)) == list(range(hosts * 32))
+
+
+def test_environments_that_replace_what_hangs_do_so_before_the_drivers_deadline():
+    class Replacing(Counters):
+        def with_deadline(self, seconds):
+            deadlines.append(seconds)
+            return Counters()
+
+    deadlines, config = [], SebulbaConfig(4, 3, env_timeout_seconds=7.0)
+    split = split_devices(jax.devices()[:1], config)
+    with Supervisor(config.env_timeout_seconds) as supervisor:
+        actor_pool._make_environments(Replacing(), split, config, "actor 0", supervisor).close()
+    assert deadlines == [7.0]
 
 
 # --- the programs --------------------------------------------------------------------------------

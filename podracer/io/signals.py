@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -15,6 +16,16 @@ from typing import Any
 
 PREEMPTED = 75
 STOPPED = 130
+_PR_SET_PDEATHSIG = 1
+
+
+def request_signal_at_parent_death(number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends, however it ends; Linux only.
+
+    With SIGCONT a process that is stopped wakes up, and can find that it is alone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager

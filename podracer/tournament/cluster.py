@@ -14,11 +14,13 @@ import json
 import math
 import os
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from podracer.io.signals import request_signal_at_parent_death
 from podracer.tournament.engine import Lines, LocalEngine
 
 SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
@@ -147,6 +149,7 @@ def _say(out: int, value: list[int]) -> None:
 
 def main(cpus: str, gpus: str) -> None:
     """Execute commands from standard input until it ends."""
+    request_signal_at_parent_death(signal.SIGCONT)
     out = os.dup(1)
     os.dup2(2, 1)  # Ray's output goes to the log
     cluster, commands = Cluster(connect(), float(cpus), float(gpus)), Lines(0)

@@ -39,6 +39,7 @@ from podracer.experiments.serialization import KINDS, from_json, to_json
 from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
 from podracer.io.run_directory import MANIFEST, read_limited, write_json
+from podracer.io.signals import request_signal_at_parent_death
 from podracer.types import CheckpointError, ConfigError, PyTree
 
 TASK, REPORT = "task.json", "report.json"
@@ -218,6 +219,7 @@ def saved_updates(directory: Path) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one attempt; stop and save it when standard input ends, because its engine has ended."""
+    request_signal_at_parent_death(signal.SIGCONT)  # a stopped process could not read the end
     threading.Thread(target=_watch_parent, daemon=True).start()
     directory = Path(arguments[0]).absolute()
     experiment = read_task(directory).experiment

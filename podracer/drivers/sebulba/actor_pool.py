@@ -27,7 +27,12 @@ from podracer.drivers.sebulba.trajectory import (
     make_actor_programs,
     zero_timestep,
 )
-from podracer.environment import HostEnvironment, HostEnvironments, call_environment
+from podracer.environment import (
+    HasDeadlines,
+    HostEnvironment,
+    HostEnvironments,
+    call_environment,
+)
 from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
@@ -256,6 +261,8 @@ def _make_environments(
     name: str,
     supervisor: Supervisor,
 ) -> HostEnvironment:
+    if isinstance(env, HasDeadlines):
+        env = env.with_deadline(config.env_timeout_seconds)
     make = partial(env.make, split.num_envs, native_threads(config, split))
     try:
         return call_environment(name, make)

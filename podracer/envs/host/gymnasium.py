@@ -51,6 +51,7 @@ from podracer.envs.host.gymnasium_worker import run_fork_server
 run_fork_server(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
 """
 _IMPORT_SECONDS = 120.0  # for the environment's code
+_FORK_SECONDS = 10.0  # once it is imported
 
 
 def gymnasium(name: str, **options: Any) -> Gymnasium:
@@ -86,7 +87,8 @@ class Gymnasium:
     observe: tuple[str, ...] = ()
     """Entries of dictionaries of observations that agents see; empty for all of them."""
     step_seconds: float = 10.0
-    """Longest time that one environment's `step` may take, in seconds."""
+    """Longest time that one environment's `step` may take, in seconds, before it is replaced; half
+    of Sebulba's `env_timeout_seconds` if that is not longer."""
     reset_seconds: float = 60.0
     """Longest time that making and resetting one environment may take, in seconds."""
     max_restarts: int = 100
@@ -105,6 +107,12 @@ class Gymnasium:
     @property
     def spec(self) -> EnvironmentSpec:
         return self._inspect()[0]
+
+    def with_deadline(self, seconds: float) -> Gymnasium:
+        """Return these environments with a `step_seconds` that ends before a driver's deadline."""
+        if self.step_seconds < seconds:
+            return self
+        return dataclasses.replace(self, step_seconds=seconds / 2)
 
     def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch:
         """Make `num_envs` environments in `num_threads` processes, no more than environments.
@@ -288,6 +296,7 @@ class GymnasiumBatch:
                 except OSError:
                     reply = b""
             if reply:
+                self._control.settimeout(_FORK_SECONDS)
                 self._shared.deadline[worker] = time.monotonic() + self._setup.reset_seconds
                 self.pids[worker], status = FORK_REPLY.unpack(reply)
                 if self.pids[worker] < 0:

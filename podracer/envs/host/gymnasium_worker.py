@@ -7,7 +7,6 @@ worker that died is replaced in milliseconds. Shared data structures are in `gym
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import random
@@ -41,12 +40,12 @@ from podracer.envs.host.gymnasium_protocol import (
     map_shared_memory,
     observation_leaves,
 )
+from podracer.io.signals import request_signal_at_parent_death
 
 if TYPE_CHECKING:
     from gymnasium import Env
 
 inside_worker = False  # whether this process is a fork server or a worker
-_PR_SET_PDEATHSIG = 1
 _REWARD = Leaf("reward", (), np.dtype(np.float32), np.dtype(np.float32))
 
 
@@ -291,6 +290,7 @@ def _enter_fork_server() -> None:
     """Mark this process, and leave signals and warnings to the parent."""
     global inside_worker
     inside_worker = True
+    request_signal_at_parent_death(signal.SIGCONT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C and preemption are the parent's matter,
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # but engines that we start may be ended so
@@ -301,8 +301,7 @@ def _enter_fork_server() -> None:
 def _worker_main(worker: Worker, channel: int, parent: int) -> None:
     """Run a forked process to its end; never returns."""
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        request_signal_at_parent_death(signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
         os.set_inheritable(channel, False)
