@@ -63,6 +63,8 @@ from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.replay import Replay as Replay
 from podracer.reports.console import console as console
 from podracer.schedules import Linear as Linear
+from podracer.tournament.config import Tournament as Tournament
+from podracer.tournament.orchestrator import run_tournament as run_tournament
 from podracer.types import ArraySpec as ArraySpec
 from podracer.types import ConfigError as ConfigError
 from podracer.types import Continuous as Continuous

@@ -22,6 +22,7 @@ from podracer.agents.dqn import DQN
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json
@@ -55,9 +56,10 @@ TOURNAMENT = Tournament(
 )
 
 
-def play(directory: Path, tournament: Tournament) -> dict[str, Any]:
+def play(directory: Path, tournament: Tournament, engine: Any = None) -> dict[str, Any]:
+    engine = engine or InlineEngine()
     with Leaderboard(directory, tournament.header()) as board:
-        loop = Orchestrator(tournament, board, InlineEngine(), StopSignals(), lambda state: None)
+        loop = Orchestrator(tournament, board, engine, StopSignals(), lambda state: None)
         assert loop.run() == 0
     return history(read_events(directory))
 
@@ -166,6 +168,81 @@ def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     assert not np.array_equal(*weights)
 
 
+OWN_RECIPE = """
+import dataclasses
+import podracer
+from podracer.experiments import recipes
+
+@podracer.struct
+class Mine(podracer.A2C):
+    pass
+
+class Board:
+    def __init__(self):
+        self.inner = podracer.make("catch")
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+def mine():
+    experiment = recipes.find("catch_a2c")
+    return dataclasses.replace(experiment, recipe="mine", agent=Mine(), environment=Board())
+"""
+
+
+@pytest.fixture
+def own_recipe(tmp_path, monkeypatch):
+    """The name of a recipe in a file, with an agent and an environment that no file can hold."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "own_pods.py").write_text(OWN_RECIPE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield "own_pods:mine"
+    sys.modules.pop("own_pods", None)
+
+
+def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
+    """In this process as objects, and as in processes, which know the recipe's name only."""
+    tournament = podracer.Tournament(
+        (recipes.find(own_recipe),), pods=1, rounds=1, round_frames=ROUND, episodes=8,
+        engine="inline",
+    )  # fmt: skip
+    assert podracer.run_tournament(tournament, tmp_path / "objects") == 0
+    objects = history(read_events(tmp_path / "objects"))
+
+    class Named(InlineEngine):
+        def start(self, token, directory):
+            assert pods.run_alone(directory, [own_recipe]) == 0
+            self._done.append(token)
+
+    names = play(tmp_path / "names", dataclasses.replace(tournament, rounds=2), Named())
+    assert list(names) == ["p0r0", "p0r1"]
+    assert names["p0r0"].score == objects["p0r0"].score
+    assert pods.run_alone(tmp_path / "names" / "pods" / "p0r1") == 78  # without the name
+
+
+@pytest.mark.slow
+def test_recipes_of_ones_own_in_processes_and_resumed(own_recipe, tmp_path):
+    """Killed in the second round; to continue, the recipe is named again."""
+    directory = tmp_path / "t"
+    flags = ("--pods", "2", "--rounds", "3", "--round-frames", "40960", "--episodes", "8")
+    arguments = command("tournament", own_recipe, "--run-dir", str(directory), *flags)
+    driver = subprocess.Popen(arguments, cwd=tmp_path / "folder")
+    wait_until(lambda: any(directory.glob("pods/*r1/metrics.jsonl")))
+    driver.kill()
+    driver.wait()
+    wait_until(lambda: not children(directory), 60.0)
+    resumed = command("resume", str(directory))
+    refused = subprocess.run(resumed, check=False, capture_output=True, text=True)
+    assert (refused.returncode, "--recipe" in refused.stderr) == (78, True)
+    named = [*resumed, "--recipe", own_recipe]
+    assert subprocess.run(named, check=False, cwd=tmp_path / "folder").returncode == 0
+    assert len(history(read_events(directory))) == 6
+    for words in (["leaderboard", "--json"], ["report"]):
+        shown = subprocess.run(command(*words, str(directory)), check=False, capture_output=True)
+        assert shown.returncode == 0
+
+
 def test_a_checkpoint_that_is_not_the_recorded_one_is_refused(tmp_path):
     entries = play(tmp_path, dataclasses.replace(TOURNAMENT, pods=1, rounds=1))
     entry = entries["p0r0"]
@@ -194,7 +271,7 @@ def children(directory: Path) -> list[int]:
             line = (each / "cmdline").read_bytes().decode().split("\0")
         except (OSError, ValueError):
             continue
-        if "podracer.tournament.pod" in line and str(directory) in " ".join(line):
+        if "podracer.tournament.process" in line and str(directory) in " ".join(line):
             found.append(int(each.name))
     return found
 
@@ -209,8 +286,8 @@ def wait_until(happened: Any, seconds: float = 120.0) -> None:
 @pytest.mark.figure(13)
 @pytest.mark.slow
 def test_pods_and_driver_killed_for_real(tmp_path):
-    """A pod is killed, then the driver while its pods are stopped, which cannot notice by themselves:
-    no process is left, and `resume` loses nothing."""
+    """A pod is killed, then the driver while its pods are stopped, so that they cannot notice: no
+    process is left, and `resume` loses nothing."""
     directory = tmp_path / "t"
     flags = (
         "--pods",

@@ -73,7 +73,7 @@ class Run:
 
     def pods(self, name: str = "") -> list[Process]:
         mine = str(self.directory / "pods" / name)
-        return [each for each in processes() if f"tournament.pod {mine}" in each.command]
+        return [each for each in processes() if f"tournament.process {mine}" in each.command]
 
     def end(self, seconds: float = 240.0) -> tuple[int, str]:
         """Exit code and output of the driver."""

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podracer.agents.a2c import A2C
 from podracer.experiments import recipes
 from podracer.experiments.ranges import Range
 from podracer.io.run_directory import write_json
 from podracer.io.signals import StopSignals
 from podracer.tournament import orchestrator, selection
 from podracer.tournament.capacity import CAPACITY, CapacityFile
-from podracer.tournament.config import Tournament, read_tournament
+from podracer.tournament.config import Tournament, check_pods_can_restore, read_tournament
 from podracer.tournament.events import Submitted, history, lineage, replay
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
@@ -476,5 +477,32 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
 )
 def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
-        orchestrator.run(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
+        orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
     assert not (tmp_path / "leaderboard.jsonl").exists()
+
+
+class Mine(A2C):
+    """An agent that no file can bring back."""
+
+
+def test_what_pods_could_not_make_again_is_refused_in_a_sentence(tmp_path):
+    own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
+    other = dataclasses.replace(own, agent=Mine(entropy_cost=0.5))
+    alone = dataclasses.replace(TOURNAMENT, experiments=(own,))
+    with pytest.raises(ConfigError, match=r"pods cannot make 'mine' again: .* MODULE:FUNCTION"):
+        orchestrator.run_tournament(alone, tmp_path)
+    both = dataclasses.replace(alone, experiments=(own, other), engine="inline")
+    with pytest.raises(ConfigError, match="several recipes have the name 'mine'"):
+        orchestrator.run_tournament(both, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    check_pods_can_restore(dataclasses.replace(alone, experiments=(own, own)), (own, own))
+
+
+def test_a_log_gives_experiments_of_ones_own_back_with_their_recipe(tmp_path):
+    own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
+    tournament = dataclasses.replace(TOURNAMENT, experiments=(own, *TOURNAMENT.experiments))
+    with Leaderboard(tmp_path, tournament.header()):
+        pass
+    assert read_tournament(tmp_path, [own]) == tournament
+    with pytest.raises(ConfigError, match="class 'Mine'"):
+        read_tournament(tmp_path)

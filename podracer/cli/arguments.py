@@ -26,7 +26,7 @@ OwnRecipe = Annotated[
     str | None,
     tyro.conf.arg(
         help="Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's "
-        "agent, network or environment is your own."
+        "agent, network or environment is your own; a tournament takes several, joined by commas."
     ),
 ]
 ImportingEnvironment = Annotated[

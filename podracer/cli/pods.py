@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import (
     RunPath,
     find_recipe,
+    own_recipe,
     parse,
     parse_experiment,
     parse_parts,
@@ -122,14 +123,14 @@ def tournament(arguments: Sequence[str]) -> int:
     """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
     names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
     flags = list(arguments[len(names) :])
-    from podracer.experiments import recipes
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
     from podracer.tournament.config import Tournament
     from podracer.tournament.selection import SELECTION_RULES, PopulationBased
     from podracer.types import ConfigError
 
-    experiments = tuple(recipes.find(name) for name in names or ["cartpole_ppo"])
+    names = names or ["cartpole_ppo"]
+    experiments = tuple(find_recipe(name, ())[0] for name in names)
     name = peek_flag(flags, "selection") or TournamentOptions.selection
     if name not in SELECTION_RULES:
         raise ConfigError(f"There is no selection rule {name!r}: {nearest(name, SELECTION_RULES)}")
@@ -148,20 +149,31 @@ def tournament(arguments: Sequence[str]) -> int:
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if is_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
-    return run_tournament(settings, directory)
+    return _run(settings, directory, [own for name in names if (own := own_recipe(name))])
 
 
-def run_tournament(settings: Tournament, directory: Path) -> int:
+def resume_tournament(directory: Path, recipe: str | None) -> int:
+    """Continue a tournament; `recipe` names the recipes of the user's own, joined by commas."""
+    from podracer.tournament.config import read_tournament
+
+    names = recipe.split(",") if recipe else []
+    own = [find_recipe(name, ())[0] for name in names]
+    return _run(read_tournament(directory, own), directory, names)
+
+
+def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> int:
     """Start or continue a tournament, shown on the terminal, and return the exit code."""
     from podracer.reports.standings import LiveStandings
-    from podracer.tournament.orchestrator import run
+    from podracer.tournament.orchestrator import run_tournament
 
+    own_recipes = tuple(dict.fromkeys(own_recipes))
     with LiveStandings(settings.rounds, directory) as live:
-        code = run(settings, directory, live.show)
+        code = run_tournament(settings, directory, own_recipes, live.show)
     outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
     print(f"{outcome:10}podracer report {directory}")
     if code:
-        print(f"Next      podracer resume {directory}")
+        flag = f" --recipe {','.join(own_recipes)}" if own_recipes else ""
+        print(f"Next      podracer resume {directory}{flag}")
     return code
 
 
@@ -182,7 +194,6 @@ def leaderboard(arguments: Sequence[str]) -> int:
     about = "Print the ranking of a tournament, also while it runs."
     options = parse(LeaderboardOptions, "leaderboard", arguments, about=about)
     from podracer.reports.standings import LiveStandings, entry_as_json
-    from podracer.tournament.config import read_tournament
     from podracer.tournament.events import replay
     from podracer.tournament.leaderboard import read_events
 
@@ -191,7 +202,7 @@ def leaderboard(arguments: Sequence[str]) -> int:
         for entry in state.board:
             print(json.dumps(entry_as_json(entry)))
         return 0
-    rounds = read_tournament(options.directory).rounds
+    rounds = state.header.tournament["rounds"]
     with LiveStandings(rounds, options.directory, whole=True) as live, suppress(KeyboardInterrupt):
         live.show(state)
         while options.watch:

@@ -117,9 +117,8 @@ def resume(arguments: Sequence[str]) -> int:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
             raise ConfigError(f"a tournament goes on as it began: leave out {flags}.")
         from podracer.cli import pods
-        from podracer.tournament.config import read_tournament
 
-        return pods.run_tournament(read_tournament(options.run), options.run)
+        return pods.resume_tournament(options.run, options.recipe)
     experiment = reopen_run(options.run, options.recipe, options.environment)
     experiment = dataclasses.replace(experiment, **changes)
     return run(experiment, options.run, options.hosts, resume=True, recipe=options.recipe)

@@ -17,6 +17,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +30,8 @@ SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
 class Attempt:
     """Ray actor that owns the process of one attempt, which saves and ends when the actor does."""
 
-    def __init__(self, directory: str) -> None:
-        self._engine = LocalEngine()
+    def __init__(self, directory: str, recipes: Sequence[str]) -> None:
+        self._engine = LocalEngine(recipes)
         self._engine.start(0, Path(directory))
 
     def wait(self) -> int:
@@ -60,7 +61,8 @@ class Running(NamedTuple):
 class Cluster:
     """Attempts by token on a connected Ray cluster."""
 
-    def __init__(self, ray: Any, cpus: float, gpus: float) -> None:
+    def __init__(self, ray: Any, cpus: float, gpus: float, recipes: Sequence[str]) -> None:
+        self._recipes = recipes
         self._ray, self._node = ray, ray.get_runtime_context().get_node_id()
         # One call waits, others stop and kill.
         self._actor = ray.remote(
@@ -70,7 +72,7 @@ class Cluster:
 
     def start(self, token: int, directory: str) -> None:
         """Start an attempt as soon as a machine has room for it."""
-        actor = self._actor.remote(directory)
+        actor = self._actor.remote(directory, self._recipes)
         ready, code = actor.__ray_ready__.remote(), actor.wait.remote()
         self._running[token] = Running(actor, ready, code, Path(directory))
 
@@ -147,12 +149,12 @@ def _say(out: int, value: list[int]) -> None:
         os.write(out, json.dumps(value).encode() + b"\n")
 
 
-def main(cpus: str, gpus: str) -> None:
+def main(cpus: str, gpus: str, *recipes: str) -> None:
     """Execute commands from standard input until it ends."""
     request_signal_at_parent_death(signal.SIGCONT)
     out = os.dup(1)
     os.dup2(2, 1)  # Ray's output goes to the log
-    cluster, commands = Cluster(connect(), float(cpus), float(gpus)), Lines(0)
+    cluster, commands = Cluster(connect(), float(cpus), float(gpus), recipes), Lines(0)
     beaten = -math.inf
     while (lines := commands.read()) is not None:
         for verb, *arguments in lines:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -14,7 +15,7 @@ from podracer.agent import MetaLearner
 from podracer.drivers.population import with_hyperparameters
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range
-from podracer.experiments.serialization import KINDS, from_json, to_json
+from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
 from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
@@ -45,9 +46,9 @@ class Tournament:
     """Random seed of the held-out episodes, the same for all pods."""
     seed: int = 0
     """Random seed that the seeds of pods and of selection are derived from."""
-    engine: Literal["local", "ray"] = "local"
-    """Where pods run: `local`, processes of this machine, or `ray`, a Ray cluster whose machines
-    share the directory."""
+    engine: Literal["local", "ray", "inline"] = "local"
+    """Where pods run: `local`, processes of this machine; `ray`, a Ray cluster whose machines
+    share the directory; `inline`, one after another in the tournament's own process."""
     pod_cpus: float = 1.0
     """CPUs that a pod reserves on a Ray cluster."""
     pod_gpus: float = 0.0
@@ -76,7 +77,6 @@ class Tournament:
             )
         for experiment in self.experiments:
             experiment.check()
-            from_json(to_json(experiment))  # pods are processes, and read theirs from a file
             if isinstance(experiment.agent, MetaLearner):
                 name = type(experiment.agent).__name__
                 raise ConfigError(f"pods compete by their policies' returns: {name} has no policy.")
@@ -117,8 +117,49 @@ def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
 _KINDS = {**KINDS, **SELECTION_RULES, "Tournament": Tournament, "Range": Range}
 
 
-def read_tournament(directory: Path) -> Tournament:
-    """Read the configuration of a tournament. Raises `ConfigError` if there is none."""
+def read_tournament(directory: Path, own: Sequence[Experiment] = ()) -> Tournament:
+    """Read the configuration of a tournament; `own` is that of `restore_experiment`.
+
+    Raises `ConfigError` if there is none.
+    """
     header = read_events(directory)[0]
     assert isinstance(header, Header)
-    return from_json(header.tournament, _KINDS)
+    experiments = [restore_experiment(data, own) for data in header.tournament["experiments"]]
+    return from_json({**header.tournament, "experiments": experiments}, _KINDS)
+
+
+def restore_experiment(data: Mapping[str, Any], own: Sequence[Experiment]) -> Experiment:
+    """Return an experiment from its JSON.
+
+    `own` are experiments with agents, networks or environments of the user's own: the one of the
+    same name lends what no file can bring back. Raises `ConfigError` where that is missing.
+    """
+    like = next((experiment for experiment in own if experiment.recipe == data["recipe"]), None)
+    return from_json(data, KINDS if like is None else {**KINDS, **kinds_of(like)}, like)
+
+
+def check_pods_can_restore(tournament: Tournament, own: Sequence[Experiment]) -> None:
+    """Raise `ConfigError` if pods that have `own` cannot restore the tournament's experiments."""
+    names: dict[str, Experiment] = {}
+    for experiment in own:
+        if names.setdefault(experiment.recipe, experiment) != experiment and _is_own(experiment):
+            raise ConfigError(
+                f"several recipes have the name {experiment.recipe!r}: give each its own `recipe`."
+            )
+    for experiment in tournament.experiments:
+        try:
+            restore_experiment(to_json(experiment), own)
+        except ConfigError as error:
+            raise ConfigError(
+                f"pods cannot make {experiment.recipe!r} again: name its recipe as MODULE:FUNCTION,"
+                f" which pods can import, or take the engine `inline`. ({error})"
+            ) from error
+
+
+def _is_own(experiment: Experiment) -> bool:
+    """Return whether an experiment has parts that no file can bring back."""
+    try:
+        from_json(to_json(experiment))
+    except ConfigError:
+        return True
+    return False

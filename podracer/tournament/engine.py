@@ -14,10 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from podracer.types import ConfigError, PodracerError
+
+if TYPE_CHECKING:
+    from podracer.experiments.experiment import Experiment
 
 
 class EngineLost(PodracerError):
@@ -27,7 +31,7 @@ class EngineLost(PodracerError):
 
 
 class Engine(Protocol):
-    """Runner of `python -m podracer.tournament.pod DIRECTORY`, each attempt known by its token.
+    """Runner of `podracer.tournament.process`, each attempt at a round known by its token.
 
     Any method except `close` may raise `EngineLost`.
     """
@@ -57,17 +61,20 @@ class InlineEngine:
     """Engine that runs each round in this process when it is started, and raises its errors.
 
     Pods end in the order of their starts, so the same tournament gives the same entries: for
-    experiments with tournaments. Nothing runs between two calls, so there is nothing to stop.
+    experiments with tournaments, and for `own`, see `config.restore_experiment`, that no other
+    process can import. Nothing runs between two calls, so there is nothing to stop. Raises
+    `KeyboardInterrupt` with the exit code of a round that was stopped and has saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[Experiment] = ()) -> None:
+        self._own = own
         self._done: list[int] = []
 
     def start(self, token: int, directory: Path) -> None:
         from podracer.tournament.pod import run  # slow to import, and not needed by `cluster.py`
 
-        if run(directory):
-            raise KeyboardInterrupt  # it was asked to stop, and has saved
+        if code := run(directory, self._own):
+            raise KeyboardInterrupt(code)
         self._done.append(token)
 
     def ended(self) -> dict[int, int]:
@@ -80,20 +87,26 @@ class InlineEngine:
 
 
 class LocalEngine:
-    """Engine of local processes, which save and end when this process ends, however it ends."""
+    """Engine of local processes, which save and end when this process ends, however it ends.
 
-    def __init__(self) -> None:
+    They import the `recipes` of the user's own, which are named `MODULE:FUNCTION`.
+    """
+
+    def __init__(self, recipes: Sequence[str] = ()) -> None:
+        self._recipes = recipes
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, token: int, directory: Path) -> None:
         with (directory / "log.txt").open("ab") as log:
             # Each in a session of its own: Ctrl-C in a terminal is for the orchestrator alone.
+            # Recipes may lie beside a script, where only this process would look for them.
             self._processes[token] = subprocess.Popen(
-                [sys.executable, "-m", "podracer.tournament.pod", str(directory)],
+                [sys.executable, "-m", "podracer.tournament.process", directory, *self._recipes],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def ended(self) -> dict[int, int]:
@@ -134,21 +147,25 @@ CLOSE_SECONDS = 5.0  # to disconnect from Ray
 class RayEngine:
     """Engine of processes on the machines of a Ray cluster, which all share the directory.
 
-    `cpus` and `gpus` are what each attempt reserves. Ray retries nothing: only the orchestrator
+    `cpus` and `gpus` are what each attempt reserves, `recipes` those of `LocalEngine`, which all
+    machines must be able to import. Ray retries nothing: only the orchestrator
     decides. Ray itself is held by a separate process, `podracer.tournament.cluster`,
     because Ray ends the process that holds it when the cluster is lost. Raises `ConfigError` if Ray
     is not installed.
     """
 
-    def __init__(self, directory: Path, cpus: float = 1.0, gpus: float = 0.0) -> None:
+    def __init__(
+        self, directory: Path, cpus: float = 1.0, gpus: float = 0.0, recipes: Sequence[str] = ()
+    ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 'the engine ray needs the package ray: pip install "podracer[tournament]"'
             )
         self._directory, self._log = directory, directory / "ray.txt"
+        self._recipes, arguments = recipes, (str(cpus), str(gpus), *recipes)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "podracer.tournament.cluster", str(cpus), str(gpus)],
+                [sys.executable, "-m", "podracer.tournament.cluster", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -204,8 +221,9 @@ class RayEngine:
             raise self._lost(_last_line(self._log)) from None
 
     def _lost(self, reason: str) -> EngineLost:
+        flag = f" --recipe {','.join(self._recipes)}" if self._recipes else ""
         return EngineLost(
-            f"the engine is lost ({reason}); continue with podracer resume {self._directory}"
+            f"the engine is lost ({reason}); continue with podracer resume {self._directory}{flag}"
         )
 
 

@@ -2,7 +2,8 @@
 
     selection.choose --Started--> engine --report.json--> leaderboard --view--> selection.choose
 
-Its whole state is in the leaderboard's log, so it may be killed at any moment; `run` continues.
+Its whole state is in the leaderboard's log, so it may be killed at any moment; `run_tournament`
+continues.
 Roles of ElegantRL-Podracer (2021, section 3): the pods are the training pool, `pod.score` is the
 evaluator, `_take_in` the updater, the selection rule the generator.
 """
@@ -12,22 +13,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from podracer.drivers.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
+from podracer.experiments import recipes as recipes_by_name
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.serialization import from_json, to_json
-from podracer.io.run_directory import read_limited
-from podracer.io.signals import PREEMPTED, StopSignals
+from podracer.experiments.serialization import to_json
+from podracer.io.signals import PREEMPTED, STOPPED, StopSignals
 from podracer.tournament import selection
 from podracer.tournament.capacity import CapacityFile
-from podracer.tournament.config import Tournament, seeded
-from podracer.tournament.engine import Engine, LocalEngine, RayEngine
+from podracer.tournament.config import (
+    Tournament,
+    check_pods_can_restore,
+    restore_experiment,
+    seeded,
+)
+from podracer.tournament.engine import Engine, InlineEngine, LocalEngine, RayEngine
 from podracer.tournament.events import (
     Absent,
     Capacity,
@@ -39,7 +44,14 @@ from podracer.tournament.events import (
     find,
 )
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.tournament.pod import REPORT, Parent, Task, saved_updates, write_task
+from podracer.tournament.pod import (
+    Parent,
+    Task,
+    read_report,
+    reason_of_failure,
+    saved_updates,
+    write_task,
+)
 from podracer.types import PodracerError
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
@@ -48,26 +60,47 @@ GRACE_SECONDS = 60.0  # for a pod to save when it is asked to stop
 _LOG = logging.getLogger("podracer")
 
 
-def run(
-    tournament: Tournament, directory: Path, watch: Callable[[State], None] = lambda state: None
+def run_tournament(
+    tournament: Tournament,
+    directory: str | Path,
+    recipes: Sequence[str] = (),
+    watch: Callable[[State], None] = lambda state: None,
 ) -> int:
     """Run a new tournament in `directory`, or continue the one there, to its end.
 
-    `watch` is called with the state whenever it changes. Returns 0 once every pod has done all its
-    rounds; 75 or 130 when SIGTERM or Ctrl-C stopped it with all pods saved. Raises `PodracerError`
-    at the end if pods were quarantined, `EngineLost` when the engine's cluster or helper process is
-    gone.
+    Pods are processes, which import `recipes`: the names, `MODULE:FUNCTION`, of the experiments
+    that have an agent, a network or an environment of your own. With the engine `inline` none are
+    needed. `watch` is called with the state whenever it changes.
+
+    Returns 0 once every pod has done all its rounds; 75 or 130 when SIGTERM or Ctrl-C stopped it
+    with all pods saved. Raises `ConfigError` before anything is started, `PodracerError` at the end
+    if pods were quarantined, `EngineLost` when the engine's cluster or helper process is gone.
     """
     tournament.check()
+    own = tuple(recipes_by_name.find(name) for name in recipes)
+    if tournament.engine == "inline":
+        own = tournament.experiments
+    check_pods_can_restore(tournament, own)
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
-        board = stack.enter_context(Leaderboard(directory, tournament.header()))
-        engine: Engine = LocalEngine()
-        if tournament.engine == "ray":
-            engine = RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus)
+        board = stack.enter_context(Leaderboard(Path(directory), tournament.header()))
+        engine = _make_engine(tournament, board.directory, recipes)
         stack.callback(engine.close)
-        return Orchestrator(tournament, board, engine, signals, watch).run()
+        try:
+            return Orchestrator(tournament, board, engine, signals, watch).run()
+        except KeyboardInterrupt as stop:  # of a pod in this process
+            return stop.args[0] if stop.args else STOPPED
+
+
+def _make_engine(tournament: Tournament, directory: Path, recipes: Sequence[str]) -> Engine:
+    match tournament.engine:
+        case "inline":
+            return InlineEngine(tournament.experiments)
+        case "local":
+            return LocalEngine(recipes)
+        case "ray":
+            return RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus, recipes)
 
 
 class Orchestrator:
@@ -96,7 +129,7 @@ class Orchestrator:
         return self.board.state
 
     def run(self) -> int:
-        """Run until no pod has rounds left. Returns the exit code, and raises as `run` does."""
+        """Run until no pod has rounds left. Returns and raises as `run_tournament` does."""
         while True:
             self._take_in()
             if self._signals.exit_code:
@@ -158,7 +191,7 @@ class Orchestrator:
     def _end(self, pod: int, token: int, code: int) -> None:
         pod_state = self.state.pods[pod]
         directory = self.directory(pod, pod_state.round)
-        if code == 0 and (report := _report(directory, token)) is not None:
+        if code == 0 and (report := read_report(directory, token)) is not None:
             refused = self.board.submit(
                 Submitted(pod, pod_state.round, evaluation=self.tournament.evaluation, **report)
             )
@@ -166,11 +199,11 @@ class Orchestrator:
                 return
             reason = f"its report was refused: {refused}"
         else:
-            reason = _reason(directory, code)
+            reason = reason_of_failure(directory, code)
         if token in self._stopping or self._signals.exit_code:
             return  # as requested, perhaps by a signal to all processes; its last save is kept
         assert pod_state.attempt is not None
-        steps = from_json(pod_state.attempt.experiment).driver.steps_per_update
+        steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update
         frames = saved_updates(directory) * steps
         self.board.fail(Failed(pod, pod_state.round, token, reason, frames))
         failed = self.state.pods[pod]
@@ -226,7 +259,7 @@ class Orchestrator:
         experiment = self.tournament.experiment_of(pod)
         if start.parents:
             parent = find(self.state, pod, start.parents[0])
-            experiment = from_json(parent.experiment)
+            experiment = self._restored(parent.experiment)
             if parent.pod != pod:
                 experiment = seeded(experiment, self.tournament.seed, pod)
         current = hyperparameters(experiment.agent)
@@ -242,7 +275,7 @@ class Orchestrator:
             pod,
             round,
             started.token,
-            from_json(started.experiment),
+            self._restored(started.experiment),
             tuple(Parent(entry.checkpoint, entry.digest) for entry in parents),
             self.tournament.round_frames,
             self.tournament.round_seconds,
@@ -255,6 +288,9 @@ class Orchestrator:
         self._running[started.token] = pod
         self._is_paused = False
         self._since[started.token] = time.time()
+
+    def _restored(self, experiment: Mapping[str, Any]) -> Experiment:
+        return restore_experiment(experiment, self.tournament.experiments)
 
     def directory(self, pod: int, round: int) -> Path:
         """Return the directory of a pod's round."""
@@ -343,24 +379,3 @@ def _weakest(pods: Mapping[int, PodState]) -> list[int]:
         return newest is not None, newest.score if newest else 0.0, -number
 
     return sorted(pods, key=strength)
-
-
-def _report(directory: Path, token: int) -> dict[str, Any] | None:
-    """Return the report of the attempt, or None if it is missing or belongs to another attempt."""
-    try:
-        report = json.loads(read_limited(directory / REPORT))
-        return report if report["token"] == token else None
-    except (OSError, ValueError, KeyError, TypeError, PodracerError):
-        return None
-
-
-def _reason(directory: Path, code: int) -> str:
-    """Return in one line why an attempt ended without a report."""
-    if code < 0:
-        return f"killed by signal {-code}"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
-        crash = json.loads(read_limited(directory / "crash.json"))
-        return f"exit code {code}: {crash['message']}"[:500]
-    with contextlib.suppress(OSError, IndexError):
-        return f"exit code {code}: {(directory / 'log.txt').read_text().splitlines()[-1]}"[:500]
-    return f"exit code {code}"

@@ -5,7 +5,7 @@ A round is a run like any other, in `DIR/pods/p3r12/`, in a process of its own:
     task.json  --train-->  checkpoints/  --score-->  report.json
 
 A killed attempt is followed by another one in the same directory, which continues from the
-last save. The engine starts `python -m podracer.tournament.pod DIRECTORY`.
+last save. The engine starts `python -m podracer.tournament.process DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import fcntl
 import hashlib
 import json
 import math
-import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ import numpy as np
 
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
+from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import disable_async_dispatch, use_compilation_cache
 from podracer.experiments.run_setup import RunSetup, make_run_setup
@@ -39,8 +37,8 @@ from podracer.experiments.serialization import KINDS, from_json, to_json
 from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
 from podracer.io.run_directory import MANIFEST, read_limited, write_json
-from podracer.io.signals import request_signal_at_parent_death
-from podracer.types import CheckpointError, ConfigError, PyTree
+from podracer.tournament.config import restore_experiment
+from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
 
 TASK, REPORT = "task.json", "report.json"
 
@@ -77,21 +75,26 @@ def write_task(directory: Path, task: Task) -> None:
     write_json(directory / TASK, to_json(task))
 
 
-def read_task(directory: Path) -> Task:
-    """Read the task in a round's directory. Raises `ConfigError` if there is none."""
+def read_task(directory: Path, own: Sequence[Experiment] = ()) -> Task:
+    """Read the task in a round's directory; `own` is that of `restore_experiment`.
+
+    Raises `ConfigError` if there is none.
+    """
     try:
         data = json.loads(read_limited(directory / TASK))
-    except (OSError, ValueError) as error:
+        experiment = restore_experiment(data["experiment"], own)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{directory} holds no pod's task: {error}.") from error
-    return from_json(data, _KINDS)
+    return from_json({**data, "experiment": experiment}, _KINDS)
 
 
-def run(directory: Path) -> int:
+def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     """Run the round in a directory up to its report. Returns the exit code.
 
-    Raises `CheckpointError` if a parent differs from the one on the leaderboard.
+    `own` is that of `restore_experiment`. Raises `CheckpointError` if a parent differs from the one
+    on the leaderboard.
     """
-    task = read_task(directory)
+    task = read_task(directory, own)
     parents = [directory.parents[1] / parent.checkpoint for parent in task.parents]
     for path, parent in zip(parents, task.parents, strict=True):
         if digest(path) != parent.digest:
@@ -150,8 +153,7 @@ def begin(
     """
     restored = [checkpoint.load(path.parent, setup.like, int(path.name)) for path in parents]
     state = fuse([restored_parent.state for restored_parent in restored])
-    saved = from_json(restored[0].metadata["experiment"])
-    if _seeds(saved) != _seeds(experiment):
+    if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
         pods, seed = experiment.pods, experiment.seed
         own = population.keys(pods) if pods else jax.random.key(seed)
         fold = jax.vmap(jax.random.fold_in, (0, None)) if pods else jax.random.fold_in
@@ -160,8 +162,9 @@ def begin(
     return state, Totals(**restored[0].metadata["totals"])
 
 
-def _seeds(experiment: Experiment) -> tuple[int, ...]:
-    return tuple(pod.seed for pod in experiment.pods) or (experiment.seed,)
+def _seeds(experiment: Mapping[str, Any]) -> list[int]:
+    """Return the seeds of an experiment, given as JSON."""
+    return [pod["seed"] for pod in experiment["pods"]] or [experiment["seed"]]
 
 
 def fuse(states: Sequence[TrainState]) -> TrainState:
@@ -214,22 +217,44 @@ def saved_updates(directory: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
-# --- the process ----------------------------------------------------------------------------------
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run one attempt; stop and save it when standard input ends, because its engine has ended."""
-    request_signal_at_parent_death(signal.SIGCONT)  # a stopped process could not read the end
-    threading.Thread(target=_watch_parent, daemon=True).start()
-    directory = Path(arguments[0]).absolute()
-    experiment = read_task(directory).experiment
-    if experiment.arch == "sebulba" and experiment.devices <= 1:
-        disable_async_dispatch()
-    if experiment.devices:  # a pod is one process, whatever the launcher's variables say
-        jax.config.update("jax_num_cpu_devices", experiment.devices)
-    _wait_for_lock(directory / "lock")
+def read_report(directory: Path, token: int) -> dict[str, Any] | None:
+    """Return the report of the attempt, or None if it is missing or belongs to another attempt."""
     try:
-        return run(directory)
+        report = json.loads(read_limited(directory / REPORT))
+        return report if report["token"] == token else None
+    except (OSError, ValueError, KeyError, TypeError, PodracerError):
+        return None
+
+
+def reason_of_failure(directory: Path, code: int) -> str:
+    """Return in one line why an attempt ended without a report."""
+    if code < 0:
+        return f"killed by signal {-code}"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
+        crash = json.loads(read_limited(directory / "crash.json"))
+        return f"exit code {code}: {crash['message']}"[:500]
+    with contextlib.suppress(OSError, IndexError):
+        return f"exit code {code}: {(directory / 'log.txt').read_text().splitlines()[-1]}"[:500]
+    return f"exit code {code}"
+
+
+# --- in a process of its own ----------------------------------------------------------------------
+
+
+def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
+    """Run the round as the only one of this process; `names` are recipes of the user's own.
+
+    Returns the exit code also of what `run` raises, which is printed.
+    """
+    try:
+        own = tuple(recipes.find(name) for name in names)
+        experiment = read_task(directory, own).experiment
+        if experiment.arch == "sebulba" and experiment.devices <= 1:
+            disable_async_dispatch()
+        if experiment.devices:  # a pod is one process, whatever the launcher's variables say
+            jax.config.update("jax_num_cpu_devices", experiment.devices)
+        _wait_for_lock(directory / "lock")
+        return run(directory, own)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 70)
@@ -243,13 +268,3 @@ def _wait_for_lock(lock: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         time.sleep(0.1)
-
-
-def _watch_parent() -> None:
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
