@@ -6,6 +6,7 @@ actual value.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, MetaLearner, policy_params
-from podracer.environment import AutoReset, action_struct
+from podracer.environment import AutoReset, action_mask, action_struct
 from podracer.types import (
+    ACTION_MASK,
     ArraySpec,
     ConfigError,
     Continuous,
@@ -126,23 +128,28 @@ def check_environment(environment: Any) -> EnvironmentSpec:
     """Return the specification of a device environment; raise `ConfigError` if it is broken.
 
     Leaves of the state and of timesteps must have the shapes and dtypes that the specification and
-    the contract of `Environment` ask for, both from `reset` and from `step`.
+    the contract of `Environment` ask for, both from `reset` and from `step`. Both must be pure: two
+    traces give the same program.
     """
     if isinstance(environment, AutoReset):
         check_environment(environment.inner)  # its messages name the user's own class and methods
-    spec = _checked_spec(environment)
+    spec = check_spec(environment)
+    for name in ("reset", "step"):
+        if not callable(getattr(environment, name, None)):
+            raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state, first_timestep = _evaluate(spec.name, "reset", environment.reset, key)
+    state, first_timestep = _evaluate(spec.name, "reset", environment, key)
     _check_timestep(spec, "reset", first_timestep)
     _check_no_keys(spec.name, state)
     action = action_struct(spec)
-    new_state, timestep = _evaluate(spec.name, "step", environment.step, key, state, action)
+    new_state, timestep = _evaluate(spec.name, "step", environment, key, state, action)
     _check_timestep(spec, "step", timestep)
     _check_same(spec.name, "state", state, new_state)
     return spec
 
 
-def _checked_spec(environment: Any) -> EnvironmentSpec:
+def check_spec(environment: Any) -> EnvironmentSpec:
+    """Return the specification of an environment of any kind; raise `ConfigError` if it is none."""
     if isinstance(environment, type):
         raise ConfigError(
             f"{environment.__name__} is a class: pass an instance, or "
@@ -154,9 +161,6 @@ def _checked_spec(environment: Any) -> EnvironmentSpec:
         raise ConfigError(
             f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}."
         )
-    for name in ("reset", "step"):
-        if not callable(getattr(environment, name, None)):
-            raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
     leaves = jax.tree.leaves(spec.observation)
     if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec.")
@@ -171,7 +175,23 @@ def _checked_spec(environment: Any) -> EnvironmentSpec:
             f"{spec.name}: spec.action must be Discrete or Continuous, "
             f"but it is {type(spec.action).__name__}."
         )
+    _check_action_mask(spec)
     return spec
+
+
+def _check_action_mask(spec: EnvironmentSpec) -> None:
+    mask = action_mask(spec.observation)
+    if mask is None:
+        return
+    if not isinstance(spec.action, Discrete):
+        raise ConfigError(f"{spec.name}: only discrete actions have an {ACTION_MASK}.")
+    number = spec.action.num_actions
+    if mask != ArraySpec((number,), np.bool_):
+        text = _format(mask) if isinstance(mask, ArraySpec) else repr(mask)
+        raise ConfigError(
+            f"{spec.name}: spec.observation[{ACTION_MASK!r}] must be bool[{number}], an entry for "
+            f"each action, but it is {text}."
+        )
 
 
 def _check_bounds(name: str, space: Continuous) -> None:
@@ -190,15 +210,27 @@ def _check_bounds(name: str, space: Continuous) -> None:
         )
 
 
-def _evaluate(name: str, method: str, function: Any, *args: Any) -> tuple[Any, Any]:
+def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any, Any]:
+    def trace() -> tuple[Any, Any]:
+        function = getattr(environment, method)
+        # JAX would remember the trace of the method itself.
+        return jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
+
     try:
         with jax.checking_leaks():  # an environment that keeps its state on itself
-            result = jax.eval_shape(function, *args)
+            program, result = trace()
+        is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"{name}: `{method}` cannot be traced: {type(error).__name__}: {reason}"
         ) from error
+    if not is_pure:  # `AutoReset` is, where the environment in it is
+        raise ConfigError(
+            f"{name}: `{method}` changes from call to call, and what it did in the first one would "
+            "be compiled: what changes, such as an attribute that counts, belongs into the state, "
+            "and random numbers are drawn with the key."
+        )
     if not (isinstance(result, tuple) and len(result) == 2):
         raise ConfigError(f"{name}: `{method}` must return the pair (state, TimeStep).")
     if not isinstance(result[1], TimeStep):
@@ -207,6 +239,15 @@ def _evaluate(name: str, method: str, function: Any, *args: Any) -> tuple[Any, A
             f"but the second part is {type(result[1]).__name__}."
         )
     return result
+
+
+def _text(program: Any) -> str:
+    """Return a traced program with its constants, without the addresses of Python objects."""
+    constants = [
+        x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x).tobytes()
+        for x in program.consts
+    ]
+    return re.sub(r"0x[0-9a-f]+", "", f"{program} {constants}")
 
 
 def _check_timestep(spec: EnvironmentSpec, method: str, timestep: TimeStep) -> None:

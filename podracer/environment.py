@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.types import (
+    ACTION_MASK,
     Discrete,
     EnvironmentFault,
     EnvironmentSpec,
@@ -217,6 +218,18 @@ def call_environment(caller: str, function: Callable[[], T]) -> T:
         raise EnvironmentFault(
             f"{caller}: the environment raised {type(error).__name__}: {error}"
         ) from error
+
+
+def action_mask(observation: PyTree) -> Any | None:
+    """Return which actions an observation, or its spec, allows, None if all; see `types.Discrete`.
+
+    Leaves are `[*b, num_actions]`. Some observations hold another one as `observation`.
+    """
+    while isinstance(observation, Mapping):
+        if ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        observation = observation.get("observation")
+    return None
 
 
 def action_struct(spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
@@ -19,6 +19,7 @@ from podracer.agents.common import value_based
 from podracer.environment import (
     Environment,
     HostEnvironments,
+    action_mask,
     call_environment,
     evaluation_environment,
 )
@@ -33,13 +34,11 @@ from podracer.rollout import (
     step_environments,
 )
 from podracer.types import (
-    ACTION_MASK,
     Carry,
     ConfigError,
     Discrete,
     EnvironmentSpec,
     Params,
-    PyTree,
     TimeStep,
     struct,
 )
@@ -122,7 +121,7 @@ class ActingRule:
         assert isinstance(agent.spec.action, Discrete)
         # The action is the best one of these values, so that epsilon-greedy replaces it.
         values = jax.nn.one_hot(action, agent.spec.action.num_actions)
-        mask = _action_mask(timestep.observation)
+        mask = action_mask(timestep.observation)
         values = values if mask is None else jnp.where(mask, values, -1e9)
         explore_keys = episode_keys(key, Purpose.EXPLORE, indices, step)
         action = value_based.epsilon_greedy(values, explore_keys, jnp.float32(self.epsilon))
@@ -261,15 +260,6 @@ def episode_keys(
 ) -> jax.Array:
     """Return keys `[B]` for one purpose at one step of an evaluation."""
     return environment_keys(purpose_key(key, purpose), indices, step[None])[0]
-
-
-def _action_mask(observation: PyTree) -> jax.Array | None:
-    """Return which actions are allowed, bool `[B, A]`, None if all are; see `types.Discrete`."""
-    while isinstance(observation, Mapping):
-        if ACTION_MASK in observation:
-            return observation[ACTION_MASK]
-        observation = observation.get("observation")  # where others show more beside it
-    return None
 
 
 def _hash(hashes: Any, action: Any) -> Any:

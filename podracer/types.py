@@ -224,7 +224,7 @@ class Discrete:
     """Actions 0 .. num_actions - 1, int32.
 
     Where an observation is a dictionary with the key `action_mask`, bool `[num_actions]`, agents
-    choose only actions that are True there.
+    choose only actions that are True there. At least one must be, but in a timestep that is `last`.
     """
 
     num_actions: int

@@ -14,6 +14,7 @@ import pytest
 from podracer.checks import check_environment
 from podracer.environment import restart, transition
 from podracer.types import (
+    ACTION_MASK,
     ArraySpec,
     ConfigError,
     Continuous,
@@ -115,6 +116,22 @@ class Remembering:
     def step(self, key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
         self.state, timestep = step(key, self.state, action)
         return self.state, timestep
+
+
+class Counting:
+    """Counts its calls outside of the state."""
+
+    spec, calls = SPEC, 0
+    reset = staticmethod(reset)
+
+    def step(self, key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+        self.calls += 1
+        return step(key, changed(state, time=state.time + self.calls), action)
+
+
+def masked(shape: tuple[int, ...], dtype: Any, **fields: Any) -> SimpleNamespace:
+    observation = {**SPEC.observation, ACTION_MASK: ArraySpec(shape, dtype)}
+    return with_spec(observation=observation, **fields)
 
 
 class NoSpec:
@@ -254,6 +271,21 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("`step`", "TracerArrayConversionError"),
     ),
     "state kept on the object": (Remembering(), ("`reset`", "Leaked")),
+    "an attribute that counts": (Counting(), ("`step`", "changes from call to call")),
+    "random numbers of numpy": (
+        mutant(
+            reset=lambda key: reset(
+                jax.random.fold_in(key, np.random.default_rng().integers(99**9))
+            )
+        ),
+        ("`reset`", "drawn with the key"),
+    ),
+    "a mask of another length": (masked((3,), np.bool_), ("bool[2]", "bool[3]")),
+    "a mask of integers": (masked((2,), np.int8), ("bool[2]", "int8[2]")),
+    "a mask of continuous actions": (
+        masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),
+        ("only discrete actions",),
+    ),
     "an exception of its own": (mutant(reset=lambda key: {}["seed"]), ("`reset`", "KeyError")),
 }
 

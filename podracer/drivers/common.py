@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.environment import Environment
+from podracer.environment import Environment, action_mask
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.rollout import (
     EpisodeStats,
@@ -26,6 +26,7 @@ from podracer.rollout import (
 )
 from podracer.types import (
     ConfigError,
+    EnvironmentFault,
     LearnerState,
     Metrics,
     NonFiniteError,
@@ -47,13 +48,14 @@ class Request(enum.IntEnum):
 
 
 class Fault(enum.IntFlag):
-    """Reasons not to apply an update: non-finite values, or an environment without a reset."""
+    """Reasons not to apply an update: values that are not finite, or a broken environment."""
 
     OBSERVATION = 1
     REWARD = 2
     LOSS = 4
     GRADIENT = 8
     RESTART = 16
+    ACTION_MASK = 32
 
 
 @struct
@@ -208,6 +210,8 @@ def _fault_bits(
         Fault.GRADIENT: _all_finite((gradient, learner.shared)),
         Fault.RESTART: jnp.all(trajectory.next_timesteps().first | trajectory.valid()),
     }
+    if (mask := action_mask(steps.observation)) is not None:
+        passed[Fault.ACTION_MASK] = jnp.all(mask.any(axis=-1) | steps.last)
     failures = (~jnp.stack(list(passed.values()))).astype(jnp.float32)
     failures = jax.lax.psum(failures, axis) if axis else failures
     bits = jnp.asarray([flag.value for flag in passed], jnp.uint32)
@@ -256,8 +260,8 @@ def reduce_metrics(
 def to_progress(updates: int, values: Any) -> Progress:
     """Return the report on a chunk from the output of `reduce_metrics`, on the host.
 
-    Raises `NonFiniteError`, or `ConfigError` for an environment that does not restart, if an update
-    had a `Fault`.
+    If an update had a `Fault`, raises `NonFiniteError`, `ConfigError` for an environment that does
+    not restart, or `EnvironmentFault` for one that allows no action.
     """
     bits, failed_update = (int(x) for x in values["fault"])
     if bits:
@@ -277,6 +281,11 @@ def _raise_fault(faults: Fault, update: int) -> NoReturn:
         raise ConfigError(
             f"update {update}: an episode ended and the environment did not restart: "
             "wrap it in podracer.auto_reset."
+        )
+    if Fault.ACTION_MASK in faults:
+        raise EnvironmentFault(
+            f"update {update}: an action mask was all False, so that no action was allowed: at "
+            "least one must be True, but in a timestep that is `last`."
         )
     names = ", ".join(str(fault.name).lower() for fault in faults)
     raise NonFiniteError(f"update {update}: not finite: {names}. The update was not applied.")

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from podracer import envs
 from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
-from podracer.checks import check_environment
+from podracer.checks import check_environment, check_spec
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.environment import Environment, HostEnvironments
@@ -60,7 +60,7 @@ def _content(agent: NeedsFile) -> bytes:
 def checked_spec(environment: Any) -> EnvironmentSpec:
     """Return the checked specification of an environment of either kind."""
     if isinstance(environment, HostEnvironments):
-        return environment.spec
+        return check_spec(environment)
     return check_environment(environment)
 
 

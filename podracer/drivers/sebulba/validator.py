@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
+from podracer.environment import action_mask
 from podracer.types import EnvironmentFault, EnvironmentSpec, TimeStep
 
 _SCALAR_DTYPES = {
@@ -22,8 +23,9 @@ _SCALAR_DTYPES = {
 class TimestepValidator:
     """Validator of one batch of host environments.
 
-    A row with a non-finite value is counted in `faults`. It is zeroed and marked as cut (`first`
-    and `last`), so that it does not train, until its environment starts a new episode.
+    A row with a non-finite value, or whose action mask allows nothing, is counted in `faults`. It
+    is zeroed and marked as cut (`first` and `last`), so that it does not train, until its
+    environment starts a new episode.
     """
 
     def __init__(self, spec: EnvironmentSpec, num_envs: int) -> None:
@@ -48,12 +50,18 @@ class TimestepValidator:
             self._check(name, getattr(timestep, name), (self._num_envs,), dtype)
         floats = [timestep.reward, timestep.discount]
         floats += [leaf for leaf in leaves if leaf.dtype.kind == "f"]
-        if all(np.isfinite(x).all() for x in floats) and not self._masked_rows.any():
+        mask = action_mask(timestep.observation)
+        no_action = np.zeros(self._num_envs, bool)
+        if mask is not None:
+            no_action = ~(mask.any(axis=-1) | timestep.last | self._masked_rows)
+        if all(np.isfinite(x).all() for x in floats) and not (self._masked_rows | no_action).any():
             return timestep
         finite = [np.isfinite(x).reshape(self._num_envs, -1).all(axis=1) for x in floats]
-        bad_rows = ~np.logical_and.reduce(finite)
-        if bad_rows.any():
-            self.faults["not_finite"] += int(bad_rows.sum())
+        not_finite = ~np.logical_and.reduce(finite)
+        for kind, rows in (("not_finite", not_finite), ("no_action", no_action)):
+            if rows.any():
+                self.faults[kind] += int(rows.sum())
+        bad_rows = not_finite | no_action
         self._masked_rows = (self._masked_rows & ~timestep.first) | bad_rows
         return _mask(timestep, self._masked_rows)
 

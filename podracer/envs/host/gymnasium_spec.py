@@ -21,7 +21,14 @@ from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import Leaf, WorkerSetup
 from podracer.io.names import nearest
-from podracer.types import ArraySpec, ConfigError, Continuous, Discrete, EnvironmentSpec
+from podracer.types import (
+    ACTION_MASK,
+    ArraySpec,
+    ConfigError,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+)
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -177,9 +184,15 @@ def _observation(name: str, space: Any, path: str) -> Any:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict) and space.spaces:
-        return {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
+        leaves = {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
+        mask = leaves.get(ACTION_MASK)
+        if isinstance(mask, Leaf) and mask.dtype.kind in "iu":  # Gymnasium's are often int8
+            leaves[ACTION_MASK] = Leaf(mask.name, mask.shape, np.dtype(np.bool_), mask.source)
+        return leaves
     if isinstance(space, spaces.Tuple) and space.spaces:
         return tuple(_observation(name, x, f"{path}[{i}]") for i, x in enumerate(space.spaces))
+    if isinstance(space, spaces.MultiBinary):
+        space = spaces.Box(0, 1, space.shape, np.int8)
     if isinstance(space, spaces.Discrete):
         n = int(space.n)
         bounds = np.array(0, np.int32), np.array(min(n - 1, 2**31 - 1), np.int32)
