@@ -284,5 +284,11 @@ class CheckpointError(PodracerError):
     exit_code = 65
 
 
+class StorageError(PodracerError, OSError):
+    """File that could not be read or written; what was stored before is untouched."""
+
+    exit_code = 73
+
+
 class NonFiniteError(PodracerError):
     """Update with a value that is not finite; it was not applied."""

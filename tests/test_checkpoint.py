@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -22,17 +23,16 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podracer.io import checkpoint
+from podracer.io import arrays, checkpoint, seal
 from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import (
     Checkpointer,
-    StorageError,
     fingerprint,
     load,
     schema,
     stored_fingerprint,
 )
-from podracer.types import CheckpointError, LearnerState
+from podracer.types import CheckpointError, ConfigError, LearnerState, StorageError
 
 MESH = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDED = NamedSharding(MESH, PartitionSpec("data"))
@@ -79,8 +79,12 @@ def save(directory: Path, *steps: int, keep: int = 3) -> list[str]:
     return [fingerprint(small(step)) for step in steps]
 
 
+def ignore(_: str) -> None:
+    """Take a report."""
+
+
 def step_path(directory: Path, step: int) -> Path:
-    return directory / f"{step:012d}"
+    return directory / "checkpoints" / f"{step:012d}"
 
 
 # --- round trips ----------------------------------------------------------------------------------
@@ -192,8 +196,7 @@ def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Pa
         with Checkpointer(directory, report=reports.append) as checkpointer:
             restored = checkpointer.restore(like)
         assert (restored.step, fingerprint(restored.state)) == (1, good), (trial, fault)
-        # A step without its manifest is the debris of a killed save, and swept without a word.
-        assert len(reports) == (fault != "delete manifest.json"), (trial, fault)
+        assert len(reports) == 1, (trial, fault)
         assert not step_path(directory, 2).exists(), (trial, fault)
         handled[fault.split()[0]] += 1
         shutil.rmtree(directory)
@@ -234,7 +237,7 @@ def plant_way_out(path: Path) -> None:
 
 def plant_foreign_step(path: Path) -> None:
     shutil.rmtree(path)
-    shutil.copytree(step_path(path.parent, 1), path)
+    shutil.copytree(path.with_name(f"{1:012d}"), path)
 
 
 def plant_sparse_file(path: Path) -> None:
@@ -263,7 +266,7 @@ def reseal(path: Path, change) -> None:
     manifest = json.loads((path / "manifest.json").read_bytes())
     del manifest["sha256"]
     change(manifest["files"])
-    (path / "manifest.json").write_bytes(rundir._manifest(manifest))
+    (path / "manifest.json").write_bytes(seal._encode(manifest))
 
 
 @pytest.mark.figure(16)
@@ -283,7 +286,7 @@ def test_hostile_content_is_quarantined_and_never_followed(tmp_path: Path, plant
         assert (restored.step, fingerprint(restored.state)) == (1, good)
         assert checkpointer.steps() == [1]
     assert ["quarantine" in report for report in reports] == [True]
-    assert os.path.lexists(tmp_path / "quarantine" / f"{2:012d}")
+    assert os.path.lexists(tmp_path / "checkpoints" / "quarantine" / f"{2:012d}")
 
 
 def test_an_explicit_step_is_never_replaced_by_another(tmp_path: Path) -> None:
@@ -307,19 +310,208 @@ def test_nothing_valid_is_an_error_with_its_exit_code(tmp_path: Path, capsys) ->
         with Checkpointer(tmp_path) as checkpointer, refused as caught:
             checkpointer.restore(small())
     assert caught.value.exit_code == 65
-    assert sorted(os.listdir(tmp_path / "quarantine")) == [f"{1:012d}", f"{1:012d}.1"]
-    assert capsys.readouterr().err.count("damaged checkpoint skipped") == 2
+    assert sorted(os.listdir(tmp_path / "checkpoints" / "quarantine")) == [
+        f"{1:012d}",
+        f"{1:012d}.1",
+    ]
+    assert capsys.readouterr().err.count("checkpoint skipped") == 2
 
 
 def test_a_reader_moves_nothing(tmp_path: Path) -> None:
     good, _ = save(tmp_path, 1, 2)
     damage(step_path(tmp_path, 2) / "state", random.Random(0))
-    (step_path(tmp_path, 3) / "state").mkdir(parents=True)  # a save in flight
+    (tmp_path / "checkpoints" / "000000000003.draft").mkdir()  # a save in flight
     before, reports = sorted(tmp_path.rglob("*")), []
     assert stored_fingerprint(tmp_path, report=reports.append) == (1, good)
     assert load(tmp_path, small(), report=reports.append).step == 1
     assert sorted(tmp_path.rglob("*")) == before
     assert len(reports) == 2
+
+
+# --- whose it is, and what is lost or cannot be read ----------------------------------------------
+
+
+def own(run: Path, run_id: str, experiment: str = "e") -> Path:
+    """A run directory with an identity."""
+    run.mkdir(exist_ok=True)
+    seal.seal_json(run / "config.json", {"run": {"id": run_id, "experiment": experiment}})
+    return run
+
+
+def listing(run: Path) -> list[Path]:
+    return sorted(run.rglob("*"))
+
+
+@pytest.mark.figure(3)
+@pytest.mark.parametrize(("run_id", "experiment"), [("a", "other"), ("b", "e")])
+def test_a_checkpoint_of_another_run_is_refused_wherever_it_is_opened(
+    tmp_path: Path, run_id: str, experiment: str
+) -> None:
+    run, other = own(tmp_path / "run", "a"), own(tmp_path / "other", run_id, experiment)
+    (good,), _ = save(run, 1), save(other, 2)
+    shutil.copytree(step_path(other, 2), step_path(run, 2))
+    reports: list[str] = []
+    assert stored_fingerprint(run, report=reports.append) == (1, good)
+    assert load(run, small(), report=reports.append).step == 1
+    with pytest.raises(CheckpointError, match="belongs to run"):
+        load(run, small(), step=2)
+    assert step_path(run, 2).exists()
+    with Checkpointer(run, report=reports.append) as checkpointer:
+        assert fingerprint(checkpointer.restore(small()).state) == good
+    assert len(reports) == 3
+    assert all("step 1 is used instead" in text and "belongs to" in text for text in reports)
+    assert (run / "checkpoints" / "quarantine" / f"{2:012d}").exists()
+
+
+def test_a_run_keeps_no_checkpoint_without_its_configuration(tmp_path: Path) -> None:
+    run = own(tmp_path / "run", "a")
+    save(run, 1)
+    config = bytearray((run / "config.json").read_bytes())
+    config[config.index(b'"a"') + 1] ^= 1
+    (run / "config.json").write_bytes(config)
+    with pytest.raises(CheckpointError, match=r"config\.json has changed since it was sealed"):
+        load(run, small())
+    (run / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        load(run, small(), report=ignore)
+
+
+def test_retention_deletes_no_checkpoint_of_another_run(tmp_path: Path) -> None:
+    run, other = own(tmp_path / "run", "a"), own(tmp_path / "other", "b")
+    save(other, 1)
+    save(run, 2)
+    shutil.copytree(step_path(other, 1), step_path(run, 1))
+    save(run, 3, 4, keep=1)
+    with Checkpointer(run) as checkpointer:
+        assert checkpointer.steps() == [1, 4]
+
+
+LOSSES = {
+    "the directory": lambda run: shutil.rmtree(run / "checkpoints"),
+    "all manifests": lambda run: [
+        path.unlink() for path in (run / "checkpoints").glob("*/manifest.json")
+    ],
+    "all steps": lambda run: [shutil.rmtree(step_path(run, step)) for step in (1, 2)],
+}
+
+
+@pytest.mark.figure(3)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_lost_checkpoints_are_not_taken_for_a_run_that_saved_none(
+    tmp_path: Path, loss: str
+) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        assert not checkpointer.has_saved()
+    save(tmp_path, 1, 2)
+    files = [path.name for path in listing(tmp_path / "checkpoints") if path.is_file()]
+    LOSSES[loss](tmp_path)
+    for _ in range(2):
+        refused = pytest.raises(CheckpointError, match="no valid checkpoint, but one was saved")
+        with Checkpointer(tmp_path, report=ignore) as checkpointer, refused:
+            assert checkpointer.has_saved()
+            checkpointer.restore(small())
+    if loss == "all manifests":  # nothing else is deleted
+        aside = listing(tmp_path / "checkpoints" / "quarantine")
+        left = [path.name for path in aside if path.is_file()]
+        assert sorted(left) == sorted(name for name in files if name != "manifest.json")
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "."])
+def test_a_fall_back_is_said(tmp_path: Path, lost: str) -> None:
+    good, _ = save(tmp_path, 1, 2)
+    path = step_path(tmp_path, 2) / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    reports: list[str] = []
+    assert stored_fingerprint(tmp_path, report=reports.append) == (1, good)
+    with Checkpointer(tmp_path, report=reports.append) as checkpointer:
+        assert checkpointer.restore(small()).step == 1
+    assert ["step 1 is used instead" in report for report in reports] == [True, True]
+    if lost != ".":
+        assert (tmp_path / "checkpoints" / "quarantine" / f"{2:012d}" / "meta.json").exists()
+
+
+@pytest.mark.figure(3)
+def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) -> None:
+    """It is tried again, and ends the run (73) with the name of the file; nothing is touched."""
+    _, best = save(tmp_path, 1, 2)
+    before = listing(tmp_path)
+    monkeypatch.setattr(seal, "_RETRY_SECONDS", (0.0, 0.0))
+    calls = ("open", "stat", "scandir", "listdir")
+    codes = (errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE)
+    with Checkpointer(tmp_path, report=pytest.fail) as checkpointer:
+        for call, code in cases(list(itertools.product(calls, codes))):
+            attempts = []
+            real = open if call == "open" else getattr(os, call)
+
+            def refuse(path, *arguments, call=call, code=code, attempts=attempts, real=real, **etc):
+                if (f"{2:012d}" if call != "listdir" else "checkpoints") in str(path):
+                    attempts.append(path)
+                    raise OSError(code, os.strerror(code), str(path))
+                return real(path, *arguments, **etc)
+
+            for read in (lambda: checkpointer.restore(small()), lambda: load(tmp_path, small())):
+                with monkeypatch.context() as patch:
+                    patch.setattr(seal if call == "open" else os, call, refuse, raising=False)
+                    with pytest.raises(StorageError) as failed:
+                        read()
+                assert f"{attempts[-1]} cannot be read" in str(failed.value)
+                assert failed.value.exit_code == 73
+            assert len(attempts) == 6
+            assert listing(tmp_path) == before
+        assert fingerprint(checkpointer.restore(small()).state) == best
+
+
+def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypatch) -> None:
+    _, best = save(tmp_path, 1, 2)
+    errors = [OSError(errno.ESTALE, "stale"), OSError(errno.EMFILE, "many"), None, None]
+    real = seal._sha256
+
+    def flaky(path: Path, **options: bool) -> str:
+        if errors and (error := errors.pop(0)):
+            raise error
+        return real(path, **options)
+
+    monkeypatch.setattr(seal, "_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(seal, "_sha256", flaky)
+    assert stored_fingerprint(tmp_path, report=pytest.fail) == (2, best)
+
+
+@pytest.mark.figure(16)
+def test_links_are_not_followed_for_writing_or_deleting(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "000000000007.draft").mkdir(parents=True)
+    for name in ("checkpoints", "file"):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "checkpoints").symlink_to(outside) if name != "file" else (
+            run / "checkpoints"
+        ).touch()
+        with pytest.raises(ConfigError, match="a directory of the run itself, not a link"):
+            Checkpointer(run)
+    run = tmp_path / "run"
+    save(run, 1, 2)
+    damage(step_path(run, 2) / "state", random.Random(0))
+    (run / "checkpoints" / "quarantine").symlink_to(outside)
+    with Checkpointer(run) as checkpointer, pytest.raises(ConfigError, match="quarantine must be"):
+        checkpointer.restore(small())
+    assert os.listdir(outside) == ["000000000007.draft"]
+    assert step_path(run, 2).exists()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_directory_that_vanishes_under_a_run_ends_it(tmp_path: Path, replaced: bool) -> None:
+    run = tmp_path / "run"
+    with Checkpointer(run) as checkpointer:
+        checkpointer.save(1, small(), {})
+        checkpointer.wait()
+        run.rename(tmp_path / "away")
+        if replaced:
+            (run / "checkpoints").mkdir(parents=True)
+        with pytest.raises(StorageError, match="is gone"):
+            checkpointer.check()
+        with pytest.raises(StorageError, match="is gone"):
+            checkpointer.save(2, small(), {})
+    assert listing(tmp_path / "run") == [run / "checkpoints"] * replaced
 
 
 # --- misfits --------------------------------------------------------------------------------------
@@ -375,14 +567,14 @@ def forge(path: Path, **changes: object) -> None:
     """Rewrite meta.json and seal it again, as somebody with another version would."""
     meta = json.loads((path / "meta.json").read_bytes()) | changes
     (path / "meta.json").write_bytes(rundir.encode_json(meta))
-    rundir.seal(path)
+    seal.seal(path)
 
 
 @pytest.mark.figure(10)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": 1}, "format 1"),
         ({"schema": {"['w']": [[2, 3], "float64", None]}}, "do not match meta.json"),
         ({"schema": {"['w']": [[10**15], "float32", None]}}, "do not match meta.json"),
         ({"schema": {"['w']": [["__import__"], {}, []]}}, "do not match meta.json"),
@@ -396,13 +588,15 @@ def test_a_forged_schema_is_refused_before_anything_is_read(
 ) -> None:
     shutil.copytree(saved, tmp_path / "forged")
     forge(step_path(tmp_path / "forged", 1), **changes)
-    with pytest.raises(CheckpointError, match=message):
-        stored_fingerprint(tmp_path / "forged")
+    reports: list[str] = []
+    with pytest.raises(CheckpointError) as refused:
+        stored_fingerprint(tmp_path / "forged", report=reports.append)
+    assert message in f"{refused.value} {reports}"
 
 
 @pytest.mark.figure(16)
 def test_arrays_beyond_memory_are_refused_before_they_are_read(saved: Path, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoint, "_MEMORY", 20)
+    monkeypatch.setattr(arrays, "_MEMORY", 20)
     with pytest.raises(CheckpointError, match="36 bytes, more than this machine's"):
         stored_fingerprint(saved)
 
@@ -422,8 +616,8 @@ def test_an_old_step_outlives_a_newer_one_that_reads_back_wrong(
 ) -> None:
     (good,) = save(tmp_path, 1)
 
-    def rotten_disk(path: Path) -> None:
-        rundir.seal(path)
+    def rotten_disk(path: Path, name: str) -> None:
+        seal.seal(path, name)
         damage(path / "state", random.Random(0))
 
     monkeypatch.setattr(checkpoint, "seal", rotten_disk)
@@ -450,7 +644,7 @@ def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
         patch.setattr(checkpoint.shutil, "rmtree", half)
         with pytest.raises(StorageError, match="Input/output"):
             save(tmp_path, 2, keep=1)
-    assert step_path(tmp_path, 1).is_dir()
+    assert (tmp_path / "checkpoints" / "000000000001.removed").is_dir()
     reports: list[str] = []
     with Checkpointer(tmp_path, report=reports.append) as checkpointer:
         assert checkpointer.steps() == [2]
@@ -460,20 +654,22 @@ def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
 
 def test_leftovers_of_killed_saves_are_swept_and_nothing_else(tmp_path: Path) -> None:
     (good,) = save(tmp_path, 1)
-    debris = step_path(tmp_path, 2)
-    (debris / "state.orbax-checkpoint-tmp").mkdir(parents=True)
-    (debris / "meta.json").write_text("{}")
-    others = [tmp_path / "3", tmp_path / "quarantine", tmp_path / "000000000004.mine"]
+    folder = tmp_path / "checkpoints"
+    debris = [folder / "000000000002.draft", folder / "000000000000.removed"]
+    for path in debris:
+        (path / "state.orbax-checkpoint-tmp").mkdir(parents=True)
+        (path / "meta.json").write_text("{}")
+    others = [folder / name for name in ("3", "quarantine", "000000000004.mine", "000000000004")]
     for other in others:
         other.mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     step_path(tmp_path, 5).symlink_to(elsewhere)
     with Checkpointer(tmp_path) as checkpointer:
-        assert not debris.exists()
+        assert not any(path.exists() for path in debris)
         assert all(other.is_dir() for other in [*others, elsewhere])
         checkpointer.save(2, small(2), {})
-    assert stored_fingerprint(tmp_path) == (2, fingerprint(small(2)))
+    assert stored_fingerprint(tmp_path, report=ignore) == (2, fingerprint(small(2)))
     assert fingerprint(load(tmp_path, small(), step=1).state) == good
 
 
@@ -525,7 +721,7 @@ def test_an_error_while_sealing_leaves_no_half_step(tmp_path: Path, monkeypatch,
         with pytest.raises(StorageError, match=r"step 3 could not be written.*No space left"):
             checkpointer.close()
     assert stored_fingerprint(tmp_path) == (1, good)
-    assert os.listdir(tmp_path) == [f"{1:012d}"]
+    assert os.listdir(tmp_path / "checkpoints") == [f"{1:012d}"]
 
 
 def test_a_directory_that_cannot_be_made_fails_the_call_itself(tmp_path: Path) -> None:
@@ -536,7 +732,7 @@ def test_a_directory_that_cannot_be_made_fails_the_call_itself(tmp_path: Path) -
 
 
 def test_the_first_error_is_the_one_that_leaves_the_context(tmp_path: Path, monkeypatch) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(checkpoint, "seal", refuse)
@@ -613,7 +809,7 @@ def test_killed_at_any_moment_the_newest_step_is_what_was_recorded(tmp_path: Pat
         for run in runs:
             run.mkdir(exist_ok=True)
             (run / "record").touch()
-            children[run] = launch(SAVE_FOR_EVER, run / "checkpoints", run / "record")
+            children[run] = launch(SAVE_FOR_EVER, run, run / "record")
         for run, child in children.items():
             enough = lines[run] + 3 + rng.randrange(4)
             deadline = time.monotonic() + 60
@@ -626,7 +822,7 @@ def test_killed_at_any_moment_the_newest_step_is_what_was_recorded(tmp_path: Pat
             child.communicate()
         for run in runs:
             recorded = (run / "record").read_text().splitlines()
-            step, digest = stored_fingerprint(run / "checkpoints", report=pytest.fail)
+            step, digest = stored_fingerprint(run, report=pytest.fail)
             assert f"{step} {digest}" in recorded
             # The step recorded last may not have begun, and the one before may not be sealed.
             assert step >= int(recorded[-1].split()[0]) - 2
@@ -670,7 +866,7 @@ with Checkpointer(Path(sys.argv[1]), keep=2, report=lambda text: None) as checkp
     assert values(restored.state) == values(state(3)) != values(like)
     assert all(restored.state[name].sharding == like[name].sharding for name in like)
     if rank == 0:
-        (Path(sys.argv[1]) / f"{3:012d}" / "meta.json").write_bytes(b"{}")
+        (Path(sys.argv[1]) / "checkpoints" / f"{3:012d}" / "meta.json").write_bytes(b"{}")
     restored = checkpointer.restore(like)
     assert restored.step == 2 and values(restored.state) == values(state(2))
     try:
@@ -693,7 +889,7 @@ def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     finally:
         for child in children:
             child.kill()
-    assert [int(path.name) for path in sorted(tmp_path.glob("0*"))] == [2]
+    assert [int(path.name) for path in sorted((tmp_path / "checkpoints").glob("0*"))] == [2]
 
 
 def free_port() -> int:

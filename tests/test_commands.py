@@ -19,6 +19,7 @@ from podracer.cli.main import main
 from podracer.cli.train import FreeSettings
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import FREE_ON_RESUME
+from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
 
@@ -166,9 +167,9 @@ def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
 def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
     code, text = outcome("resume", run, "--learning-rate", 1)
     assert (code, "learning-rate" in text) == (78, True)
-    config = json.loads((run / "config.json").read_text())
+    config = read_sealed_json(run / "config.json")
     config["experiment"]["seed"] = 5
-    (run / "config.json").write_text(json.dumps(config))
+    seal_json(run / "config.json", config)
     code, text = outcome("resume", run)
     assert code == 78, text
     assert "another configuration: seed was 0 and is 5" in text

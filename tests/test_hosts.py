@@ -7,6 +7,8 @@ import socket
 import pytest
 from child import fingerprint, finish, records, start, wait_for_lines
 
+from podracer.io.seal import read_sealed_json, seal_json
+
 RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
     "--hidden", 16, "--devices", 2, "--evaluations", 2,
@@ -61,9 +63,9 @@ def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     for interrupted, whole in zip(saved, records(one), strict=False):
         shared = interrupted.keys() & whole.keys()  # evaluations fall elsewhere
         assert {k: interrupted[k] for k in shared} == {k: whole[k] for k in shared}
-    config = json.loads((run / "config.json").read_text())
+    config = read_sealed_json(run / "config.json")
     config["experiment"]["frames"] = 16 * 8 * (saved[-1]["updates"] + 10)
-    (run / "config.json").write_text(json.dumps(config))
+    seal_json(run / "config.json", config)
     end(hosts(("resume", run)), 0)
     assert records(run)[-1]["updates"] == saved[-1]["updates"] + 10
     assert len(fingerprint(run)) == 64

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from podracer.io import run_directory as rundir
+from podracer.io import seal as seals
 from podracer.io.run_directory import RunLock, run_directory, write_json
 from podracer.types import CheckpointError, ConfigError
 
@@ -121,7 +122,7 @@ def test_a_lock_with_an_odd_record_is_still_a_lock(tmp_path: Path, record: str) 
 def test_the_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(ConfigError, match="lock: Too many levels of symbolic links"):
         RunLock(tmp_path).__enter__()
     assert (tmp_path / "precious").read_text() == "keep"
 
@@ -172,31 +173,31 @@ def test_any_flipped_bit_breaks_a_seal(tmp_path: Path) -> None:
     directory = tmp_path / "sealed"
     (directory / "inner").mkdir(parents=True)
     (directory / "inner" / "data").write_bytes(b"\0\xff")
-    rundir.seal(directory)
-    rundir.verify_seal(directory)
-    for file in [directory / "inner" / "data", directory / rundir.MANIFEST]:
+    seals.seal(directory)
+    seals.verify_seal(directory)
+    for file in [directory / "inner" / "data", directory / seals.MANIFEST]:
         whole = file.read_bytes()
         for bit in range(8 * len(whole)):
             broken = bytearray(whole)
             broken[bit // 8] ^= 1 << bit % 8
             file.write_bytes(broken)
             with pytest.raises(CheckpointError, match="sealed"):
-                rundir.verify_seal(directory)
+                seals.verify_seal(directory)
         file.write_bytes(whole)
-    rundir.verify_seal(directory)
+    seals.verify_seal(directory)
 
 
 def test_a_broken_seal_names_the_file(tmp_path: Path) -> None:
     directory = tmp_path / "sealed"
     directory.mkdir()
     (directory / "data").write_bytes(b"1")
-    rundir.seal(directory)
+    seals.seal(directory)
     (directory / "more").touch()
     with pytest.raises(CheckpointError, match="'more' was not there when it was sealed"):
-        rundir.verify_seal(directory)
+        seals.verify_seal(directory)
     (directory / "more").rename(directory / "data")
     with pytest.raises(CheckpointError, match="'data' has changed since it was sealed"):
-        rundir.verify_seal(directory)
+        seals.verify_seal(directory)
     (directory / "data").unlink()
     with pytest.raises(CheckpointError, match="'data' is missing"):
-        rundir.verify_seal(directory)
+        seals.verify_seal(directory)

@@ -31,7 +31,7 @@ def lines(run):
 
 
 def fingerprint(run):
-    return stored_fingerprint(run / "checkpoints")
+    return stored_fingerprint(run)
 
 
 def check_accounts(run, bound):

@@ -207,7 +207,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
         ]
         lines = [(run / "metrics.jsonl").read_text().splitlines() for run in runs]
         scores = [json.loads(line).get("evaluation_return") for each in lines for line in each]
-        state = [stored_fingerprint(run / "checkpoints") for run in runs]
+        state = [stored_fingerprint(run) for run in runs]
         decisions = [promote(tmp_path / name / "models", run) for run in runs]
         chosen = [(each.action, each.score, each.previous_score) for each in decisions]
         results = [backtest(run) for run in runs]

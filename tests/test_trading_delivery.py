@@ -21,7 +21,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.io.checkpoint import fingerprint
-from podracer.io.run_directory import verify_seal
+from podracer.io.seal import read_sealed_json, seal_json, verify_seal
 from podracer.trading import delivery
 from podracer.trading.backtest import backtest
 from podracer.trading.delivery import current_model, promote, rollback
@@ -125,9 +125,10 @@ def test_both_are_judged_in_the_newer_window(runs: tuple[Path, Path, Path], tmp_
     moved = dataclasses.replace(EXPERIMENT, environment=later)
     there = tmp_path / "there"  # the old run, were it configured for the new window
     shutil.copytree(runs[2], there)
-    config = json.loads((run / "config.json").read_text())
+    config = read_sealed_json(run / "config.json")
+    config["run"] = read_sealed_json(there / "config.json")["run"]
     config["experiment"]["environment"] = moved.environment
-    (there / "config.json").write_text(json.dumps(config))
+    seal_json(there / "config.json", config)
     assert decision.previous_score == score(there) != score(runs[2])
     assert decision.score == score(run)
     assert decision.window == ("2010-07-16", "2010-09-09")
@@ -264,10 +265,10 @@ def test_models_of_one_directory_trade_under_the_same_terms(
     promote(tmp_path / "models", runs[0])
     dear = tmp_path / "dear"
     shutil.copytree(runs[2], dear)
-    config = json.loads((dear / "config.json").read_text())
+    config = read_sealed_json(dear / "config.json")
     config["experiment"]["environment"] += ",cost=0.002"
     config["environment"]["inner"]["cost"] = 0.002
-    (dear / "config.json").write_text(json.dumps(config))
+    seal_json(dear / "config.json", config)
     words = "trades with cost=0.001 and .* with 0.002: promote it to a directory of its own"
     with pytest.raises(ConfigError, match=words):
         promote(tmp_path / "models", dear)

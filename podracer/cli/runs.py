@@ -225,7 +225,7 @@ def fingerprint(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     from podracer.io.checkpoint import stored_fingerprint
 
-    step, digest = stored_fingerprint(options.run / "checkpoints")
+    step, digest = stored_fingerprint(options.run)
     print(f"{digest}  {options.run} at update {step}")
     return 0
 

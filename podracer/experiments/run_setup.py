@@ -7,6 +7,7 @@ import datetime
 import importlib.metadata
 import math
 import platform
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,11 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.serialization import read_config, to_json
+from podracer.experiments.serialization import (
+    experiment_digest,
+    read_config,
+    to_json,
+)
 from podracer.io.differences import differences
 from podracer.io.run_directory import run_directory
 from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
@@ -227,6 +232,7 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
     return {
         "recipe": experiment.recipe,
         "experiment": to_json(experiment),
+        "run": {"id": uuid.uuid4().hex, "experiment": experiment_digest(experiment)},
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},

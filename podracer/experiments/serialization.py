@@ -7,6 +7,7 @@ recipe that the user names are created from it; a file never decides what is imp
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import types
 import typing
@@ -22,9 +23,10 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import imported_module
 from podracer.experiments.experiment import Experiment
 from podracer.io.differences import differences
-from podracer.io.run_directory import read_limited, write_json
+from podracer.io.run_directory import encode_json, read_limited
+from podracer.io.seal import CONFIG, read_sealed_json, seal_json
 from podracer.networks import Table, TorsoNetwork
-from podracer.types import ConfigError
+from podracer.types import CheckpointError, ConfigError
 
 
 def kinds_in(annotation: Any) -> dict[str, type]:
@@ -174,10 +176,26 @@ def read_experiment(
     return experiment_of(path, recipe, environment)
 
 
+def experiment_digest(experiment: Experiment) -> str:
+    """Return the SHA-256 of what an experiment computes, which a resumed run cannot change."""
+    settings = to_json(experiment)
+    return hashlib.sha256(
+        encode_json({k: v for k, v in settings.items() if k not in FREE_ON_RESUME})
+    ).hexdigest()
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a run's `config.json`. Raises `ConfigError` if it is none."""
+    """Return the JSON object in a run's `config.json`, or in a recipe's file, which has no seal.
+
+    Raises `ConfigError` if it is none, or if a run's has changed since it was written.
+    """
     try:
-        config = json.loads(read_limited(path))
+        is_run = path.name == CONFIG
+        config = read_sealed_json(path) if is_run else json.loads(read_limited(path))
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{error}; bring it back as it was, and change settings by flags of `podracer resume`."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a run's configuration: {error}.") from error
     if not isinstance(config, dict) or not isinstance(config.get("experiment"), dict):
@@ -190,7 +208,7 @@ def update_config(directory: Path, experiment: Experiment) -> None:
     path = directory / "config.json"
     config, settings = read_config(path), to_json(experiment)
     if config["experiment"] != settings:
-        write_json(path, {**config, "experiment": settings})
+        seal_json(path, {**config, "experiment": settings})
 
 
 def recipe_name(directory: Path) -> str | None:

@@ -29,7 +29,8 @@ from podracer.experiments.run_setup import (
 from podracer.experiments.serialization import check_same_experiment, to_json, update_config
 from podracer.io import checkpoint
 from podracer.io.crash import retire_crash, write_crash
-from podracer.io.run_directory import RunLock, write_json
+from podracer.io.run_directory import RunLock
+from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
@@ -152,7 +153,7 @@ class Run:
             stack.enter_context(signals.installed())
             watchdog = Watchdog(self.experiment.stall_seconds, self._stalled)
             stack.enter_context(watchdog)
-            checkpointer = checkpoint.Checkpointer(self.directory / "checkpoints")
+            checkpointer = checkpoint.Checkpointer(self.directory)
             stack.enter_context(checkpointer)
             state = self._restored(checkpointer) if resume else None
             if state is None:
@@ -165,7 +166,7 @@ class Run:
 
     def _fresh(self) -> TrainState:
         if self.is_main:
-            write_json(self.directory / "config.json", run_metadata(self.experiment, self.setup))
+            seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup))
         if self.begin is None:
             return self.setup.init()
         state, totals = self.begin(self.setup)
@@ -174,7 +175,7 @@ class Run:
 
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
-        if not checkpointer.directory.exists() or not any(checkpointer.directory.iterdir()):
+        if not checkpointer.has_saved():
             return None
         check_same_environment(self.directory, self.env)
         restored = checkpointer.restore(self.setup.like)

@@ -1,18 +1,17 @@
 """Checkpoints that are restored completely and unchanged, or rejected.
 
-`checkpoints/<step>/` holds `state/` (Orbax), `meta.json` (schema and metadata) and, written last,
-`manifest.json` with size and SHA-256 of every file and of itself. Only a step whose manifest agrees
-with every byte is restored: Orbax alone restores flipped bits silently, and casts dtypes.
+`RUN/checkpoints/<step>/` holds `state/` (Orbax), `meta.json` (run, schema and metadata) and
+`manifest.json` with size and SHA-256 of every file and of itself. It is written as `<step>.draft`
+and gets its name last. Only a step whose manifest agrees with every byte, and which belongs to the
+run of `RUN/config.json`, is restored: Orbax alone restores flipped bits silently, and casts dtypes.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import errno
 import hashlib
-import itertools
-import json
-import math
 import os
 import re
 import shutil
@@ -22,37 +21,35 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils  # no stable home yet
 
-from podracer.io.run_directory import (
-    MANIFEST,
-    encode_json,
-    read_limited,
-    seal,
-    verify_seal,
-    write_bytes,
-)
+from podracer.io.arrays import place, read_arrays, sharding_of, stored_array
+from podracer.io.run_directory import encode_json, fsync_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
-from podracer.types import CheckpointError, PodracerError, PyTree
+from podracer.io.seal import MANIFEST, is_there, seal, seal_json, verify_seal
+from podracer.io.steps import (
+    CHECKPOINTS,
+    FORMAT,
+    SAVED,
+    Report,
+    identity_of,
+    newest_saved,
+    own_directory,
+    read_meta,
+    step_directories,
+    step_name,
+    valid_step,
+)
+from podracer.types import CheckpointError, PodracerError, PyTree, StorageError
 
-Report = Callable[[str], None]
-
-_FORMAT = 1
-_STEP = re.compile(r"[0-9]{12}")
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
+_DRAFT, _REMOVED = ".draft", ".removed"
+_REMAINS = re.compile(r"[0-9]{12}\.(draft|removed)")
 
 
 def _to_stderr(message: str) -> None:
     print(f"podracer: {message}", file=sys.stderr)
-
-
-class StorageError(PodracerError, OSError):
-    """A checkpoint could not be written; earlier ones are untouched."""
-
-    exit_code = 73
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,32 +65,44 @@ class Checkpointer:
     """Writer and reader of the checkpoints of one run; a context manager.
 
     Only the holder of the run's lock may have one, because it first removes the remains of
-    interrupted saves in `directory`. Readers of a run that may still be running use `load`.
+    interrupted saves in `RUN/checkpoints`. Readers of a run that may still be running use `load`.
 
-    With several processes (`jax.distributed`) all share `directory` and must make the same calls of
-    `save` and `restore`; process 0 decides, seals and deletes, so `wait` guarantees the seal only
-    there.
+    With several processes (`jax.distributed`) all share the directory and must make the same calls
+    of `save` and `restore`; process 0 decides, seals and deletes, so `wait` guarantees the seal
+    only there.
 
     Args:
-        directory: usually `RUN/checkpoints`.
+        run: directory of the run; what is saved belongs to the run of its `config.json`.
         keep: number of sealed steps to keep; an older one is deleted once a newer one was verified.
-        report: called with one sentence for each damaged step.
+        report: called with one sentence for each checkpoint that is missing or refused.
+
+    Raises `ConfigError` if `RUN/checkpoints` is a link or a file.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 3, report: Report = _to_stderr) -> None:
+    def __init__(self, run: Path, *, keep: int = 3, report: Report = _to_stderr) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
-        self.directory = Path(directory).absolute()
+        self.run = Path(run).absolute()
+        self.directory = self.run / CHECKPOINTS
         self._keep = keep
         self._report = report
+        self._inode: int | None = None  # of `directory`, on process 0
+        if jax.process_index() == 0:
+            self._inode = own_directory(self.directory)
+            for name in os.listdir(self.directory):
+                if _REMAINS.fullmatch(name):
+                    shutil.rmtree(self.directory / name)
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
-        if jax.process_index() == 0:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for path in _step_directories(self.directory):
-                if not _is_sealed(path) and path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+
+    def has_saved(self) -> bool:
+        """Return whether the run has ever sealed a checkpoint, be they all lost since."""
+        return bool(
+            _from_first_process(
+                lambda: bool(os.listdir(self.directory)) or newest_saved(self.run) is not None
+            )
+        )
 
     def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
         """Start to save `state` under `step`; a sealed step stays unchanged.
@@ -103,27 +112,38 @@ class Checkpointer:
         Raises `StorageError` if this save or the previous one failed.
         """
         self.wait()
-        target = self.directory / _name(step)
-        if _from_first_process(lambda: _is_sealed(target)):
+        target = self.directory / step_name(step)
+        if _from_first_process(lambda: is_there(target / MANIFEST)):
             return
-        meta = encode_json({"format": _FORMAT, "schema": schema(state), "metadata": metadata})
+        meta = encode_json({
+            "format": FORMAT, "run": identity_of(self.run), "schema": schema(state),
+            "metadata": metadata,
+        })  # fmt: skip
         leaves = {
             path: leaf for path, leaf in leaves_by_path(state).items() if leaf.size
         }  # Orbax's limit
+        draft = target.with_suffix(_DRAFT)
         try:
             if jax.process_index() == 0:
-                shutil.rmtree(target, ignore_errors=True)  # remains of a failed save
-                target.mkdir()
-            arrays = {path: _data(leaf) for path, leaf in leaves.items()}
-            self._orbax.save(target / "state", args=ocp.args.PyTreeSave(arrays))
+                self._check_directory()
+                if os.path.lexists(target):
+                    raise FileExistsError(errno.EEXIST, "something is in its place", str(target))
+                shutil.rmtree(draft, ignore_errors=True)  # remains of a failed save
+                draft.mkdir()
+            arrays = {path: stored_array(leaf) for path, leaf in leaves.items()}
+            self._orbax.save(draft / "state", args=ocp.args.PyTreeSave(arrays))
         except OSError as error:
             raise _storage_error(step, error) from error
-        self._pending = self._worker.submit(self._finish, target, meta)
+        self._pending = self._worker.submit(self._finish, draft, target, meta)
 
     def check(self) -> None:
-        """Raise the `StorageError` of a save that has failed in the background; never block."""
+        """Raise the `StorageError` of a save that failed or of a directory that is gone.
+
+        Never blocks.
+        """
         if self._pending is not None and self._pending.done():
             self.wait()
+        self._check_directory()
 
     def wait(self) -> None:
         """Wait until the last save is sealed. Raises `StorageError` if it failed."""
@@ -136,19 +156,21 @@ class Checkpointer:
         """Restore the newest valid checkpoint, or exactly `step`, in the structure of `like`.
 
         Each leaf of `like` is an array or a `ShapeDtypeStruct`, and its sharding is that of the
-        restored leaf (host for numpy arrays, default device if there is none). A damaged step is
-        reported and moved to `quarantine/`, and the previous one is used, unless `step` is given.
-        Raises `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths differ
-        from `like`: nothing is ever cast, padded or left out.
+        restored leaf (host for numpy arrays, default device if there is none). A step that is
+        damaged or belongs to another run is reported and moved to `quarantine/`, and the previous
+        one is used, unless `step` is given. Raises `StorageError` if a file cannot be read, which
+        moves nothing; `CheckpointError` if no step is valid, or if shapes, dtypes, keys or paths
+        differ from `like`: nothing is ever cast, padded or left out.
         """
         self.wait()
         aside = self.directory / "quarantine"
-        newest = _from_first_process(lambda: _valid_step(self.directory, step, self._report, aside))
-        return _read(self.directory / _name(newest), like)
+        newest = _from_first_process(lambda: valid_step(self.run, step, self._report, aside))
+        return _read(self.directory / step_name(newest), like)
 
     def steps(self) -> list[int]:
         """Return the sealed steps, oldest first, without verifying their bytes."""
-        return [int(path.name) for path in _step_directories(self.directory) if _is_sealed(path)]
+        paths = step_directories(self.directory)
+        return [int(path.name) for path in paths if is_there(path / MANIFEST)]
 
     def close(self) -> None:
         """Seal the last save and release the threads. Raises `StorageError` if it failed."""
@@ -169,35 +191,60 @@ class Checkpointer:
                 raise
             self._report(str(late))  # the first error is raised
 
-    def _finish(self, target: Path, meta: bytes) -> None:
+    def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
+        """Seal a save and give it its name, so that a directory with a step's name is complete."""
         step, first = int(target.name), jax.process_index() == 0
         try:
             self._orbax.wait_until_finished()  # on process 0: until all processes have written
             if first:
-                write_bytes(target / "meta.json", meta)
-                seal(target)
+                self._check_directory()
+                write_bytes(draft / "meta.json", meta)
+                seal(draft, target.name)
+                draft.rename(target)
+                fsync_directory(self.directory)
+                seal_json(self.run / SAVED, {"step": step})
                 self._retire(step)
         except Exception as error:
-            if first and not _is_sealed(target):
-                shutil.rmtree(target, ignore_errors=True)
+            if first:
+                shutil.rmtree(draft, ignore_errors=True)
             raise _storage_error(step, error) from error
 
     def _retire(self, step: int) -> None:
-        old = [s for s in self.steps() if s <= step][: -self._keep]
+        """Delete the oldest steps of this run, once this newer one was read back."""
+        own = [path for path in step_directories(self.directory) if self._is_own(path)]
+        old = [path for path in own if int(path.name) <= step][: -self._keep]
         if old:
-            verify_seal(self.directory / _name(step))
-        for path in (self.directory / _name(s) for s in old):
-            # Unsealed first: after a kill half way there are remains to remove, not a damaged step.
-            (path / MANIFEST).unlink()
-            shutil.rmtree(path)
+            verify_seal(self.directory / step_name(step))
+        for path in old:
+            # Renamed first: a kill half way leaves remains to remove, not a damaged step.
+            remains = path.with_suffix(_REMOVED)
+            path.rename(remains)
+            shutil.rmtree(remains)
+
+    def _is_own(self, path: Path) -> bool:
+        try:
+            return read_meta(path)["run"] == identity_of(self.run)
+        except CheckpointError:
+            return False
+
+    def _check_directory(self) -> None:
+        """Raise `StorageError` if the directory has been removed or replaced under the run."""
+        if self._inode is None:
+            return
+        try:
+            inode = os.lstat(self.directory).st_ino
+        except OSError as error:
+            raise StorageError(f"{self.directory} is gone: {error.strerror}.") from error
+        if inode != self._inode:
+            raise StorageError(f"{self.directory} is gone, and another is in its place.")
 
 
 def load(
-    directory: Path, like: PyTree, step: int | None = None, *, report: Report = _to_stderr
+    run: Path, like: PyTree, step: int | None = None, *, report: Report = _to_stderr
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running."""
-    directory = Path(directory).absolute()
-    return _read(directory / _name(_valid_step(directory, step, report)), like)
+    run = Path(run).absolute()
+    return _read(run / CHECKPOINTS / step_name(valid_step(run, step, report)), like)
 
 
 def fingerprint(state: PyTree) -> str:
@@ -206,20 +253,20 @@ def fingerprint(state: PyTree) -> str:
     Leaves are sorted by path. Every leaf must be addressable in this process.
     """
     leaves = leaves_by_path(state)
-    return _digest(schema(state), lambda path: np.asarray(_data(leaves[path])))
+    return _digest(schema(state), lambda path: np.asarray(stored_array(leaves[path])))
 
 
-def stored_fingerprint(directory: Path, *, report: Report = _to_stderr) -> tuple[int, str]:
-    """Return the newest valid step and the `fingerprint` of its state.
+def stored_fingerprint(run: Path, *, report: Report = _to_stderr) -> tuple[int, str]:
+    """Return the newest valid step of a run and the `fingerprint` of its state.
 
     Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if no step is
     valid, or if it declares more than this machine's memory.
     """
-    directory = Path(directory).absolute()
-    step = _valid_step(directory, None, report)
-    path = directory / _name(step)
-    stored = _meta(path)["schema"]
-    return step, _digest(stored, _read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
+    run = Path(run).absolute()
+    step = valid_step(run, None, report)
+    path = run / CHECKPOINTS / step_name(step)
+    stored = read_meta(path)["schema"]
+    return step, _digest(stored, read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
 
 
 def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
@@ -230,35 +277,12 @@ def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _valid_step(
-    directory: Path, step: int | None, report: Report, quarantine: Path | None = None
-) -> int:
-    if step is not None:
-        verify_seal(directory / _name(step))
-        return step
-    for path in reversed(_step_directories(directory)):
-        if _is_sealed(path):
-            try:
-                verify_seal(path)
-                return int(path.name)
-            except CheckpointError as fault:
-                moved = f"; moved to {_move(path, quarantine)}" if quarantine else ""
-                report(f"damaged checkpoint skipped: {fault}{moved}")
-    raise CheckpointError(f"{directory} has no valid checkpoint")
-
-
-def _move(path: Path, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    names = itertools.chain([path.name], (f"{path.name}.{n}" for n in itertools.count(1)))
-    return path.rename(next(folder / n for n in names if not os.path.lexists(folder / n)))
-
-
 def _read(path: Path, like: PyTree) -> Restored:
-    meta, leaves, expected = _meta(path), leaves_by_path(like), schema(like)
+    meta, leaves, expected = read_meta(path), leaves_by_path(like), schema(like)
     if meta["schema"] != expected:
         raise CheckpointError(f"{path} does not fit: {schema_difference(meta['schema'], expected)}")
-    arrays = _read_arrays(path, expected, {name: _sharding(leaf) for name, leaf in leaves.items()})
-    placed = [_place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
+    arrays = read_arrays(path, expected, {name: sharding_of(leaf) for name, leaf in leaves.items()})
+    placed = [place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
     state = jax.tree.unflatten(jax.tree.structure(like), placed)
     if schema(state) != expected:
         raise CheckpointError(
@@ -267,102 +291,22 @@ def _read(path: Path, like: PyTree) -> Restored:
     return Restored(int(path.name), state, meta["metadata"])
 
 
-def _read_arrays(
-    path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
-) -> dict[str, Any]:
-    """Read arrays by path: onto their devices, or onto the host where there is no sharding."""
-    stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
-    host = ocp.RestoreArgs(restore_type=np.ndarray)
-    targets = {
-        name: ocp.ArrayRestoreArgs(sharding=place) if (place := shardings[name]) else host
-        for name in stored
-    }
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        try:
-            stored_arrays = reader.metadata(path / "state").item_metadata.tree
-            declared = {
-                name: [list(a.shape), np.dtype(a.dtype).name] for name, a in stored_arrays.items()
-            }
-            if declared != {name: entry[:2] for name, entry in stored.items()}:
-                raise CheckpointError(f"{path}: the arrays do not match meta.json")
-            size = sum(
-                math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in stored_arrays.values()
-            )
-            if not any(shardings.values()) and size > _MEMORY:
-                raise CheckpointError(f"{path} holds {size:,} bytes, more than this machine's RAM")
-            item = ocp.args.PyTreeRestore(dict.fromkeys(targets, 0), restore_args=targets)
-            arrays = reader.restore(path / "state", args=item)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
-    return {n: arrays[n] if n in stored else np.zeros(*entry[:2]) for n, entry in entries.items()}
-
-
-def _meta(path: Path) -> dict[str, Any]:
-    """Parse `meta.json` of a verified step; it is untrusted, so check every type."""
-    try:
-        meta = json.loads(read_limited(path / "meta.json"))
-        if meta["format"] != _FORMAT:
-            raise CheckpointError(f"{path} has format {meta['format']!r}, not {_FORMAT}")
-        schema = {path: [list(s), str(d), i] for path, (s, d, i) in meta["schema"].items()}
-        return {"schema": schema, "metadata": dict(meta["metadata"])}
-    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: meta.json is not usable: {error}") from error
-
-
-def _name(step: int) -> str:
-    if not 0 <= step < 10**12:
-        raise ValueError(f"step {step} is not within 0 and 10**12")
-    return f"{step:012d}"
-
-
-def _step_directories(directory: Path) -> list[Path]:
-    names = sorted(os.listdir(directory)) if directory.is_dir() else []
-    return [directory / name for name in names if _STEP.fullmatch(name)]
-
-
-def _is_sealed(path: Path) -> bool:
-    return os.path.lexists(path / MANIFEST)
-
-
-def _data(leaf: Any) -> Any:
-    """Return the array that is stored for a leaf."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated and leaf.is_fully_addressable:
-        # Orbax would have each device slice and send its part: a kernel per device and leaf.
-        return leaf.addressable_data(0)
-    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    uncommitted = isinstance(leaf, jax.Array) and not leaf.committed
-    return None if uncommitted else getattr(leaf, "sharding", None)
-
-
-def _place(leaf: Any, value: Any, impl: str | None) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic):
-        return value
-    if not isinstance(value, jax.Array):
-        sharding = _sharding(leaf)
-        value = jnp.array(value) if sharding is None else jax.device_put(value, sharding)
-    return jax.random.wrap_key_data(value, impl=impl) if impl else value
-
-
 def _from_first_process(decide: Callable[[], int]) -> int:
-    """Return the decision of process 0 on all processes. Raises its `CheckpointError` on all."""
+    """Return the decision of process 0 on all processes; what it raises is raised on all."""
     if jax.process_count() == 1:
         return decide()
-    answer, failure = -1, CheckpointError("process 0 has no valid checkpoint")
+    answer, failure = -1, None
     if jax.process_index() == 0:
         try:
             answer = decide()
-        except CheckpointError as error:
-            failure = error
+        except PodracerError as error:
+            answer, failure = -error.exit_code, error
     # Two halves, because JAX without x64 would truncate a 64-bit step.
     halves = multihost_utils.broadcast_one_to_all(np.array([answer], np.int64).view(np.int32))
     answer = int(np.array(halves).view(np.int64)[0])
     if answer < 0:
-        raise failure
+        kind = StorageError if answer == -StorageError.exit_code else CheckpointError
+        raise failure or kind("process 0 found no checkpoint that can be used; see its message")
     return answer
 
 

@@ -1,16 +1,15 @@
-"""Run directories: names, locks, atomic files and sealed directories."""
+"""Run directories: names, locks and atomic files."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import re
 import socket
-import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from podracer.types import CheckpointError, ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
-
-MANIFEST = "manifest.json"
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
 
 
@@ -57,9 +54,16 @@ class RunLock:
         self._descriptor = -1
 
     def __enter__(self) -> RunLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o644)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            place = self._path if self._path.is_symlink() else error.filename
+            raise ConfigError(
+                f"{self._path.parent} cannot hold a run: {place}: {error.strerror}; "
+                "choose another directory."
+            ) from error
         try:
             # flock, not lockf: it also keeps out a second run in this very process.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,6 +126,24 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     fsync_directory(path.parent)
 
 
+def read_limited(path: Path) -> bytes:
+    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB."""
+    with naming(path):
+        if path.stat().st_size > _JSON_LIMIT:
+            raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
+        return path.read_bytes()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of an open one, which does not know it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def fsync_directory(directory: Path) -> None:
     """Make the names in `directory` durable; syncing a file does not."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -129,79 +151,3 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# --- sealed directories ---------------------------------------------------------------------------
-
-
-def seal(directory: Path) -> None:
-    """Make `directory` durable, then valid by writing the manifest with all SHA-256 last."""
-    files = {
-        name: {"size": size, "sha256": _sha256(directory / name, sync=True)}
-        for name, size in _files(directory).items()
-    }
-    for folder, _, _ in os.walk(directory):
-        fsync_directory(Path(folder))
-    write_bytes(directory / MANIFEST, _manifest({"name": directory.name, "files": files}))
-    fsync_directory(directory.parent)
-
-
-def verify_seal(directory: Path) -> None:
-    """Check that the files in `directory` are exactly those that were sealed under this name.
-
-    Raises `CheckpointError` naming the first file that differs. Opens only what lies in the
-    directory itself, never what a link or the manifest points to.
-    """
-    try:
-        files = _files(directory)
-        raw = read_limited(directory / MANIFEST)
-        manifest = json.loads(raw)
-        del manifest["sha256"]
-        if _manifest(manifest) != raw or manifest["name"] != directory.name:
-            raise CheckpointError(f"{directory}: {MANIFEST} has changed since it was sealed")
-        listed = manifest["files"]
-        for name in sorted(files.keys() | listed.keys()):
-            if name not in files:
-                raise CheckpointError(f"{directory}: {name!r} is missing")
-            if name not in listed:
-                raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
-            same_size = listed[name]["size"] == files[name]
-            if not same_size or listed[name]["sha256"] != _sha256(directory / name):
-                raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
-    except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{directory} cannot be verified: {error}") from error
-
-
-def read_limited(path: Path) -> bytes:
-    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB."""
-    if path.stat().st_size > _JSON_LIMIT:
-        raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
-    return path.read_bytes()
-
-
-def _manifest(body: dict[str, Any]) -> bytes:
-    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
-
-
-def _files(directory: Path) -> dict[str, int]:
-    """Return the size of each file in `directory` except the manifest, by relative path."""
-    if directory.is_symlink():
-        raise CheckpointError(f"{directory} is a symbolic link")
-    sizes = {}
-    for folder, folders, names in os.walk(directory):
-        for entry in (Path(folder, name) for name in folders + names):
-            status = entry.lstat()
-            if stat.S_ISREG(status.st_mode):
-                sizes[entry.relative_to(directory).as_posix()] = status.st_size
-            elif not stat.S_ISDIR(status.st_mode):
-                raise CheckpointError(f"{entry} is neither a file nor a directory")
-    sizes.pop(MANIFEST, None)
-    return sizes
-
-
-def _sha256(path: Path, *, sync: bool = False) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(file.fileno())
-    return digest

@@ -36,7 +36,8 @@ from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, to_json
 from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
-from podracer.io.run_directory import MANIFEST, read_limited, write_json
+from podracer.io.run_directory import read_limited, write_json
+from podracer.io.seal import MANIFEST
 from podracer.tournament.config import restore_experiment
 from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
 
@@ -151,7 +152,7 @@ def begin(
     A pod that continues an entry of its own keeps its random numbers, so it continues to the bit;
     starting from another pod's entry it uses its own.
     """
-    restored = [checkpoint.load(path.parent, setup.like, int(path.name)) for path in parents]
+    restored = [checkpoint.load(path.parents[1], setup.like, int(path.name)) for path in parents]
     state = fuse([restored_parent.state for restored_parent in restored])
     if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
         pods, seed = experiment.pods, experiment.seed
@@ -193,7 +194,7 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     setup = make_run_setup(
         dataclasses.replace(experiment, evaluation_episodes=episodes, fixed_evaluation=True)
     )
-    state = checkpoint.load(path.parent, setup.like, int(path.name)).state
+    state = checkpoint.load(path.parents[1], setup.like, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     return setup.evaluate(dataclasses.replace(state, key=held_out)).returns
 

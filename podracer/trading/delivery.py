@@ -24,14 +24,8 @@ from podracer.envs.trading.environment import Trading, backtest_environment
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.differences import differences
-from podracer.io.run_directory import (
-    MANIFEST,
-    RunLock,
-    read_limited,
-    seal,
-    verify_seal,
-    write_bytes,
-)
+from podracer.io.run_directory import RunLock, read_limited, write_bytes
+from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 

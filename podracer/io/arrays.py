@@ -1,0 +1,76 @@
+"""Arrays of a checkpoint: what Orbax stores for a leaf, and how it is read back unchanged."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from podracer.io.schema import Schema
+from podracer.types import CheckpointError, StorageError
+
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
+
+
+def read_arrays(
+    path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
+) -> dict[str, Any]:
+    """Read arrays by path: onto their devices, or onto the host where there is no sharding."""
+    stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
+    host = ocp.RestoreArgs(restore_type=np.ndarray)
+    targets = {
+        name: ocp.ArrayRestoreArgs(sharding=sharding) if (sharding := shardings[name]) else host
+        for name in stored
+    }
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        try:
+            stored_arrays = reader.metadata(path / "state").item_metadata.tree
+            declared = {
+                name: [list(a.shape), np.dtype(a.dtype).name] for name, a in stored_arrays.items()
+            }
+            if declared != {name: entry[:2] for name, entry in stored.items()}:
+                raise CheckpointError(f"{path}: the arrays do not match meta.json")
+            size = sum(
+                math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in stored_arrays.values()
+            )
+            if not any(shardings.values()) and size > _MEMORY:
+                raise CheckpointError(f"{path} holds {size:,} bytes, more than this machine's RAM")
+            item = ocp.args.PyTreeRestore(dict.fromkeys(targets, 0), restore_args=targets)
+            arrays = reader.restore(path / "state", args=item)
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+    return {n: arrays[n] if n in stored else np.zeros(*entry[:2]) for n, entry in entries.items()}
+
+
+def stored_array(leaf: Any) -> Any:
+    """Return the array that is stored for a leaf."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and leaf.is_fully_replicated and leaf.is_fully_addressable:
+        # Orbax would have each device slice and send its part: a kernel per device and leaf.
+        return leaf.addressable_data(0)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def sharding_of(leaf: Any) -> jax.sharding.Sharding | None:
+    """Return the sharding of a leaf, None if it goes to the default device."""
+    uncommitted = isinstance(leaf, jax.Array) and not leaf.committed
+    return None if uncommitted else getattr(leaf, "sharding", None)
+
+
+def place(leaf: Any, value: Any, impl: str | None) -> Any:
+    """Return a stored array as the kind of leaf that `leaf` is; `impl` is that of its keys."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return value
+    if not isinstance(value, jax.Array):
+        sharding = sharding_of(leaf)
+        value = jnp.array(value) if sharding is None else jax.device_put(value, sharding)
+    return jax.random.wrap_key_data(value, impl=impl) if impl else value

@@ -1,0 +1,181 @@
+"""Seals: files and directories that are read exactly as they were written, or refused.
+
+A sealed file is JSON that holds its own SHA-256. A sealed directory has such a file, the manifest,
+with size and SHA-256 of every other file; it is written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from podracer.io.run_directory import (
+    encode_json,
+    fsync_directory,
+    naming,
+    read_limited,
+    write_bytes,
+)
+from podracer.types import CheckpointError, StorageError
+
+T = TypeVar("T")
+
+CONFIG, MANIFEST = "config.json", "manifest.json"
+_RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
+# Errors that tell what is there. Any other is an error of reading, which tells nothing.
+_IS_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
+def seal_json(path: Path, body: dict[str, Any]) -> None:
+    """Write `body` as a sealed file, atomically, for the eyes of the user alone."""
+    write_bytes(path, _encode(body), mode=0o600)
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """Return the content of a sealed file.
+
+    Raises `CheckpointError` if it is missing or has changed, `StorageError` if it cannot be read.
+    """
+    return retry_reading(lambda: _read_sealed(path))
+
+
+def seal(directory: Path, name: str | None = None) -> None:
+    """Make `directory` durable, then valid by writing the manifest with all SHA-256 last.
+
+    It is sealed under `name`, by default its own, and valid under that name only.
+    """
+    files = {
+        path: {"size": size, "sha256": _sha256(directory / path, sync=True)}
+        for path, size in _files(directory).items()
+    }
+    for folder, _, _ in os.walk(directory):
+        fsync_directory(Path(folder))
+    body = {"name": name or directory.name, "files": files}
+    write_bytes(directory / MANIFEST, _encode(body))
+    fsync_directory(directory.parent)
+
+
+def verify_seal(directory: Path) -> None:
+    """Check that the files in `directory` are exactly those that were sealed under this name.
+
+    Opens only what lies in the directory itself, never what a link or the manifest points to.
+    Raises `CheckpointError` naming the first file that differs, `StorageError` if one cannot be
+    read: that is no damage.
+    """
+    retry_reading(lambda: _verify(directory))
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a name exists, be it a broken link. Raises `StorageError` if unknown."""
+    try:
+        retry_reading(partial(os.lstat, path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def retry_reading(read: Callable[[], T]) -> T:
+    """Return `read()`, repeated while it fails for a reason that may pass.
+
+    That a name is missing, or is not what it should be, is raised at once. Raises `StorageError`
+    with the name of the file if it still cannot be read after two seconds.
+    """
+    for seconds in _RETRY_SECONDS:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno in _IS_ABSENT:
+                raise
+            time.sleep(seconds)
+    try:
+        return read()
+    except OSError as error:
+        if error.errno in _IS_ABSENT:
+            raise
+        raise StorageError(
+            f"{error.filename} cannot be read ({error.strerror}), and nothing was changed: make "
+            "it readable and try again."
+        ) from error
+
+
+def _verify(directory: Path) -> None:
+    with _refusing(directory):
+        files = _files(directory)
+        manifest = _read_sealed(directory / MANIFEST)
+        if manifest["name"] != directory.name:
+            raise CheckpointError(
+                f"{directory} was sealed as {str(manifest['name'])[:80]!r}: it is a copy of that"
+            )
+        listed = manifest["files"]
+        for name in sorted(files.keys() | listed.keys()):
+            if name not in files:
+                raise CheckpointError(f"{directory}: {name!r} is missing")
+            if name not in listed:
+                raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
+            same_size = listed[name]["size"] == files[name]
+            if not same_size or listed[name]["sha256"] != _sha256(directory / name):
+                raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
+
+
+def _read_sealed(path: Path) -> dict[str, Any]:
+    with _refusing(path):
+        raw = read_limited(path)
+        body = json.loads(raw)
+        del body["sha256"]
+        if _encode(body) != raw:
+            raise CheckpointError(f"{path} has changed since it was sealed")
+        return body
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turn every error but one of reading into a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IS_ABSENT:
+            raise
+        raise CheckpointError(f"{path} cannot be verified: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be verified: {error}") from error
+
+
+def _files(directory: Path) -> dict[str, int]:
+    """Return the size of each file in `directory` except the manifest, by relative path."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    if directory.is_symlink():
+        raise CheckpointError(f"{directory} is a symbolic link")
+    sizes = {}
+    for folder, folders, names in os.walk(directory, onerror=fail):
+        for entry in (Path(folder, name) for name in folders + names):
+            status = entry.lstat()
+            if stat.S_ISREG(status.st_mode):
+                sizes[entry.relative_to(directory).as_posix()] = status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise CheckpointError(f"{entry} is neither a file nor a directory")
+    sizes.pop(MANIFEST, None)
+    return sizes
+
+
+def _sha256(path: Path, *, sync: bool = False) -> str:
+    with naming(path), open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
