@@ -32,9 +32,17 @@ LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
 def find_devices(count: int = 0) -> list[Device]:
     """Return `count` devices, equally many of each host; all devices if `count` is 0.
 
-    Raises `ConfigError` where there are too few, or where the hosts cannot have equal shares.
+    Raises `ConfigError` where there are too few, or where the hosts cannot have equal shares or
+    have different numbers of devices.
     """
     devices = jax.devices()
+    by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
+    sizes = [len(host) for host in by_host]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"the processes have {', '.join(map(str, sizes))} devices: give each as many, and the "
+            "same --devices."
+        )
     if count < 0 or count > len(devices):
         raise ConfigError(
             f"--devices {count} was asked for, but this run sees {len(devices)} "
@@ -46,7 +54,6 @@ def find_devices(count: int = 0) -> list[Device]:
             f"--devices {count} cannot be split evenly over {jax.process_count()} processes."
         )
     share = count // jax.process_count()
-    by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
     return [device for host in by_host for device in host[:share]]
 
 
@@ -76,6 +83,17 @@ def any_process(*flags: bool) -> tuple[bool, ...]:
     if jax.process_count() == 1:
         return flags
     return tuple(multihost_utils.process_allgather(np.asarray(flags)).any(axis=0).tolist())
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the texts of all processes, in their order; every process must call this."""
+    if jax.process_count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.asarray(data.size))
+    padded = np.pad(data, (0, sizes.max() - data.size))
+    rows = multihost_utils.process_allgather(padded)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def on_one_device(tree: PyTree) -> PyTree:

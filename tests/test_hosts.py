@@ -3,9 +3,16 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
-from child import fingerprint, finish, records, start, wait_for_lines
+from child import environment, fingerprint, finish, records, start, wait_for_lines
+
+from podracer.experiments import peers
+from podracer.experiments.hosts import Hosts, initialize_devices
+from podracer.types import ConfigError
 
 from podracer.io.seal import read_sealed_json, seal_json
 
@@ -15,13 +22,23 @@ RUN = (
 )  # fmt: skip
 
 
-def hosts(arguments, number=2):
+def hosts(arguments, number=2, flags=((), ())):
+    """Start a process for each of `flags`, of a run of so many processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     return [
-        start(*arguments, "--coordinator", address, "--num-processes", number, "--process-id", i)
-        for i in range(number)
+        start(
+            *arguments,
+            *own_flags,
+            "--coordinator",
+            address,
+            "--num-processes",
+            number,
+            "--process-id",
+            i,
+        )
+        for i, own_flags in enumerate(flags)
     ]
 
 
@@ -69,3 +86,126 @@ def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     end(hosts(("resume", run)), 0)
     assert records(run)[-1]["updates"] == saved[-1]["updates"] + 10
     assert len(fingerprint(run)) == 64
+
+
+# --- a process that is lost -----------------------------------------------------------------------
+
+SURVIVAL_SECONDS = 60  # of the heartbeats' 10, on a machine that does other things
+
+
+def lose(processes, run, lost, number):
+    """Send a signal to one of two processes in mid-run; return how long the other went on."""
+    wait_for_lines(processes[0], run, 3)
+    processes[lost].send_signal(number)
+    moment = time.monotonic()
+    code, _, error = finish(processes[1 - lost], SURVIVAL_SECONDS)
+    assert code == 77, error
+    assert "podracer: another process of the run is lost" in error
+    crash = json.loads((run / "crash.json").read_text())
+    assert (crash["code"], crash["component"]) == (77, "peer")
+    processes[lost].kill()
+    finish(processes[lost])
+    return time.monotonic() - moment
+
+
+@pytest.mark.figure(19)
+@pytest.mark.usefixtures("nothing_listens")
+def test_the_loss_of_a_process_ends_the_other_with_77(tmp_path):
+    """And meanwhile the coordinator listens on the address that it was given, of the loopback."""
+    run = tmp_path / "run"
+    lose(hosts((*RUN, "--frames", 10**9, "--run-dir", run)), run, 1, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.figure(19)
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_resumes_exactly_after_the_loss_of_a_process(one, lost, number, tmp_path, cases):
+    run = tmp_path / "run"
+    processes = hosts((*RUN, "--frames", 16 * 8 * 60_000, "--save-seconds", 0, "--run-dir", run))
+    cases.note(f"{lose(processes, run, lost, number):.1f} s")
+    config = json.loads((run / "config.json").read_text())
+    config["experiment"]["frames"] = max(16 * 8 * 60, 16 * 8 * (records(run)[-1]["updates"] + 10))
+    (run / "config.json").write_text(json.dumps(config))
+    end(hosts(("resume", run)), 0)
+    twin = tmp_path / "twin"
+    end(hosts((*RUN, "--frames", config["experiment"]["frames"], "--run-dir", twin)), 0)
+    assert fingerprint(run) == fingerprint(twin)
+
+
+@pytest.mark.figure(19)
+def test_an_abort_becomes_exit_code_77_with_a_report():
+    """JAX aborts where another process is lost, and Python hears nothing of it."""
+    child = """
+import os
+from podracer.experiments import peers
+peers._on_abort.install()
+with peers.reports_loss(lambda error: print("reported", type(error).__name__)):
+    os.abort()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", child], env=environment(), capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (77, "reported PeerLostError\n")
+    assert result.stderr.startswith("podracer: another process of the run is lost")
+
+
+# --- before a run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"agent": {"learning_rate": 0.5}}, "agent.learning_rate is 0.1 in process 0 and 0.5 in"),
+        ({"versions": {"jax": "9"}}, "versions.jax is 1 in process 0 and 9 in process 1"),
+        ({}, None),
+    ],
+)
+def test_processes_with_other_configurations_are_refused(other, message, monkeypatch):
+    same = {"agent": {"learning_rate": 0.1}, "versions": {"jax": "1"}}
+    monkeypatch.setattr(
+        peers, "gather_texts", lambda text: [text, json.dumps(json.loads(text) | other)]
+    )
+    if message is None:
+        peers.check_same_configuration(same)
+        return
+    with pytest.raises(ConfigError, match=message):
+        peers.check_same_configuration(same)
+
+
+@pytest.mark.slow
+def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
+    run = tmp_path / "run"
+    flags = (("--seed", 1), ("--seed", 2))
+    processes = hosts((*RUN, "--frames", 10**9, "--run-dir", run), flags=flags)
+    for code, _, error in map(finish, processes):
+        assert code == 78
+        assert "experiment.seed is 1 in process 0 and 2 in process 1" in error
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (Hosts("127.0.0.1", 2, 0), "--coordinator 127.0.0.1 must be HOST:PORT"),
+        (Hosts("127.0.0.1:1234", 2, 2), "--process-id 2 must lie below --num-processes 2"),
+        (Hosts("127.0.0.1:1234", 2), "together"),
+        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "--join-seconds must be above 0"),
+        (Hosts("192.0.2.1:1234", 2, 0), "process 0 cannot listen on 192.0.2.1:1234"),
+    ],
+)
+def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
+    monkeypatch.setattr(peers._on_abort, "install", lambda: None)
+    with pytest.raises(ConfigError, match=message):
+        initialize_devices(hosts, 0)
+
+
+@pytest.mark.slow
+def test_a_process_whose_peers_never_start_says_so_and_ends(tmp_path):
+    arguments = (*RUN, "--join-seconds", 6, "--run-dir", tmp_path / "run")
+    (process,) = hosts(arguments, flags=((),))
+    code, _, error = finish(process, 60)
+    assert code == 77
+    waits = "podracer: waits for all 2 processes of the run to join at 127.0.0.1:"
+    assert waits in error
+    assert "podracer: waited 6 s for all 2 processes" in error

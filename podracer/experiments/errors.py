@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from podracer.experiments.peers import LOST, PeerLostError
 from podracer.types import PodracerError
 
 
@@ -52,17 +54,18 @@ def classify_error(error: Exception) -> Exception:
         return error
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0][:300]
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
     if isinstance(error, MemoryError):
         failure = DeviceError(f"out of memory: take fewer environments. ({first_line})")
     elif isinstance(error, OSError) and (error.filename or error.errno in _DISK):
         name = "" if error.filename is None else f"{_name(error.filename)}: "
         failure = FileError(f"{name}{error.strerror}.")
-    elif isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text:
+    elif is_of_jax and "RESOURCE_EXHAUSTED" in text:
         advice = "take fewer environments, a shorter rollout or more devices."
         failure = DeviceError(f"out of device memory: {advice} ({first_line})")
-    elif isinstance(error, jax.errors.JaxRuntimeError) and (
-        "DATA_LOSS" in text or "INTERNAL" in text
-    ):
+    elif is_of_jax and jax.process_count() > 1 and re.search(r"Gloo|[Cc]oordination", text):
+        failure = PeerLostError(f"{LOST} ({first_line})")
+    elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
         failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
     else:
         return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 
@@ -21,20 +22,25 @@ class Hosts:
     """Number of processes that share the run."""
     process_id: int | None = None
     """Number of this process, from 0 to one less than the number of processes."""
+    join_seconds: float = 300.0
+    """Time in seconds, above 0, within which all processes must have started; one that waits longer
+    ends with exit code 77."""
 
     def with_environment(self) -> Hosts:
-        """Return these settings, or those of the environment variables if none is set."""
+        """Return these settings, or with those of the environment variables if none is set."""
 
         def number(*names: str) -> int | None:
             texts = [os.environ[name] for name in names if name in os.environ]
             return int(texts[0]) if texts and texts[0].isdigit() else None
 
-        if "JAX_COORDINATOR_ADDRESS" not in os.environ or self != Hosts():
+        is_set = (self.coordinator, self.num_processes, self.process_id) != (None, None, None)
+        if is_set or "JAX_COORDINATOR_ADDRESS" not in os.environ:
             return self
         return Hosts(
             os.environ["JAX_COORDINATOR_ADDRESS"],
             number("JAX_NUM_PROCESSES"),
             number("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),
+            self.join_seconds,
         )
 
 
@@ -42,10 +48,12 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     """Set JAX up for this process's share of the devices; `devices=0` takes all.
 
     Call it before anything touches a device. On a CPU, `devices` are virtual ones. Raises
-    `ConfigError` if `hosts` is incomplete or the processes cannot share the devices evenly.
+    `ConfigError` if `hosts` is incomplete or the processes cannot share the devices evenly. The
+    process ends with exit code 77 if the others do not start in time.
     """
     import jax
 
+    from podracer.experiments import peers
     from podracer.types import ConfigError
 
     hosts = hosts.with_environment()
@@ -57,6 +65,10 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
         raise ConfigError(
             f"--process-id {hosts.process_id} must lie below --num-processes {hosts.num_processes}."
         )
+    if hosts.coordinator and not re.fullmatch(r".+:[0-9]{1,5}", hosts.coordinator):
+        raise ConfigError(f"--coordinator {hosts.coordinator} must be HOST:PORT.")
+    if not hosts.join_seconds > 0:
+        raise ConfigError(f"--join-seconds must be above 0, but it is {hosts.join_seconds:g}.")
     if devices:
         if is_multi_process and devices % hosts.num_processes:  # type: ignore[operator]
             raise ConfigError(
@@ -64,10 +76,8 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
             )
         # Virtual devices, where the run is on a CPU; accelerators ignore this.
         jax.config.update("jax_num_cpu_devices", devices // (hosts.num_processes or 1))
-    if is_multi_process:
-        jax.distributed.initialize(hosts.coordinator, hosts.num_processes, hosts.process_id)
-    elif _launched_by_cluster():
-        jax.distributed.initialize()
+    if is_multi_process or _launched_by_cluster():
+        peers.join(hosts.coordinator, hosts.num_processes, hosts.process_id, hosts.join_seconds)
 
 
 def disable_async_dispatch() -> None:

@@ -14,7 +14,7 @@ import jax
 from podracer.agent import Agent
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.evaluate import Evaluation
-from podracer.experiments import recipes
+from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
@@ -28,7 +28,7 @@ from podracer.experiments.run_setup import (
 )
 from podracer.experiments.serialization import check_same_experiment, to_json, update_config
 from podracer.io import checkpoint
-from podracer.io.crash import retire_crash, write_crash
+from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
@@ -74,6 +74,7 @@ class RunInfo:
 MakeSink = Callable[[RunInfo], Sink]
 
 
+@peers.leaves_on_error()
 def train(
     experiment: Experiment | str,
     *,
@@ -107,22 +108,19 @@ def train(
     experiment.check()
     use_compilation_cache()
     setup = make_run_setup(experiment)
+    peers.check_same_configuration(
+        {**run_metadata(experiment, setup), "started": None, "run_dir": run_dir, "resume": resume}
+    )
     directory = claim_run_directory(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
-    with RunLock(directory) if run.is_main else contextlib.nullcontext():
+    lock = RunLock(directory) if run.is_main else contextlib.nullcontext()
+    with lock, peers.reports_loss(run.report_fault):
         try:
             return run.execute(resume)
         except Exception as error:
             error = classify_error(error)
-            write_crash(
-                directory,
-                error,
-                component=getattr(error, "component", "learner"),
-                last_update=run.totals.updates,
-                last_checkpoint=run.saved,
-                experiment=to_json(experiment),
-            )
+            run.report_fault(error)
             raise error from error.__cause__
 
 
@@ -158,7 +156,8 @@ class Run:
             state = self._restored(checkpointer) if resume else None
             if state is None:
                 state = self._fresh()
-            retire_crash(self.directory)
+            if self.is_main:
+                retire_crash(self.directory)
             sinks = stack.enter_context(self._make_sinks(resume))
             if self.experiment.pods:
                 self._pods = stack.enter_context(contextlib.closing(self._pods_sink(resume)))
@@ -317,12 +316,20 @@ class Run:
         self.saved = self.totals.updates
 
     def _stalled(self, message: str) -> None:
-        stalled = PodracerError(message)
+        self.report_fault(PodracerError(message), "watchdog", 76)
+
+    def report_fault(
+        self, error: Exception, component: str = "learner", code: int | None = None
+    ) -> None:
+        """Write `crash.json`; the loss of a process is not written over the fault that it had."""
+        if isinstance(error, peers.PeerLostError) and (self.directory / CRASH).exists():
+            return
         write_crash(
             self.directory,
-            stalled,
-            code=76,
-            component="watchdog",
+            error,
+            code=code,
+            component=getattr(error, "component", component),
             last_update=self.totals.updates,
             last_checkpoint=self.saved,
+            experiment=to_json(self.experiment),
         )
