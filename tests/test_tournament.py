@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from podracer.agents.a2c import A2C
+from podracer.envs.catch import Catch
 from podracer.experiments import recipes
 from podracer.experiments.ranges import Range
 from podracer.io.run_directory import write_json
@@ -485,6 +486,12 @@ class Mine(A2C):
     """An agent that no file can bring back."""
 
 
+class Board:
+    """An environment that no file can bring back."""
+
+    spec, reset, step = Catch.spec, Catch.reset, Catch.step
+
+
 def test_what_pods_could_not_make_again_is_refused_in_a_sentence(tmp_path):
     own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
     other = dataclasses.replace(own, agent=Mine(entropy_cost=0.5))
@@ -500,9 +507,13 @@ def test_what_pods_could_not_make_again_is_refused_in_a_sentence(tmp_path):
 
 def test_a_log_gives_experiments_of_ones_own_back_with_their_recipe(tmp_path):
     own = dataclasses.replace(TOURNAMENT.experiments[0], recipe="mine", agent=Mine())
+    own = dataclasses.replace(own, environment=Board())
     tournament = dataclasses.replace(TOURNAMENT, experiments=(own, *TOURNAMENT.experiments))
     with Leaderboard(tmp_path, tournament.header()):
         pass
     assert read_tournament(tmp_path, [own]) == tournament
-    with pytest.raises(ConfigError, match="class 'Mine'"):
+    again = dataclasses.replace(own, environment=Board())  # as the recipe makes it elsewhere
+    with Leaderboard(tmp_path, read_tournament(tmp_path, [again]).header()):
+        pass  # it is the same tournament
+    with pytest.raises(ConfigError, match="class 'Board', which no file can bring back"):
         read_tournament(tmp_path)

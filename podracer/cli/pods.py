@@ -134,11 +134,13 @@ def tournament(arguments: Sequence[str]) -> int:
     name = peek_flag(flags, "selection") or TournamentOptions.selection
     if name not in SELECTION_RULES:
         raise ConfigError(f"There is no selection rule {name!r}: {nearest(name, SELECTION_RULES)}")
-    default = Tournament(experiments, SELECTION_RULES[name](), rounds=4, round_frames=32_768)
+    # Without the experiments, which have no flags: objects of the user's own may be in them.
+    default = Tournament((), SELECTION_RULES[name](), rounds=4, round_frames=32_768)
     parts = {"run": TournamentOptions(name), "tournament": default}
     about = "Train pods that submit to a leaderboard and restart from it; recipes come first."
     parsed = parse_parts(parts, "tournament [RECIPE ...]", flags, about)
-    options, settings = parsed.run, parsed.tournament
+    options = parsed.run
+    settings = dataclasses.replace(parsed.tournament, experiments=experiments)
     if options.vary:
         if not isinstance(settings.selection, PopulationBased):
             raise ConfigError("--vary belongs to --selection PopulationBased.")

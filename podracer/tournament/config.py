@@ -87,7 +87,7 @@ class Tournament:
     @property
     def evaluation(self) -> str:
         """Digest of the evaluation's settings; only scores with equal digests are compared."""
-        environments = sorted({str(experiment.environment) for experiment in self.experiments})
+        environments = sorted({str(to_json(e.environment)) for e in self.experiments})
         acting = sorted({(e.evaluation_policy, e.evaluation_epsilon) for e in self.experiments})
         text = json.dumps([environments, acting, self.evaluation_seed])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
