@@ -182,7 +182,7 @@ def _leave(code: int) -> None:
 
 def check_same_configuration(configuration: Mapping[str, Any]) -> None:
     """Raise `ConfigError`, in every process, if two have different configurations or code."""
-    own = {**configuration, "code": _digest_of_code()}
+    own = {**configuration, "started": None, "code": _digest_of_code()}
     first, *others = map(json.loads, gather_texts(json.dumps(own, default=str)))
     for number, other in enumerate(others, 1):
         for name, (expected, actual) in differences(first, other).items():

@@ -108,9 +108,8 @@ def train(
     experiment.check()
     use_compilation_cache()
     setup = make_run_setup(experiment)
-    peers.check_same_configuration(
-        {**run_metadata(experiment, setup), "started": None, "run_dir": run_dir, "resume": resume}
-    )
+    command = {"run_dir": run_dir, "resume": resume}
+    peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
     directory = claim_run_directory(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
