@@ -28,11 +28,11 @@ from podracer.envs import make
 from podracer.experiments import sweep
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import from_json, to_json
-from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
-from podracer.types import ConfigError, NonFiniteError
+from podracer.types import CheckpointError, ConfigError, NonFiniteError
 
 CONFIG = AnakinConfig(16, 8, 5)
 SMALL = TorsoNetwork(MLP((16,)))
@@ -182,12 +182,19 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
     found = sweep.configurations(run)
     assert {each.pods for each in found} == {(0, 1), (2,)}
     assert [s.score for s in found] == sorted((s.score for s in found), reverse=True)
-    assert sweep.best_pod(run) == int(np.argmax(last))
+    best_agent, best_state = podracer.load(run)
+    agent, state = podracer.load(run, pod=int(np.argmax(last)))
+    assert (best_agent, fingerprint(best_state)) == (agent, fingerprint(state))
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
     assert state.shared.params is not None
     with pytest.raises(ConfigError, match="pods 0 to 2, not 3"):
         podracer.load(run, pod=3)
+    text = (run / "pods.jsonl").read_text()
+    (run / "pods.jsonl").write_text(text.replace("5", "6"))
+    with pytest.raises(CheckpointError, match="so the best pod is unknown"):
+        podracer.load(run)
+    (run / "pods.jsonl").write_text(text)
 
     best = sweep.write_best(run)
     winner = podracer.experiments.recipes.find(str(best))

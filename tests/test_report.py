@@ -416,9 +416,9 @@ def test_a_fast_gif_skips_frames_and_keeps_its_speed(tmp_path):
 
 @pytest.fixture
 def ffmpeg(tmp_path, monkeypatch):
-    """Stands for ffmpeg: writes its arguments and the number of bytes it was sent."""
+    """Stands for ffmpeg: writes its arguments, and as the video the number of bytes it was sent."""
 
-    def install(script='echo "$@" > "$0.args"; wc -c < /dev/stdin > "$0.bytes"'):
+    def install(script='echo "$@" > "$0.args"; for out; do :; done; wc -c < /dev/stdin > "$out"'):
         tool = tmp_path / "bin" / "ffmpeg"
         tool.parent.mkdir()
         tool.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
@@ -434,8 +434,19 @@ def test_an_mp4_is_piped_to_ffmpeg(tmp_path, ffmpeg):
     write_video(np.zeros((3, 5, 7, 3), np.uint8), tmp_path / "a.mp4", fps=12)
     arguments = tool.with_name("ffmpeg.args").read_text()
     assert "-s 7x5 -r 12" in arguments
-    assert str(tmp_path / "a.mp4") in arguments
-    assert int(tool.with_name("ffmpeg.bytes").read_text()) == math.prod((3, 5, 7, 3))
+    assert int((tmp_path / "a.mp4").read_text()) == math.prod((3, 5, 7, 3))
+
+
+@pytest.mark.figure(16)
+def test_reports_and_videos_replace_a_link_and_leave_its_target(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    for name in ("report.html", "play.gif"):
+        (tmp_path / name).symlink_to(precious)
+    write_report([make_run(tmp_path / "run", seed=7)], tmp_path / "report.html")
+    write_video(np.zeros((2, 4, 4, 3), np.uint8), tmp_path / "play.gif", fps=1)
+    assert precious.read_text() == "keep"
+    assert not (tmp_path / "report.html").is_symlink() | (tmp_path / "play.gif").is_symlink()
 
 
 def test_a_failing_ffmpeg_is_reported(tmp_path, ffmpeg):

@@ -36,7 +36,8 @@ from podracer.experiments import run_setup
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.training import train
 from podracer.io import checkpoint
-from podracer.io.sinks import JsonlSink, TensorBoardSink
+from podracer.io.jsonl import JsonlSink
+from podracer.io.sinks import TensorBoardSink
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import EnvironmentFault
 

@@ -16,7 +16,8 @@ import threading
 import numpy as np
 import pytest
 
-from podracer.io.sinks import JsonlSink, Sinks, TensorBoardSink, group, read_metrics
+from podracer.io.jsonl import JsonlSink
+from podracer.io.sinks import Sinks, TensorBoardSink, group, read_metrics
 from podracer.reports.console import (
     Console,
     clock,
@@ -138,6 +139,40 @@ def test_resume_repairs_duplicates_and_damage(tmp_path):
     )
     JsonlSink(path, resume_updates=9).close()
     assert [r["updates"] for r in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.figure(24)
+@pytest.mark.parametrize("damage", ["none", "later", "flip", "cut", "garbage", "missing"])
+def test_records_that_are_not_those_of_the_checkpoint_are_said_and_kept(tmp_path, caplog, damage):
+    path, link = tmp_path / "metrics.jsonl", tmp_path / "link"
+    sink = JsonlSink(path)
+    for updates in (1, 2):
+        sink.write(record(updates))
+    sealed, data = sink.seal(), path.read_bytes()
+    if damage == "later":
+        sink.write(record(3))
+    sink.close()
+    damaged = {
+        "flip": data.replace(b"2", b"1", 1), "cut": data[:-9], "garbage": b"\0\n" * 9,
+        "missing": b"",
+    }.get(damage, path.read_bytes())  # fmt: skip
+    link.write_bytes(damaged)
+    path.unlink()
+    if damage != "missing":
+        path.symlink_to(link)
+    sink = JsonlSink(path, resume_updates=2, sealed=sealed)
+    is_whole = damage in ("none", "later")
+    assert not path.is_symlink()
+    assert (path.read_bytes() == data) == is_whole
+    assert link.read_bytes() == damaged
+    assert caplog.text.count("is not as it was at update 2") == (not is_whole)
+    if not is_whole:
+        assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged
+    sink.write(record(9))
+    sink.close()
+    again = JsonlSink(path, resume_updates=9, sealed=sink.seal())
+    assert caplog.text.count("is not as it was") == (not is_whole)
+    again.close()
 
 
 def test_damage_within_the_record_is_refused(tmp_path):

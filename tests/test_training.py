@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import shutil
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import ConfigError
+from podracer.types import CheckpointError, ConfigError, StorageError
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -74,6 +75,34 @@ def test_what_a_run_leaves(tmp_path):
     assert fingerprint(state) == fingerprint(result.state)
     assert agent == result.agent
     assert not (run / "crash.json").exists()
+
+
+def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
+    metrics = (run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints")
+    for _ in ("saved.json", "metrics.jsonl"):  # each of them shows that a checkpoint was sealed
+        with pytest.raises(CheckpointError, match=r"but one was saved|show that one was"):
+            podracer.train(EXPERIMENT, run_dir=run, resume=True)
+        assert (run / "metrics.jsonl").read_bytes() == metrics
+        (run / "saved.json").unlink(missing_ok=True)
+    (run / "metrics.jsonl").unlink()
+    podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    assert "ended before its first save, so it begins again" in caplog.text
+    assert records(run)[0]["updates"] == 5
+
+
+def test_a_run_whose_directory_vanishes_ends_and_makes_no_other(tmp_path, capsys):
+    run = tmp_path / "run"
+
+    def move(boundary):
+        run.rename(tmp_path / "away")
+
+    with pytest.raises(StorageError, match="checkpoints is gone") as gone:
+        podracer.train(EXPERIMENT, run_dir=run, callbacks=[move])
+    assert gone.value.exit_code == 73
+    assert not run.exists()
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):

@@ -54,14 +54,14 @@ def load_run(
         saved_env = checkpointed_environment(experiment, env)
         like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
         return agent, env, checkpoint.load(directory, like).state
-    pod = sweep.best_pod(directory) if pod is None else pod
-    if not 0 <= pod < len(experiment.pods):
-        raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
-    states = checkpoint.load(directory, like).state
+    restored = checkpoint.load(directory, like)
+    pod = sweep.best_pod(directory, restored) if pod is None else pod
+    if not 0 <= pod < len(experiment.pods):
+        raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
     agent, env = build(experiment.of_pod(experiment.pods[pod]))
-    return agent, env, jax.tree.map(lambda x: x[pod], states)
+    return agent, env, jax.tree.map(lambda x: x[pod], restored.state)
 
 
 def reopen(

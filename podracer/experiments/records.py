@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.io.signals import Stopwatch
+from podracer.io.sinks import read_metrics
+from podracer.types import PodracerError
 
 _LOG = logging.getLogger("podracer")
 
@@ -27,6 +30,18 @@ class Totals:
     evaluation_return: float | None = None  # the last one
     collected: int = 0  # steps that actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
+
+
+def shows_saves(path: Path) -> bool:
+    """Return whether the records in a file show that the run has sealed a checkpoint.
+
+    The second save waited for the first one's seal.
+    """
+    try:
+        saves = [record for record in read_metrics(path) if (record.get("time_save") or 0) > 0]
+    except (OSError, PodracerError, TypeError):
+        return False
+    return len(saves) > 1
 
 
 class Recorder:

@@ -14,9 +14,13 @@ from podracer.drivers.population import Hyperparameter, Pod
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range, read_range
 from podracer.experiments.serialization import read_experiment, to_json
+from podracer.io.checkpoint import Restored
+from podracer.io.jsonl import holds_sealed
 from podracer.io.run_directory import write_json
 from podracer.io.sinks import read_metrics
-from podracer.types import ConfigError
+from podracer.types import CheckpointError, ConfigError
+
+RECORDS = "pods.jsonl"
 
 
 def make_pods(
@@ -96,9 +100,18 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     return sorted(ranking, key=lambda configuration: -configuration.score)
 
 
-def best_pod(directory: Path) -> int:
-    """Return the number of the pod that was best in the last evaluation."""
-    returns = _last_evaluation(directory)
+def best_pod(directory: Path, restored: Restored) -> int:
+    """Return the number of the pod that was best in the last evaluation before a checkpoint.
+
+    Raises `CheckpointError` if the records have changed since it was saved.
+    """
+    path, sealed = directory / RECORDS, restored.metadata["records"][RECORDS]
+    if not path.exists() or not holds_sealed(path.read_bytes(), sealed):
+        raise CheckpointError(
+            f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
+            "bring it back, or name a pod."
+        )
+    returns = _last_evaluation(directory, restored.step)
     return int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
 
 
@@ -113,13 +126,16 @@ def write_best(directory: Path, recipe: Experiment | None = None) -> Path:
     return path
 
 
-def _last_evaluation(directory: Path) -> np.ndarray:
-    """Return each pod's return in the last evaluation, f64 `[P]`; NaN for one that met a fault."""
-    path = directory / "pods.jsonl"
+def _last_evaluation(directory: Path, updates: float = math.inf) -> np.ndarray:
+    """Return each pod's return in the last evaluation up to an update, f64 `[P]`.
+
+    NaN stands for a pod that met a fault.
+    """
+    path = directory / RECORDS
     if not path.exists():
         raise ConfigError(f"{directory} holds no population: there is no pods.jsonl in it.")
     for record in reversed(read_metrics(path)):
-        if "evaluation_return" in record:
+        if "evaluation_return" in record and record["updates"] <= updates:
             # JSON has null for what is not finite.
             returns = np.asarray(record["evaluation_return"], float)
             failed = [episodes is None for episodes in record["episodes"]]

@@ -18,7 +18,7 @@ from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
-from podracer.experiments.records import Recorder, Totals
+from podracer.experiments.records import Recorder, Totals, shows_saves
 from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
@@ -27,14 +27,16 @@ from podracer.experiments.run_setup import (
     run_metadata,
 )
 from podracer.experiments.serialization import check_same_experiment, to_json, update_config
+from podracer.experiments.sweep import RECORDS
 from podracer.io import checkpoint
 from podracer.io.crash import CRASH, retire_crash, write_crash
+from podracer.io.jsonl import JsonlSink
 from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
-from podracer.io.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
+from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
-from podracer.types import LearnerState, PodracerError
+from podracer.types import CheckpointError, LearnerState, PodracerError
 
 _LOG = logging.getLogger("podracer")
 
@@ -142,6 +144,8 @@ class Run:
         self.is_main = jax.process_index() == 0
         self.saved: int | None = None  # updates at the newest checkpoint
         self._pods: Sink | None = None  # of a population: a record of each pod
+        self._files: dict[str, JsonlSink] = {}  # of records, by name
+        self._sealed: dict[str, Any] = {}  # these files at the restored checkpoint
 
     def execute(self, resume: bool) -> Result:
         """Run from the first or the restored state to the end."""
@@ -159,7 +163,7 @@ class Run:
                 retire_crash(self.directory)
             sinks = stack.enter_context(self._make_sinks(resume))
             if self.experiment.pods:
-                self._pods = stack.enter_context(contextlib.closing(self._pods_sink(resume)))
+                self._pods = stack.enter_context(contextlib.closing(self._records(RECORDS, resume)))
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
     def _fresh(self) -> TrainState:
@@ -174,6 +178,13 @@ class Run:
     def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
         if not checkpointer.has_saved():
+            if shows_saves(self.directory / "metrics.jsonl"):
+                raise CheckpointError(
+                    f"{self.directory} has no checkpoint, but its records show that one was "
+                    "saved: bring it back, or begin a new run."
+                )
+            if self.is_main:
+                _LOG.warning("The run ended before its first save, so it begins again.")
             return None
         check_same_environment(self.directory, self.env)
         restored = checkpointer.restore(self.setup.like)
@@ -187,6 +198,7 @@ class Run:
                 self.mesh.size,
             )
         self.recorder.count_on_from(Totals(**restored.metadata["totals"]))
+        self._sealed = restored.metadata["records"]
         self.saved = restored.step
         return restored.state
 
@@ -200,7 +212,7 @@ class Run:
             return Sinks([])
         updates = self.totals.updates if resume else None
         sinks: list[Sink] = [
-            JsonlSink(self.directory / "metrics.jsonl", resume_updates=updates),
+            self._records("metrics.jsonl", resume),
             TensorBoardSink(self.directory / "tensorboard", resume_updates=updates),
         ]
         kind = self.mesh.devices.flat[0].device_kind
@@ -214,9 +226,12 @@ class Run:
                 _LOG.warning("a sink could not be made; the run continues. %r", error)
         return Sinks(sinks)
 
-    def _pods_sink(self, resume: bool) -> JsonlSink:
+    def _records(self, name: str, resume: bool) -> JsonlSink:
+        """Return the sink of a file of records, which every checkpoint seals."""
         updates = self.totals.updates if resume else None
-        return JsonlSink(self.directory / "pods.jsonl", resume_updates=updates)
+        path, sealed = self.directory / name, self._sealed.get(name)
+        self._files[name] = JsonlSink(path, resume_updates=updates, sealed=sealed)
+        return self._files[name]
 
     def _consume(
         self,
@@ -310,6 +325,7 @@ class Run:
             "totals": dataclasses.asdict(self.totals),
             "experiment": to_json(self.experiment),
             "devices": self.mesh.size,
+            "records": {name: file.seal() for name, file in self._files.items()},
         }
         checkpointer.save(self.totals.updates, state, metadata)
         self.saved = self.totals.updates

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from podracer.types import CheckpointError, ConfigError
+from podracer.types import CheckpointError, ConfigError, StorageError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
@@ -142,6 +144,29 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def own_directory(path: Path) -> int:
+    """Make a directory unless it is there, and return its inode; links are not followed.
+
+    Raises `ConfigError` if it is a link or a file, `StorageError` if it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        status = os.lstat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return status.st_ino
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StorageError(f"{path} cannot be made: {error.strerror}.") from error
+    raise ConfigError(f"{path} must be a directory of the run itself, not a link or a file.")
+
+
+def unused(path: Path) -> Path:
+    """Return a path if nothing is there, else the first with a number that is free."""
+    paths = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(p for p in itertools.chain([path], paths) if not os.path.lexists(p))
 
 
 def fsync_directory(directory: Path) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -70,61 +69,23 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     with Path(path).open("rb") as file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            yield line, record if isinstance(record, dict) else None
+            yield line, parse_record(line)
 
 
-class JsonlSink:
-    """Sink that writes one JSON object per line; non-finite values become null.
-
-    The file of a new run must not exist (`FileExistsError`). With `resume_updates` an existing file
-    is continued: only its complete records up to that update are kept.
-    """
-
-    def __init__(self, path: Path, *, resume_updates: int | None = None) -> None:
-        self._updates: float = -math.inf
-        if resume_updates is not None and Path(path).exists():
-            self._updates = _truncate(Path(path), resume_updates)
-        mode = "x" if resume_updates is None else "a"
-        self._file = open(path, mode, encoding="utf-8")  # noqa: SIM115
-
-    def write(self, record: Record) -> None:
-        """Append a record. Raises `ValueError` if its `updates` is not above the last one."""
-        updates = record["updates"]
-        if updates is None or updates <= self._updates:
-            raise ValueError(f"a record of update {updates} came after that of {self._updates}")
-        line = json.dumps({key: _plain(value) for key, value in record.items()})
-        self._file.write(line + "\n")
-        self._file.flush()
-        self._updates = updates
-
-    def close(self) -> None:
-        self._file.close()
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line, None if it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
-def _truncate(path: Path, updates: int) -> float:
-    """Keep the increasing records up to an update, atomically, and return the last update kept."""
-    last = -math.inf
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        for line, record in _lines(path):
-            count = None if record is None else record.get("updates")
-            if isinstance(count, int) and last < count <= updates:
-                file.write(line.rstrip(b"\n") + b"\n")
-                last = count
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    return last
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a metric as JSON has it: numbers and lists, null for what is not finite."""
     value = value.tolist() if hasattr(value, "tolist") else value  # numpy scalars and arrays
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -165,7 +126,9 @@ class TensorBoardSink:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]
 
-        self._directory.mkdir(parents=True, exist_ok=True)
+        from podracer.io.run_directory import own_directory
+
+        own_directory(self._directory)
         resumed = self._resume_updates
         # File names count in seconds: a resume within one must not overwrite its predecessor.
         suffix = "" if resumed is None else f".{resumed}"

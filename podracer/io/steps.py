@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podracer.io.run_directory import read_limited
+from podracer.io.run_directory import own_directory, read_limited, unused
 from podracer.io.seal import (
     CONFIG,
     is_there,
@@ -19,7 +17,7 @@ from podracer.io.seal import (
     retry_reading,
     verify_seal,
 )
-from podracer.types import CheckpointError, ConfigError, StorageError
+from podracer.types import CheckpointError
 
 Report = Callable[[str], None]
 
@@ -96,24 +94,9 @@ def newest_saved(run: Path) -> int | None:
         return 0  # damaged: some step was saved
 
 
-def own_directory(path: Path) -> int:
-    """Make a directory unless it is there, and return its inode; links are not followed."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        status = os.lstat(path)
-        if stat.S_ISDIR(status.st_mode):
-            return status.st_ino
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise StorageError(f"{path} cannot be made: {error.strerror}.") from error
-    raise ConfigError(f"{path} must be a directory of the run itself, not a link or a file.")
-
-
 def _move(path: Path, folder: Path) -> Path:
     own_directory(folder)
-    names = itertools.chain([path.name], (f"{path.name}.{n}" for n in itertools.count(1)))
-    return path.rename(next(folder / n for n in names if not os.path.lexists(folder / n)))
+    return path.rename(unused(folder / path.name))
 
 
 def read_meta(path: Path) -> dict[str, Any]:

@@ -61,8 +61,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     loaded = [
         run for p in paths for run in _load(p, p.name if unique else f"{p.parent.name}/{p.name}")
     ]
+    from podracer.io.run_directory import write_bytes  # imports JAX
+
     out = Path(out)
-    out.write_text(_page(loaded), encoding="utf-8", errors="replace")
+    write_bytes(out, _page(loaded).encode(errors="replace"))
     return out
 
 

@@ -6,6 +6,7 @@ import html
 from collections import Counter
 from pathlib import Path
 
+from podracer.io.run_directory import write_bytes
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import RunRecords
@@ -38,7 +39,7 @@ def write_tournament_report(directory: Path, out: Path) -> Path:
         section("Failures", _failures(course)),
         section("Configuration", configuration(_experiments(course))),
     ]
-    out.write_text(page(directory.name, body), encoding="utf-8", errors="replace")
+    write_bytes(out, page(directory.name, body).encode(errors="replace"))
     return out
 
 

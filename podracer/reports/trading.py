@@ -14,6 +14,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from podracer.io.run_directory import write_bytes
 from podracer.reports.curves import COLORS, legend, render, style_axes
 from podracer.reports.run import page, section, table, tiles
 from podracer.trading.backtest import POLICY, Backtest, PeriodResult, date_range
@@ -66,7 +67,7 @@ def write_page(result: Backtest, out: Path) -> Path:
         ),
         section("What these figures leave out", f"<p>{NOT_MODELED}</p>"),
     ]
-    out.write_text(page(f"Back-test of {result.run}", body), encoding="utf-8")
+    write_bytes(out, page(f"Back-test of {result.run}", body).encode(errors="replace"))
     return out
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from podracer.io.run_directory import write_bytes
 from podracer.types import ConfigError, PodracerError
 
 _GIF_MAX_FPS = 50  # browsers slow down any GIF that asks for more
@@ -30,13 +32,14 @@ def write_video(frames: np.ndarray, path: Path, fps: int) -> None:
         )
     if fps < 1:
         raise ConfigError(f"A video needs at least one frame a second, not {fps}.")
-    match path.suffix.lower():
-        case ".gif":
-            _write_gif(frames, path, fps)
-        case ".mp4":
-            _write_mp4(frames, path, fps)
-        case other:
-            raise ConfigError(f"A video ends in .gif or .mp4, but {path.name!r} ends in {other!r}.")
+    writers = {".gif": _write_gif, ".mp4": _write_mp4}
+    suffix = path.suffix.lower()
+    if suffix not in writers:
+        raise ConfigError(f"A video ends in .gif or .mp4, but {path.name!r} ends in {suffix!r}.")
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / path.name
+        writers[suffix](frames, draft, fps)
+        write_bytes(path, draft.read_bytes())  # whole, and through no link
 
 
 def _write_gif(frames: np.ndarray, path: Path, fps: int) -> None:

@@ -1,0 +1,107 @@
+"""Files of records, one JSON object a line, which a resumed run continues to the byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from podracer.io.run_directory import unused, write_bytes
+from podracer.io.seal import retry_reading
+from podracer.io.sinks import Record, parse_record, plain
+from podracer.types import StorageError
+
+_LOG = logging.getLogger("podracer")
+
+
+class JsonlSink:
+    """Sink that writes one JSON object per line; non-finite values become null.
+
+    The file of a new run must not exist (`FileExistsError`). With `resume_updates` an existing file
+    is continued after its records up to that update, which are exactly those that were `sealed`
+    with the checkpoint. Otherwise, which a warning says, the readable ones are continued, and the
+    file as it was is kept beside it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume_updates: int | None = None,
+        sealed: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._updates: float = -math.inf
+        kept = b""
+        if resume_updates is not None:
+            kept, self._updates = _continued(Path(path), resume_updates, sealed)
+        self._digest, self._size = hashlib.sha256(kept), len(kept)
+        self._file = open(path, "xb" if resume_updates is None else "ab")  # noqa: SIM115
+
+    def write(self, record: Record) -> None:
+        """Append a record. Raises `ValueError` if its `updates` is not above the last one."""
+        updates = record["updates"]
+        if updates is None or updates <= self._updates:
+            raise ValueError(f"a record of update {updates} came after that of {self._updates}")
+        line = json.dumps({key: plain(value) for key, value in record.items()}).encode() + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        self._digest.update(line)
+        self._size += len(line)
+        self._updates = updates
+
+    def seal(self) -> dict[str, Any]:
+        """Return the size and the SHA-256 of all records, which a checkpoint keeps."""
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
+    """Return whether the content of a file of records begins with those that were sealed."""
+    size = int(sealed["size"])
+    return size <= len(data) and hashlib.sha256(data[:size]).hexdigest() == sealed["sha256"]
+
+
+def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tuple[bytes, float]:
+    """Cut a file of records back to an update, atomically; return what is left and its update."""
+    try:
+        data = retry_reading(path.read_bytes)
+    except FileNotFoundError:
+        data = b""
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be read as a file: {error.strerror or error}."
+        ) from error
+    if sealed is None:
+        kept, last, is_whole = _readable(data, updates)
+    else:
+        is_whole = holds_sealed(data, sealed)
+        kept, last, _ = _readable(data[: sealed["size"]] if is_whole else data, updates)
+    if not is_whole:
+        copy = unused(path.with_name(f"{path.name}.damaged"))
+        write_bytes(copy, data)
+        _LOG.warning(
+            "%s is not as it was at update %d: the readable records are continued, and it is kept "
+            "as %s.", path, updates, copy.name,
+        )  # fmt: skip
+    write_bytes(path, kept)
+    return kept, last
+
+
+def _readable(data: bytes, updates: int) -> tuple[bytes, float, bool]:
+    """Return the increasing records up to an update, the last one's, and whether all are sound."""
+    kept, last, is_sound = [], -math.inf, True
+    for line in data.splitlines(keepends=True):
+        record = parse_record(line)
+        count = None if record is None else record.get("updates")
+        if isinstance(count, int) and last < count <= updates:
+            kept.append(line.rstrip(b"\n") + b"\n")
+            last = count
+        elif line.endswith(b"\n"):  # not torn
+            is_sound = is_sound and isinstance(count, int) and count > updates
+    return b"".join(kept), last, is_sound
