@@ -16,10 +16,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "figure(number, ...): rows of the fault matrix")
     path = config.getoption("--fault-matrix")
     if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder(Path(path), config.getoption("markexpr")))
+        config.pluginmanager.register(Recorder(Path(path), config.invocation_params.args))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,9 +128,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Recorder:
     """Collects what tests report (from all processes of xdist) and writes the record."""
 
-    def __init__(self, path: Path, selection: str) -> None:
+    def __init__(self, path: Path, arguments: Sequence[Any]) -> None:
         self.path = path
-        self.selection = selection
+        self.command = shlex.join(["pytest", *map(str, arguments)])
         self.tests: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -149,7 +150,7 @@ class Recorder:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         rows = {str(number): self._row(number) for number in FIGURES}
-        record = {**provenance(), "selection": self.selection, "figures": rows}
+        record = {**provenance(), "command": self.command, "figures": rows}
         self.path.write_text(json.dumps(record, indent=1) + "\n")
         terminalreporter.write_line("\n" + table(record))
 
@@ -201,8 +202,8 @@ def table(record: dict[str, Any]) -> str:
     for number, row in record["figures"].items():
         fault, goal = FIGURES[int(number)]
         lines.append(f"| {number} | {fault} | {goal} | {_measured(row)} |")
-    about = f"Commit {record['commit']}, {record['date']}, {record['machine']}, {versions}, "
-    return "\n".join([*lines, "", f"{about}tests `{record['selection']}`."]) + "\n"
+    about = f"Commit {record['commit']}, {record['date']}, {record['machine']}, {versions}:"
+    return "\n".join([*lines, "", about, f"`{record['command']}`"]) + "\n"
 
 
 def _measured(row: dict[str, Any]) -> str:

@@ -244,6 +244,7 @@ def collect(agent, env, devices, num_updates=100):
     return str(raised.value), seen
 
 
+@pytest.mark.figure(9)
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize(
     ("where", "value"),
@@ -264,6 +265,7 @@ def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
     assert seen == list(range(5, 5 * ((update - 1) // 5) + 1, 5))
 
 
+@pytest.mark.figure(9)
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
     message, seen = collect(BadGradient(network=SMALL), "catch", devices)

@@ -304,6 +304,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.figure(20)
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_environment_is_refused_without_a_compile(fault: str, compiled: list[str]) -> None:
     environment, words = BROKEN[fault]

@@ -12,9 +12,10 @@ RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20,
     "--hidden", 16, "--evaluations", 5, "--save-seconds", 0,
 )  # fmt: skip
-CHUNK = 16 * 8 * 20
+STEPS_PER_UPDATE = 16 * 8
+CHUNK = STEPS_PER_UPDATE * 20
 QUICK = (*RUN, "--frames", CHUNK * 30)
-LONG = (*RUN, "--frames", CHUNK * 5000)
+LONG = (*RUN, "--frames", CHUNK * 8000)
 SLOW = [pytest.mark.slow, pytest.mark.timeout(7200)]
 CODES = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 75, signal.SIGHUP: 75}
 
@@ -64,6 +65,35 @@ def test_interrupted_and_resumed_equals_an_uninterrupted_run(arguments, signals,
         cases.add(count * equal, count, figure)
     cases.note(f"{mid_save} during a save")
     assert equal
+
+
+@pytest.mark.figure(23)
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_killed_every_20_seconds_for_ten_minutes(tmp_path, cases):
+    """Nobody looks after it: `resume` is all that follows a kill."""
+    arguments = (*RUN, "--evaluations", 0, "--save-seconds", 1, "--updates-per-chunk", 400)
+    run, twin = tmp_path / "run", tmp_path / "twin"
+    began = time.monotonic()
+    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
+    for _ in cases(range(30)):
+        time.sleep(20)
+        process.kill()
+        code, _, error = finish(process)
+        assert code == -signal.SIGKILL, error
+        process = start("resume", run)
+    time.sleep(20)
+    process.send_signal(signal.SIGTERM)
+    code, _, error = finish(process)
+    seconds = time.monotonic() - began
+    assert code == 75, error
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    frames = lines[-1]["updates"] * STEPS_PER_UPDATE
+    code, _, error = finish(start(*arguments, "--frames", frames, "--run-dir", twin), timeout=1800)
+    assert code == 0, error
+    assert (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
+    goodput = sum(line["time_step"] for line in lines) / seconds
+    cases.note(f"goodput {goodput:.0%}")
 
 
 @pytest.mark.figure(4)

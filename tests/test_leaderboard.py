@@ -663,6 +663,16 @@ def test_a_disk_that_refuses_changes_nothing(
     assert state.capacity == 2
 
 
+def test_what_is_acknowledged_is_synced_first(tmp_path: Path, monkeypatch) -> None:
+    synced: list[bytes] = []
+    with Leaderboard(tmp_path, HEADER) as board:
+        monkeypatch.setattr(leaderboard.os, "fsync", lambda _: synced.append(log.read_bytes()))
+        log = tmp_path / LOG
+        submit(board, 0, 1.0)
+        assert synced[-1] == log.read_bytes()
+        assert len(synced) == 2  # the start of the round and its report
+
+
 def test_there_is_one_writer_and_any_number_of_readers(tmp_path: Path) -> None:
     with Leaderboard(tmp_path, HEADER) as board:
         submit(board, 0, 1.0)

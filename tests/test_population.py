@@ -111,6 +111,7 @@ def test_devices_share_the_pods_and_change_nothing():
     assert population_mesh(jax.devices()[:2], 7).size == 1
 
 
+@pytest.mark.figure(9)
 def test_a_pod_that_diverges_harms_no_other():
     agent = A2C(network=SMALL, max_gradient_norm=1e30)
     pods = [pod(0), pod(1, learning_rate=1e38), pod(2)]
@@ -120,6 +121,7 @@ def test_a_pod_that_diverges_harms_no_other():
     assert last.metrics["pods_failed"] == 1
     np.testing.assert_array_equal(np.isnan(last.pods["loss"]), [False, True, False])
     assert np.isfinite(last.metrics["loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states.learner.shared))
     for i in (0, 2):
         take = lambda x, i=i: x[i]  # noqa: E731
         close(jax.tree.map(take, states.learner), jax.tree.map(take, healthy.learner), 0)

@@ -47,15 +47,15 @@ def test_first_in_first_out():
 
 
 def test_put_waits_for_room(pool):
-    queue = ClosableQueue(1)
-    queue.put("a")
-    later = pool.submit(queue.put, "b")
-    until_waiting(queue, 1)
-    assert not later.done()
-    assert len(queue) == 1
-    assert queue.get() == "a"
-    later.result(PATIENCE)
-    assert queue.get() == "b"
+    with contextlib.closing(ClosableQueue(1)) as queue:  # which ends the wait if the test fails
+        queue.put("a")
+        later = pool.submit(queue.put, "b")
+        until_waiting(queue, 1)
+        assert not later.done()
+        assert len(queue) == 1
+        assert queue.get() == "a"
+        later.result(PATIENCE)
+        assert queue.get() == "b"
 
 
 def test_get_waits_for_an_item(pool):

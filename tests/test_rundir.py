@@ -168,6 +168,28 @@ def test_a_write_that_fails_leaves_the_old_file_alone(
 # --- seals ----------------------------------------------------------------------------------------
 
 
+def test_a_seal_syncs_every_file_before_the_manifest(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "state").mkdir()
+    contents = [tmp_path / "state", tmp_path / "state" / "array", tmp_path / "meta.json"]
+    for path in contents[1:]:
+        path.write_bytes(b"1")
+    synced: set[int] = set()
+
+    def sync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def replace(draft: Path, path: Path) -> None:
+        assert {p.stat().st_ino for p in (*contents, draft)} <= synced
+        synced.clear()
+        draft.rename(path)
+
+    monkeypatch.setattr(rundir.os, "fsync", sync)
+    monkeypatch.setattr(rundir.os, "replace", replace)
+    rundir.seal(tmp_path)
+    rundir.verify_seal(tmp_path)
+    assert synced == {tmp_path.stat().st_ino, tmp_path.parent.stat().st_ino}  # the new names
+
+
 def test_any_flipped_bit_breaks_a_seal(tmp_path: Path) -> None:
     """Every bit of a small sealed directory, manifest included."""
     directory = tmp_path / "sealed"

@@ -347,10 +347,10 @@ def test_episode_statistics_are_those_of_the_environments():
 
 
 def poison(where, value):
-    """Trouble: at its 5th step, row 2 shows what must not train."""
+    """Trouble: at its 3rd step, row 2 shows what must not train; its episode lasts 5."""
 
     def trouble(batch, timestep):
-        if batch.steps == 5:
+        if batch.steps == 3:
             getattr(timestep, where)[2] = value
         return timestep
 
@@ -381,12 +381,13 @@ def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
         if row != 2:
             np.testing.assert_array_equal(record["observation"][row], want.observation)
             np.testing.assert_array_equal(record["last"][row], want.last)
-    # Row 2: 0 1 2 3 4 | 5 is lost, until the next episode begins.
+    # Row 2: 0 1 2 | 3 4 5 are lost, until the next episode begins.
     assert np.isfinite(record["reward"][2]).all()
     want = expected_rows(16, 8, 1)[2]
-    begins = 5 + int(np.argmax(want.first[6:])) + 1
-    assert not record["last"][2][:4].any()
-    assert record["last"][2][4:begins].all()  # masked: nothing of it trains
+    begins = 3 + int(np.argmax(want.first[4:])) + 1
+    assert begins == 6
+    assert not record["last"][2][:2].any()
+    assert record["last"][2][2:begins].all()  # masked: nothing of it trains
     assert record["first"][2][begins]
     np.testing.assert_array_equal(record["observation"][2][begins:], want.observation[begins:])
 

@@ -425,6 +425,16 @@ def test_a_run_that_ends_well_says_which_closing_hangs(once, monkeypatch, capfd)
     assert "behind in stage environment" in capfd.readouterr().err
 
 
+def test_a_thread_that_leaves_python_is_a_fault():
+    def run():
+        with Supervisor(PATIENCE) as supervisor:
+            supervisor.start("actor", StageTimer("acting"), sys.exit, lambda: None)
+
+    with pytest.raises(SystemExit) as fault:
+        run()
+    assert fault.value.component == "actor"
+
+
 def test_a_fault_before_a_clean_end_comes_out():
     failed = threading.Event()
 

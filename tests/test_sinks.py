@@ -276,9 +276,13 @@ def test_a_slow_sink_drops_its_oldest_records_and_delays_nobody(warnings_logged)
 def test_a_sink_that_never_returns_is_left_behind(warnings_logged):
     gate = threading.Event()
     stuck, other = Recorder(gate=gate), Recorder()
+    late = threading.Timer(10, gate.set)
     with Sinks([Recorder(), stuck, other], close_seconds=0.1) as together:
         together.write(record(1))
         assert stuck.entered.wait(60)
+        late.start()
+    assert not gate.is_set()  # it was not waited for
+    late.cancel()
     (warning,) = warnings_logged()
     assert "did not finish in time" in warning
     assert other.closed

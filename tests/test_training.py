@@ -203,6 +203,7 @@ BAD = [
     ({"stall_seconds": 0.0}, "stall_seconds"),
     ({"environment": "cathc"}, "did you mean catch"),
     ({"agent": A2C(learning_rate=float("nan"))}, "agent.learning_rate"),
+    ({"agent": A2C(learning_rate=float("inf"))}, "agent.learning_rate"),
     ({"agent": A2C(discount=1.5)}, "agent.discount must lie in"),
     ({"agent": PPO(num_epochs=0)}, "agent.num_epochs must be at least 1"),
     ({"agent": A2C(network=TorsoNetwork(MLP((0,))))}, "hidden must be at least 1"),

@@ -1,0 +1,356 @@
+"""Guards of the package, each with a change that removes it and the test that must notice.
+
+Where a guard moves or changes, so does its entry; `test_guards.py` says which do not fit.
+"""
+
+from typing import NamedTuple
+
+
+class Guard(NamedTuple):
+    file: str  # in podracer/
+    line: str  # or a part that occurs once in the file
+    without: str  # what stands there when the guard is removed
+    test: str  # in tests/
+
+
+GUARDS = [
+    # --- sealed directories, names and locks ---
+    Guard(
+        "io/run_directory.py",
+        'listed[name]["sha256"] != _sha256(directory / name)',
+        "False",
+        "test_rundir.py::test_any_flipped_bit_breaks_a_seal",
+    ),
+    Guard(
+        "io/run_directory.py",
+        ' or manifest["name"] != directory.name',
+        "",
+        "test_checkpoint.py::test_hostile_content_is_quarantined_and_never_followed",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "elif not stat.S_ISDIR(status.st_mode)",
+        "elif False",
+        "test_checkpoint.py::test_hostile_content_is_quarantined_and_never_followed",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "_sha256(directory / name, sync=True)",
+        "_sha256(directory / name)",
+        "test_rundir.py::test_a_seal_syncs_every_file_before_the_manifest",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "not _NAME.fullmatch(name)",
+        "not _NAME.match(name)",
+        "test_rundir.py::test_unusable_names_say_what_would_be_right",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "if path.is_symlink() or path.resolve().parent != root:",
+        "if False:",
+        "test_rundir.py::test_links_and_files_are_not_run_directories",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        "test_rundir.py::test_one_process_cannot_run_twice_in_one_directory",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "os.replace(draft, path)",
+        "path.write_bytes(data)",
+        "test_rundir.py::test_json_is_replaced_whole_and_synced_before_it_is_named",
+    ),
+    # --- checkpoints ---
+    Guard(
+        "io/checkpoint.py",
+        'if meta["schema"] != expected:',
+        "if False:",
+        "test_checkpoint.py::test_a_state_that_does_not_fit_is_refused_with_the_difference",
+    ),
+    Guard(
+        "io/checkpoint.py",
+        "if schema(state) != expected:",
+        "if False:",
+        "test_checkpoint.py::test_a_dtype_that_jax_would_narrow_is_refused",
+    ),
+    Guard(
+        "io/checkpoint.py",
+        'if meta["format"] != _FORMAT:',
+        "if False:",
+        "test_checkpoint.py::test_a_forged_schema_is_refused_before_anything_is_read",
+    ),
+    Guard(
+        "io/checkpoint.py",
+        "and size > _MEMORY",
+        "and False",
+        "test_checkpoint.py::test_arrays_beyond_memory_are_refused_before_they_are_read",
+    ),
+    Guard(
+        "io/checkpoint.py",
+        "(path / MANIFEST).unlink()",
+        "pass",
+        "test_checkpoint.py::test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step",
+    ),
+    # --- records and what leaves the process ---
+    Guard(
+        "io/sinks.py",
+        "if updates is None or updates <= self._updates:",
+        "if False:",
+        "test_sinks.py::test_jsonl_refuses_a_step_back",
+    ),
+    Guard(
+        "io/sinks.py",
+        "last < count <= updates",
+        "last < count",
+        "test_sinks.py::test_resume_keeps_what_the_checkpoint_knows_and_goes_on",
+    ),
+    Guard(
+        "io/sinks.py",
+        "deque(maxlen=queue_size)",
+        "deque()",
+        "test_sinks.py::test_a_slow_sink_drops_its_oldest_records_and_delays_nobody",
+    ),
+    Guard(
+        "io/sinks.py",
+        "self._thread.join(max(0.0, deadline - time.monotonic()))",
+        "self._thread.join()",
+        "test_sinks.py::test_a_sink_that_never_returns_is_left_behind",
+    ),
+    Guard(
+        "io/crash.py",
+        "return redact(str(value))",
+        "return str(value)",
+        "test_crash.py::test_no_value_of_a_variable_reaches_a_crash",
+    ),
+    Guard(
+        "io/text.py",
+        "return _CONTROL.sub(",
+        "return text or _CONTROL.sub(",
+        "test_crash.py::test_control_characters_are_spelled_out",
+    ),
+    # --- configurations ---
+    Guard(
+        "types.py",
+        "math.isfinite(v) and low <= v <= high",
+        "low <= v <= high",
+        "test_training.py::test_impossible_values_are_refused_before_anything_is_made",
+    ),
+    Guard(
+        "experiments/serialization.py",
+        "not _fits(values[name], hints[name])",
+        "False",
+        "test_training.py::test_a_configuration_cannot_name_what_it_likes",
+    ),
+    Guard(
+        "experiments/serialization.py",
+        "if name not in FREE_ON_RESUME",
+        "if False",
+        "test_training.py::test_another_configuration_is_refused_with_the_difference",
+    ),
+    Guard(
+        "experiments/run_setup.py",
+        "if exists and not resume:",
+        "if False:",
+        "test_training.py::test_a_directory_is_used_once",
+    ),
+    Guard(
+        "checks.py",
+        "spec.shape != leaf.shape or spec.dtype != leaf.dtype",
+        "False",
+        "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",
+    ),
+    Guard(
+        "checks.py",
+        "with jax.checking_leaks():",
+        "if True:",
+        "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",
+    ),
+    Guard(
+        "checks.py",
+        "jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)",
+        "False",
+        "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",
+    ),
+    Guard(
+        "agents/lpg/rule_file.py",
+        "dtype != expected_dtype or size > _LIMIT or wrong_shape",
+        "wrong_shape",
+        "test_rules.py",
+    ),
+    # --- values that are not finite ---
+    Guard(
+        "drivers/common.py",
+        "lambda new, old: jnp.where(finite, new, old)",
+        "lambda new, old: new",
+        "test_population.py::test_a_pod_that_diverges_harms_no_other",
+    ),
+    Guard(
+        "drivers/common.py",
+        "_all_finite((steps.reward, final.reward))",
+        "jnp.bool_(True)",
+        "test_anakin.py::test_bad_data_stops_the_run_before_it_is_applied",
+    ),
+    Guard(
+        "drivers/common.py",
+        "jnp.all(trajectory.next_timesteps().first | trajectory.valid())",
+        "jnp.bool_(True)",
+        "test_anakin.py::test_an_environment_that_does_not_restart_is_named",
+    ),
+    Guard(
+        "drivers/sebulba/validator.py",
+        "bad_rows = ~np.logical_and.reduce(finite)",
+        "bad_rows = np.zeros(self._num_envs, bool)",
+        "test_sebulba.py::test_bad_rows_are_counted_and_never_train",
+    ),
+    Guard(
+        "drivers/sebulba/validator.py",
+        "(self._masked_rows & ~timestep.first) | bad_rows",
+        "bad_rows",
+        "test_sebulba.py::test_the_broken_episode_is_cut_and_the_others_are_undisturbed",
+    ),
+    # --- threads and queues ---
+    Guard(
+        "drivers/sebulba/supervisor.py",
+        "is_first = not self._stopping and self._fault is None",
+        "is_first = True",
+        "test_sebulba_faults.py::test_the_first_fault_counts_even_if_closing_fails_too",
+    ),
+    Guard(
+        "drivers/sebulba/supervisor.py",
+        "except BaseException as error:",
+        "except Exception as error:",
+        "test_sebulba_faults.py::test_a_thread_that_leaves_python_is_a_fault",
+    ),
+    Guard(
+        "environment.py",
+        "except BaseException as error:  # `sys.exit(0)`",
+        "except Exception as error:  # `sys.exit(0)`",
+        "test_sebulba_faults.py::test_an_environment_that_leaves_python_does_not_end_the_run_well",
+    ),
+    Guard(
+        "drivers/sebulba/queue.py",
+        "while len(self._items) >= self._depth:",
+        "while False:",
+        "test_queue.py::test_put_waits_for_room",
+    ),
+    Guard(
+        "drivers/sebulba/queue.py",
+        "        if self._closed:\n            raise Closed\n        self._items.append(item)",
+        "        self._items.append(item)",
+        "test_queue.py::test_after_closing_everything_is_closed",
+    ),
+    Guard(
+        "drivers/sebulba/queue.py",
+        "            self._changed.notify_all()\n            return self._items.popleft()",
+        "            return self._items.popleft()",
+        "test_queue.py::test_put_waits_for_room",
+    ),
+    Guard(
+        "drivers/sebulba/queue.py",
+        "            self._changed.notify_all()\n\n    def __len__",
+        "            pass\n\n    def __len__",
+        "test_queue.py::test_no_order_of_events_hangs",
+    ),
+    # --- environments in processes ---
+    Guard(
+        "envs/host/gymnasium_worker.py",
+        "if not np.isfinite(self.shared.reward[start:end]).all():",
+        "if False:",
+        "test_gymnasium.py::test_a_row_at_fault_begins_anew_alone",
+    ),
+    Guard(
+        "envs/host/gymnasium_worker.py",
+        "elif leaf.low is not None and not",
+        "elif False and not",
+        "test_gymnasium.py::test_a_row_at_fault_begins_anew_alone",
+    ),
+    Guard(
+        "envs/host/gymnasium_worker.py",
+        "ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+        "test_gymnasium.py::test_the_fork_server_is_replaced_too",
+    ),
+    Guard(
+        "envs/host/gymnasium.py",
+        "if shared.consecutive_failures[row] >= limit:",
+        "if False:",
+        "test_gymnasium.py::test_too_many_faults_end_the_run",
+    ),
+    Guard(
+        "envs/host/gymnasium.py",
+        "elif sum(counts) > self._max_restarts:",
+        "elif False:",
+        "test_gymnasium.py::test_too_many_faults_end_the_run",
+    ),
+    Guard(
+        "envs/host/gymnasium.py",
+        "if gymnasium_worker.inside_worker:",
+        "if False:",
+        "test_gymnasium.py::test_a_script_without_a_guard_is_told_so",
+    ),
+    # --- tournaments ---
+    Guard(
+        "tournament/leaderboard.py",
+        "current is None or (current.round, current.token) != (report.round, report.token)",
+        "current is None",
+        "test_leaderboard.py::test_zombies_are_fenced",
+    ),
+    Guard(
+        "tournament/leaderboard.py",
+        "math.isfinite(report.score) and math.isfinite(report.standard_error)",
+        "True",
+        "test_leaderboard.py::test_what_cannot_be_ranked_is_rejected",
+    ),
+    Guard(
+        "tournament/leaderboard.py",
+        "if line != expected:",
+        "if False:",
+        "test_leaderboard.py::test_damage_is_refused_with_its_line",
+    ),
+    Guard(
+        "tournament/leaderboard.py",
+        "os.fsync(self._file.fileno())",
+        "pass",
+        "test_leaderboard.py::test_what_is_acknowledged_is_synced_first",
+    ),
+    Guard(
+        "tournament/leaderboard.py",
+        "and path.resolve() == path",
+        "",
+        "test_leaderboard.py::test_garbage_is_never_collected_through_a_link",
+    ),
+    Guard(
+        "tournament/pod.py",
+        "if digest(path) != parent.digest:",
+        "if False:",
+        "test_pods.py::test_a_checkpoint_that_is_not_the_recorded_one_is_refused",
+    ),
+    Guard(
+        "tournament/leaderboard.py",
+        "or round < pod_state.round:",
+        "or False:",
+        "test_leaderboard.py::test_rounds_may_be_skipped_but_not_repeated",
+    ),
+    Guard(
+        "tournament/capacity.py",
+        "_NUMBER.fullmatch(text)",
+        "_NUMBER.match(text)",
+        "test_tournament.py::test_a_capacity_that_is_no_number_is_ignored_with_a_sentence",
+    ),
+    # --- pages ---
+    Guard(
+        "reports/run.py",
+        "<{tag}{attributes}>{html.escape(value)}</{tag}>",
+        "<{tag}{attributes}>{value}</{tag}>",
+        "test_report.py::test_a_report_is_self_contained_and_runs_nothing",
+    ),
+    Guard(
+        "reports/run.py",
+        "text = {key: html.escape(str(value)) for",
+        "text = {key: str(value) for",
+        "test_report.py::test_a_report_is_self_contained_and_runs_nothing",
+    ),
+]
