@@ -47,6 +47,7 @@ ENVIRONMENT = ("make", "reset", "step", "snapshot")
 ACTOR = ("inference", "finish", "transfer", "waits for parameters", "waits for room")
 LEARNER = ("on_mesh", "update", "publish", "fetch", "waits for trajectories")
 PATIENCE = 30  # seconds, after which what hangs is let go
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PLACES = (*ENVIRONMENT, *ACTOR, *LEARNER, "consumer", "close")
 
 
@@ -618,6 +619,11 @@ def test_closing_that_fails_is_told_but_does_not_spoil_a_run(once, tmp_path, cap
 # --- nothing is left -----------------------------------------------------------------------------
 
 
+def resident_memory():
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def children_of(task):
     """Of one thread; none where it ended since it was listed."""
     try:
@@ -672,6 +678,50 @@ def test_starting_and_stopping_leaves_nothing(kind, times, once, cases):
     assert belongings() == before
     p99 = np.quantile(seconds, 0.99) * 1000
     cases.note(f"p99 {p99:.0f} ms ({kind})")
+
+
+@pytest.mark.figure(12)
+@pytest.mark.parametrize("times", [200, pytest.param(10_000, marks=SLOW)])
+def test_supervisors_that_start_and_stop_leave_nothing(times, cases, capfd):
+    """Two threads and a queue between them: stopped at work, or by a fault in any of the three."""
+    closed = []
+
+    def cycle(number):
+        queue = ClosableQueue(1 + number % 3)
+
+        def work(action, faulty):
+            for item in itertools.count():
+                if faulty and item == number % 11:
+                    raise Injected
+                action(item)
+
+        began = time.perf_counter()
+        with contextlib.suppress(Injected), Supervisor(PATIENCE) as supervisor:
+            supervisor.register(queue)
+            for place, action in enumerate((queue.put, lambda _: queue.get())):
+                run = functools.partial(work, action, number % 5 == place)
+                name = f"thread {place}"
+                supervisor.start(name, StageTimer(name), run, lambda: closed.append(number))
+            if number % 3:
+                time.sleep(0.001 * (number % 2))
+                supervisor.check()
+            began = time.perf_counter()
+            if number % 7 == 0:
+                raise Injected
+        return time.perf_counter() - began
+
+    for number in range(50):
+        cycle(number)
+    closed.clear()
+    before, memory = belongings(), resident_memory()
+    seconds = [cycle(number) for number in cases(range(times))]
+    assert belongings() == before
+    assert len(closed) == 2 * times
+    grown = resident_memory() - memory
+    assert grown < 32 * 2**20
+    p99 = np.quantile(seconds, 0.99) * 1000
+    cases.note(f"p99 {p99:.0f} ms (supervisor), memory {grown / 2**20:+.0f} MiB in {times} cycles")
+    assert "left" not in capfd.readouterr().err
 
 
 # --- random faults -------------------------------------------------------------------------------
