@@ -93,7 +93,8 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """A factory of batches of host environments: a small hashable value, equal by settings.
 
-    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`, `HasDeadlines`.
+    Optional features are protocols of their own: `HasEvaluation`, `HasFrameSkip`, `HasDeadlines`,
+    `HasPictures`.
     """
 
     @property
@@ -113,6 +114,19 @@ class Renderable(Protocol):
 
     def render(self, state: EnvState) -> np.ndarray:
         """Return a picture of a state of one instance (numpy leaves), uint8 `[H, W, 3]`."""
+        ...
+
+
+@runtime_checkable
+class HasPictures(Protocol):
+    """A factory of host environments that can be drawn, for `podracer play`."""
+
+    def with_pictures(self) -> HostEnvironments:
+        """Return a factory of the same environments that show pictures besides observations.
+
+        Their observations are dictionaries of the `observation`, as here, and a `picture`, uint8
+        `[H, W, 3]`. Raises `ConfigError` where they cannot be drawn.
+        """
         ...
 
 

@@ -178,6 +178,25 @@ class Broken(gymnasium.Env):
         return np.zeros(4), 0.0, False, False, {}  # not the shape of the space, ever
 
 
+class Drawn(Push):
+    """Draws its number of steps; or `render` does what `deed` says."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, deed="", render_mode=None):
+        self.deed, self.render_mode, self.time = deed, render_mode, 0
+
+    def step(self, action):
+        self.time += 1
+        return super().step(action)
+
+    def render(self):
+        if self.deed == "crash":
+            os.abort()
+        shape = (4, 6) if self.deed == "gray" else (4, 6, 3)
+        return np.full(shape, self.time, np.uint8) if self.render_mode == "rgb_array" else None
+
+
 class Inside(gymnasium.Env):
     """Observes its own process: (JAX is imported, its pid)."""
 
@@ -513,6 +532,34 @@ def test_imports_of_a_worker_leave_jax_out(name):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=GENEROUS, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def test_pictures_come_with_observations(batches):
+    pictured = library().Gymnasium(Drawn).with_pictures()
+    assert pictured.spec.name == "gymnasium:Drawn"
+    batch = pictured.make(1, 1)
+    with contextlib.closing(batch):
+        timestep = batch.reset(0, np.arange(1), 0)
+        assert timestep.observation["observation"].shape == (1, 2)
+        for step in range(1, 4):
+            timestep = batch.step(np.zeros((1, 2), np.float32))
+            assert (timestep.observation["picture"] == step).all()
+            assert timestep.observation["picture"].shape == (1, 4, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("gray", "cannot be drawn: ValueError: `render` does not return an array"),
+        ("crash", "cannot be drawn: its process crashed"),
+    ],
+)
+def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
+    with pytest.raises(library("types").ConfigError, match=words):
+        library().Gymnasium(functools.partial(Drawn, deed)).with_pictures()
 
 
 # --- faults --------------------------------------------------------------------------------------

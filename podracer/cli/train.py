@@ -148,19 +148,27 @@ def run(
     result = train(experiment, run_dir=run_dir, resume=resume, sinks=[console])
     if jax.process_index() == 0:
         with contextlib.suppress(OSError):  # a reader of the output that has left, as in `| head`
-            _print_summary(result, recipe)
+            _print_summary(experiment, result, recipe)
     return result.exit_code
 
 
-def _print_summary(result: Result, recipe: str | None) -> None:
+def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
     from podracer.agent import MetaLearner
+    from podracer.envs.catalog import imported_module
+    from podracer.experiments.run_setup import build
     from podracer.reports.console import summarize
+    from podracer.reports.recording import is_drawable
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
-    next_command = "rule" if isinstance(result.agent, MetaLearner) else "play"
+    next_command = "play" if is_drawable(build(experiment)[1]) else None
+    if isinstance(result.agent, MetaLearner):
+        next_command = "rule"
+    environment = experiment.environment
+    if not isinstance(environment, str) or not imported_module(environment):
+        environment = None
     summarize(
         result.run_dir,
         outcomes[result.exit_code],
         next_command=next_command,
-        recipe=recipe,
+        options={"recipe": recipe, "environment": environment},
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from PIL import Image, ImageDraw
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, continuous_actions, import_optional, strongly_typed
@@ -75,6 +78,33 @@ class Brax:
             inner.obs, reward, terminal=inner.done > 0, timeout=time >= self.episode_length
         )
         return TimedState(inner, time), timestep
+
+    def render(self, state: TimedState) -> np.ndarray:
+        """Return a picture of the links as a stick figure, uint8 `[H, W, 3]`.
+
+        brax's own pictures need OpenGL, which a machine without a screen seldom has.
+        """
+        env, _ = _load(self.name, self.backend)
+        return _draw_links(np.asarray(state.inner.pipeline_state.x.pos), env.sys.link_parents)
+
+
+def _draw_links(position: np.ndarray, parents: Sequence[int]) -> np.ndarray:
+    """Return a picture of links at positions `[L, 3]`, in meters, each joined to its parent.
+
+    It is seen from the side, or from above where all links lie in the plane of the ground.
+    """
+    vertical = 1 if len(position) > 1 and np.ptp(position[:, 2]) < 1e-3 else 2
+    x = 120 + 80 * (position[:, 0] - position[0, 0])
+    y = (80 if vertical == 1 else 140) - 80 * position[:, vertical]
+    image = Image.new("RGB", (240, 160), (240, 240, 240))
+    draw = ImageDraw.Draw(image)
+    if vertical == 2:
+        draw.line([(0, 140), (240, 140)], fill=(120, 120, 120))
+    for link, parent in enumerate(parents):
+        if parent >= 0:
+            draw.line([(x[parent], y[parent]), (x[link], y[link])], fill=(31, 119, 180), width=4)
+        draw.ellipse([x[link] - 4, y[link] - 4, x[link] + 4, y[link] + 4], fill=(214, 39, 40))
+    return np.asarray(image)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, cast_like, import_optional, strongly_typed
@@ -64,10 +65,23 @@ class Craftax:
         )
         return cast_like(_without_key(next_state), state), timestep
 
+    def render(self, state: PyTree) -> np.ndarray:
+        """Return Craftax's own picture of a state, uint8 `[H, W, 3]`."""
+        state = state.replace(state_rng=jax.random.key(0))  # of the noise in the dark
+        return np.asarray(_renderer(self.name)(state)).astype(np.uint8)
+
 
 def _without_key(state: PyTree) -> PyTree:
     """Return the state without its key, as each step gets one."""
     return state.replace(state_rng=())
+
+
+@functools.cache
+def _renderer(name: str) -> Any:
+    """Return the function that draws a state, with 16 pixels for each side of a block."""
+    package = "craftax_classic" if "Classic" in name else "craftax"
+    module = import_optional(f"craftax.{package}.renderer", f"craftax:{name}", "craftax")
+    return jax.jit(module.make_craftax_pixel_renderer(16))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import (
@@ -64,6 +65,13 @@ class Jumanji:
             terminal=last & (timestep.discount == 0),
             timeout=last,
         )
+
+    def render(self, state: PyTree) -> np.ndarray:
+        """Return jumanji's own picture of a state, uint8 `[H, W, 3]`."""
+        env, _ = _load(self.name, self.options)
+        viewer = env._viewer
+        viewer._display = viewer._display_rgb_array  # not a window, whatever the environment chose
+        return np.array(viewer.render(state)[::3, ::3, :3])
 
 
 def _without_key(state: Any) -> Any:

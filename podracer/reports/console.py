@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -316,13 +317,13 @@ def summarize(
     run: Path,
     outcome: str = "Finished",
     *,
-    next_command: str = "play",
-    recipe: str | None = None,
+    next_command: str | None = "play",
+    options: Mapping[str, str | None] | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print the last metrics of a run, its directory, and the commands to use next.
 
-    These are `podracer report` and `next_command`, which gets the `recipe` if the run needs one.
+    These are `podracer report` and, if there is one, `next_command` with flags: `options`.
     """
     path = run / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
@@ -337,13 +338,14 @@ def summarize(
         name = f"{_acting_of(run)} evaluation".lstrip()
         parts.append(f"{name} {number(evaluations[-1])} (best {number(max(evaluations))})")
     where = shlex.quote(str(run))
-    option = "" if recipe is None else f" --recipe {shlex.quote(recipe)}"
+    flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
     rows = [
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
         ("Run", str(run)),
         ("Next", f"podracer report {where}"),
-        ("", f"podracer {next_command} {where}{option}"),
     ]
+    if next_command is not None:
+        rows.append(("", f"podracer {next_command} {where}{''.join(flags)}"))
     terminal = Terminal(file=sys.stdout if file is None else file)
     width = max(len(label) for label, _ in rows) + 2
     for label, text in rows:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.environment import Environment, HostEnvironments, Renderable
+from podracer.environment import (
+    Environment,
+    HasPictures,
+    HostEnvironments,
+    Renderable,
+    evaluation_environment,
+)
 from podracer.evaluate import (
     ActingRule,
     Policy,
@@ -20,8 +29,18 @@ from podracer.evaluate import (
     evaluation_key,
     host_steps,
 )
+from podracer.reports.pictures import draw_observation, has_picture
 from podracer.rollout import ActorState, Purpose, init_actor
-from podracer.types import ArraySpec, ConfigError, Params
+from podracer.types import ConfigError, Params, TimeStep
+
+
+def is_drawable(env: Environment | HostEnvironments) -> bool:
+    """Return whether `record_frames` can draw an environment."""
+    try:
+        _ = _host_drawer(env) if isinstance(env, HostEnvironments) else _device_drawer(env)
+    except ConfigError:
+        return False
+    return True
 
 
 def record_frames(
@@ -38,22 +57,21 @@ def record_frames(
 ) -> tuple[np.ndarray, list[float]]:
     """Return pictures of episodes, uint8 `[T, H, W, 3]`, and returns of those that ended.
 
-    `policy`, `epsilon` and `update` are as in `make_evaluator`. Raises `ConfigError` where the
-    environment cannot be drawn.
+    `policy`, `epsilon` and `update` are as in `make_evaluator`. An environment that cannot draw
+    itself is shown by its observations, where these are images. Raises `ConfigError` for others.
     """
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)
     if isinstance(env, HostEnvironments):
         return _host_frames(agent, env, rule, params, run_key, update, episodes, max_steps)
-    if not isinstance(env, Renderable):
-        raise ConfigError(f"{env.spec.name} has no method `render(state)`, so it cannot be drawn.")
+    draw = _device_drawer(env)
     key, indices = evaluation_key(run_key, jnp.uint32(update)), jnp.zeros(1, jnp.uint32)
     step = jax.jit(lambda actor, t: advance(agent, env, rule, params, actor, key, indices, t)[1])
     start = jax.jit(lambda t: init_actor(agent, env, episode_keys(key, Purpose.RESET, indices, t)))
     actor: ActorState = start(jnp.uint32(0))
     frames, returns = [], []
     for t in range(max_steps):
-        frames.append(env.render(jax.device_get(jax.tree.map(lambda x: x[0], actor.env_state))))
+        frames.append(draw(actor))
         previous = actor
         actor = step(actor, jnp.uint32(t))
         if int(actor.episodes.count[0]) > len(returns):
@@ -62,6 +80,23 @@ def record_frames(
             if len(returns) == episodes:
                 break
     return np.stack(frames), returns
+
+
+def _device_drawer(env: Environment) -> Callable[[ActorState], np.ndarray]:
+    """Return a function that draws one environment's state. Raises `ConfigError`."""
+    if isinstance(env, Renderable):
+        return lambda actor: env.render(_first_row(actor.env_state))
+    spec = env.spec
+    if has_picture(spec.observation):
+        return lambda actor: draw_observation(_first_row(actor.timestep.observation), spec)
+    raise ConfigError(
+        f"{spec.name} cannot be drawn: it has no method `render(state)`, and its observations are "
+        "no images."
+    )
+
+
+def _first_row(tree: Any) -> Any:
+    return jax.device_get(jax.tree.map(lambda x: x[0], tree))
 
 
 def _host_frames(
@@ -74,19 +109,18 @@ def _host_frames(
     episodes: int,
     max_steps: int,
 ) -> tuple[np.ndarray, list[float]]:
-    """Return the newest channel of image observations, doubled in size, and the returns."""
-    observation = env.spec.observation
-    if not isinstance(observation, ArraySpec) or len(observation.shape) != 3:
-        raise ConfigError(
-            f"{env.spec.name} cannot be drawn: of host environments only image observations are."
-        )
+    env, draw, observe = _host_drawer(env)
+    act_compiled = jax.jit(partial(rule.act, agent))
+
+    def act(params: Params, carry: Any, timestep: TimeStep, *args: Any) -> Any:
+        timestep = dataclasses.replace(timestep, observation=observe(timestep.observation))
+        return act_compiled(params, carry, timestep, *args)
+
     frames, returns, total = [], [], 0.0
-    act = jax.jit(partial(rule.act, agent))
     steps = host_steps(agent, env, act, params, run_key, update, 1)
     with contextlib.closing(steps):
         for previous_last, _, timestep in itertools.islice(steps, max_steps):
-            picture = np.asarray(timestep.observation)[0, :, :, -1].repeat(2, 0).repeat(2, 1)
-            frames.append(np.stack([picture] * 3, axis=-1).astype(np.uint8))
+            frames.append(draw(timestep.observation))
             total += float(timestep.reward[0])
             if timestep.ends_episode(previous_last)[0]:
                 returns.append(total)
@@ -94,3 +128,22 @@ def _host_frames(
             if len(returns) == episodes:
                 break
     return np.stack(frames), returns
+
+
+def _host_drawer(
+    env: HostEnvironments,
+) -> tuple[HostEnvironments, Callable[[Any], np.ndarray], Callable[[Any], Any]]:
+    """Return environments to record, and functions of their observations `[1, ...]`.
+
+    The functions return a picture, and the observation that the agent sees. Raises `ConfigError`.
+    """
+    env, spec = evaluation_environment(env), env.spec
+    if isinstance(env, HasPictures):
+        pictured = env.with_pictures()
+        return pictured, lambda x: np.array(x["picture"][0]), lambda x: x["observation"]
+    if has_picture(spec.observation):
+        return env, lambda x: draw_observation(_first_row(x), spec), lambda x: x
+    raise ConfigError(
+        f"{spec.name} cannot be drawn: it has no method `with_pictures`, and its observations are "
+        "no images."
+    )

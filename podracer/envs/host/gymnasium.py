@@ -35,7 +35,7 @@ from podracer.envs.host.gymnasium_protocol import (
     WorkerSetup,
     map_shared_memory,
 )
-from podracer.envs.host.gymnasium_spec import inspect_environment
+from podracer.envs.host.gymnasium_spec import inspect_environment, with_pictures
 from podracer.types import ConfigError, EnvironmentFault, EnvironmentSpec, TimeStep
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ from podracer.envs.host.gymnasium_worker import run_fork_server
 run_fork_server(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
 """
 _IMPORT_SECONDS = 120.0  # for the environment's code
+# pygame, which many environments draw with, needs no screen and no sound card, and greets no one.
+_PYGAME = {
+    "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+    "SDL_AUDIODRIVER": "dummy",
+    "SDL_VIDEODRIVER": "dummy",
+}
 _FORK_SECONDS = 10.0  # once it is imported
 
 
@@ -113,6 +119,13 @@ class Gymnasium:
         if self.step_seconds < seconds:
             return self
         return dataclasses.replace(self, step_seconds=seconds / 2)
+
+    def with_pictures(self) -> Gymnasium:
+        """Return the same environments with what their `render` draws, see `HasPictures`."""
+        for variable, value in _PYGAME.items():
+            os.environ.setdefault(variable, value)
+        pictured = with_pictures(self.environment, self.options, self.observe)
+        return dataclasses.replace(self, environment=pictured, options=(), observe=())
 
     def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch:
         """Make `num_envs` environments in `num_threads` processes, no more than environments.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,8 @@ if TYPE_CHECKING:
     from gymnasium import Env
     from gymnasium.envs.registration import EnvSpec
 
-OBSERVATION, PICTURE = "observation", "picture"  # the entries of an observation of `Pictured`
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Registered:
     """Environment of Gymnasium's registry."""
 
@@ -43,7 +42,7 @@ class Registered:
         return gymnasium.make(self.load(), disable_env_checker=True, **dict(self.options))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Filtered:
     """Environment that shows some entries of its dictionaries of observations."""
 
@@ -56,27 +55,29 @@ class Filtered:
         return FilterObservation(self.make(), self.entries)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pictured:
     """Environment whose observations are dictionaries of the `observation` and a `picture`."""
 
     make: Callable[[], Env]
+    """Factory of environments whose `render` returns uint8 `[H, W, 3]`."""
+    name: str
+    """Name of the environment, for messages."""
 
     def __call__(self) -> Env:
         from gymnasium import spaces
         from gymnasium.wrappers import TransformObservation
 
-        env = self.make()
-        env.reset()
-        picture = np.asarray(env.render())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of modes that it does not have
+            env = self.make()
+            env.reset()
+            picture = np.asarray(env.render())
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
-            raise ValueError(f"render() must return uint8 [H, W, 3], not {env.render()!r:.60}")
-        space = spaces.Dict(
-            {
-                OBSERVATION: env.observation_space,
-                PICTURE: spaces.Box(0, 255, picture.shape, np.uint8),
-            }
-        )
+            raise ValueError("`render` does not return an array uint8 [H, W, 3]")
+        space = spaces.Box(0, 255, picture.shape, np.uint8)
         return TransformObservation(
-            env, lambda value: {OBSERVATION: value, PICTURE: env.render()}, space
+            env,
+            lambda observation: {"observation": observation, "picture": env.render()},
+            spaces.Dict({"observation": env.observation_space, "picture": space}),
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
 import json
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,6 @@ def inspect_environment(
     environment: str | Callable[[], Env],
     options: Options = (),
     observe: tuple[str, ...] = (),
-    with_pictures: bool = False,
 ) -> tuple[EnvironmentSpec, WorkerSetup]:
     """Make one environment in this process and return its specification and its workers' setup.
 
@@ -61,11 +60,12 @@ def inspect_environment(
         import gymnasium as library
     except ModuleNotFoundError as error:
         raise ConfigError(f'{name} needs gymnasium: pip install "podracer[gymnasium]".') from error
-    make = _factory(name, environment, options, observe, with_pictures)
+    make = _factory(name, environment, options, observe)
     pickled, main = _pickle(name, make)
+    if isinstance(environment, Pictured):
+        _check_drawable(name, pickled, main)
     try:
-        with contextlib.redirect_stdout(None) if with_pictures else contextlib.nullcontext():
-            env = make()  # pygame prints a greeting
+        env = make()
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(f"{name} cannot be made: {type(error).__name__}: {reason}") from error
@@ -90,21 +90,57 @@ def inspect_environment(
     return EnvironmentSpec(name, specs, action), setup
 
 
-def _factory(
-    name: str, environment: Any, options: Options, observe: tuple[str, ...], with_pictures: bool
-) -> Any:
-    """Return what makes one environment when it is called."""
+def with_pictures(environment: Any, options: Options, observe: tuple[str, ...]) -> Pictured:
+    """Return what makes one environment that shows pictures besides observations."""
+    name = _display_name(environment, options, observe)
     if isinstance(environment, str):
-        make: Any = _registered(environment, options)
+        options = (*options, ("render_mode", "rgb_array"))
+    elif "render_mode" in inspect.signature(environment).parameters:
+        environment = functools.partial(environment, render_mode="rgb_array")
+    return Pictured(_factory(name, environment, options, observe), name)
+
+
+_TRY = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from podracer.envs.host.gymnasium_worker import try_environment
+try_environment()
+"""
+_TRY_SECONDS = 60.0
+
+
+def _check_drawable(name: str, pickled: bytes, main: str | None) -> None:
+    """Raise `ConfigError` where an environment does not draw itself in a process of its own.
+
+    Without a screen, MuJoCo for one may end the process that tries.
+    """
+    setup = WorkerSetup(pickled, main, (), (), 0, np.dtype(np.int32))
+    try:
+        subprocess.run(
+            [sys.executable, "-c", _TRY, json.dumps(sys.path)],
+            input=pickle.dumps(setup),
+            capture_output=True,
+            timeout=_TRY_SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{name} cannot be drawn: it takes too long.") from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines and error.returncode == 1 else "its process crashed"
+        raise ConfigError(f"{name} cannot be drawn: {reason.rstrip('.')}.") from error
+
+
+def _factory(name: str, environment: Any, options: Options, observe: tuple[str, ...]) -> Any:
+    """Return what makes one environment when it is called."""
+    make = environment
+    if isinstance(environment, str):
+        make = _registered(environment, options)
     elif not callable(environment):
         raise ConfigError(f"{name} is neither a registered id nor something to call.")
     elif options:
         raise ConfigError(f"{name} is called without arguments: bind them by functools.partial.")
-    else:
-        make = environment
-    make = _with_render_mode(make) if with_pictures else make
-    make = Filtered(make, observe) if observe else make
-    return Pictured(make) if with_pictures else make
+    return Filtered(make, observe) if observe else make
 
 
 def _display_name(environment: Any, options: Options = (), observe: tuple[str, ...] = ()) -> str:
@@ -113,6 +149,8 @@ def _display_name(environment: Any, options: Options = (), observe: tuple[str, .
             options = (*options, ("observe", "+".join(observe)))
         settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options]
         return ",".join([f"gymnasium:{environment}", *settings])
+    if isinstance(environment, Pictured):
+        return environment.name
     if isinstance(environment, functools.partial):
         keywords = [f"{key}={value!r}" for key, value in environment.keywords.items()]
         arguments = ", ".join([*map(repr, environment.args), *keywords])
@@ -144,16 +182,6 @@ def _registered(name: str, options: Options) -> Registered:
             f"Gymnasium has no environment {name!r}: {suggestion} If a package registers it, write "
             f"gymnasium:MODULE:{environment_id}."
         ) from error
-
-
-def _with_render_mode(make: Any) -> Any:
-    """Return a factory of environments whose `render` returns an array, where they have modes."""
-    if isinstance(make, Registered):
-        options = {**dict(make.options), "render_mode": "rgb_array"}
-        return Registered(make.entry, make.module, tuple(options.items()))
-    if "render_mode" in inspect.signature(make).parameters:
-        return functools.partial(make, render_mode="rgb_array")
-    return make
 
 
 def _pickle(name: str, environment: Any) -> tuple[bytes, str | None]:

@@ -286,6 +286,15 @@ def run_fork_server(control: socket.socket, memory: int) -> None:
         _end_child(pid)
 
 
+def try_environment() -> None:
+    """Make one environment, as the `WorkerSetup` on stdin says, in a process that may crash."""
+    _enter_fork_server()
+    try:
+        _import_environment(pickle.load(sys.stdin.buffer))().close()
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
 def _enter_fork_server() -> None:
     """Mark this process, and leave signals and warnings to the parent."""
     global inside_worker

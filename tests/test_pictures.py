@@ -1,0 +1,72 @@
+"""Pictures of observations, and where `podracer play` is worth a hint."""
+
+import dataclasses
+import io
+
+import hosts
+import numpy as np
+import pytest
+
+from podracer import envs
+from podracer.reports.console import summarize
+from podracer.reports.pictures import draw_observation, has_picture
+from podracer.reports.recording import is_drawable
+from podracer.types import ACTION_MASK, ArraySpec, Discrete, EnvironmentSpec
+
+
+def spec_of(observation):
+    return EnvironmentSpec("test", observation, Discrete(2))
+
+
+def test_an_image_is_enlarged_and_shown_as_it_is():
+    image = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)
+    picture = draw_observation(image, spec_of(ArraySpec((4, 8, 3), np.uint8)))
+    np.testing.assert_array_equal(picture, image.repeat(20, axis=0).repeat(20, axis=1))
+
+
+def test_a_stack_of_frames_shows_the_newest():
+    stack = np.arange(2 * 2 * 4, dtype=np.uint8).reshape(2, 2, 4)
+    picture = draw_observation(stack, spec_of(ArraySpec((2, 2, 4), np.uint8, frame_stack=True)))
+    np.testing.assert_array_equal(picture[::80, ::80, 0], stack[..., -1])
+
+
+def test_planes_have_a_color_each():
+    board = np.zeros((3, 3, 2), bool)
+    board[0, 0, 0] = board[1, 1, 1] = True
+    observation = {"board": board, ACTION_MASK: np.ones(2, bool)}
+    spec = spec_of(
+        {"board": ArraySpec((3, 3, 2), np.bool_), ACTION_MASK: ArraySpec((2,), np.bool_)}
+    )
+    picture = draw_observation(observation, spec)[::54, ::54]
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 3
+    assert not picture[2].any()
+
+
+@pytest.mark.parametrize(
+    ("observation", "image"),
+    [
+        (ArraySpec((10, 5)), True),
+        (ArraySpec((4,)), False),
+        (ArraySpec((), np.int32, num_values=16), False),
+        ({"x": ArraySpec((4, 4)), "y": ArraySpec((4, 4))}, False),  # which of them?
+    ],
+)
+def test_what_is_an_image(observation, image):
+    assert has_picture(observation) == image
+
+
+def test_what_can_be_drawn():
+    counters = hosts.Counters()
+    seeing = dataclasses.replace(counters, spec=spec_of(ArraySpec((8, 8, 1), np.uint8)))
+    assert is_drawable(envs.make("catch"))
+    assert is_drawable(seeing)
+    assert not is_drawable(envs.make("probe:memory"))
+    assert not is_drawable(counters)
+
+
+def test_the_summary_names_play_only_where_it_works(tmp_path):
+    for command in ("play", None):
+        out = io.StringIO()
+        summarize(tmp_path, next_command=command, options={"recipe": "m:f"}, file=out)
+        assert (f"podracer play {tmp_path} --recipe m:f" in out.getvalue()) == (command == "play")
+        assert "podracer report" in out.getvalue()
