@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from child import environment, fingerprint, finish, records, start, wait_for_lines
+from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
 from podracer.experiments import peers
 from podracer.experiments.hosts import Hosts, initialize_devices
@@ -18,6 +18,7 @@ RUN = (
     "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 10,
     "--hidden", 16, "--devices", 2, "--evaluations", 2,
 )  # fmt: skip
+STEPS = 16 * 8
 
 
 def hosts(arguments, number=2, flags=((), ())):
@@ -50,14 +51,14 @@ def end(processes, expected):
 def one(tmp_path_factory):
     """Two processes of one device each, from the first update to the last."""
     run = tmp_path_factory.mktemp("hosts") / "run"
-    end(hosts((*RUN, "--frames", 16 * 8 * 60, "--run-dir", run)), 0)
+    end(hosts((*RUN, "--frames", STEPS * 60, "--run-dir", run)), 0)
     return run
 
 
 def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
     """Every parameter as in one process with two devices, to the rounding of the sums."""
     alone = tmp_path / "alone"
-    code, _, error = finish(start(*RUN, "--frames", 16 * 8 * 60, "--run-dir", alone))
+    code, _, error = finish(start(*RUN, "--frames", STEPS * 60, "--run-dir", alone))
     assert code == 0, error
     for together, single in zip(records(one), records(alone), strict=True):
         assert together.keys() == single.keys()
@@ -70,7 +71,7 @@ def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     run = tmp_path / "run"
-    processes = hosts((*RUN, "--frames", 16 * 8 * 60_000, "--save-seconds", 0, "--run-dir", run))
+    processes = hosts((*RUN, "--frames", STEPS * 60_000, "--save-seconds", 0, "--run-dir", run))
     wait_for_lines(processes[0], run, 2)
     processes[1].send_signal(signal.SIGTERM)
     end(processes, 75)
@@ -78,7 +79,7 @@ def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     for interrupted, whole in zip(saved, records(one), strict=False):
         shared = interrupted.keys() & whole.keys()  # evaluations fall elsewhere
         assert {k: interrupted[k] for k in shared} == {k: whole[k] for k in shared}
-    end(hosts(("resume", run, "--frames", 16 * 8 * (saved[-1]["updates"] + 10))), 0)
+    end(hosts(("resume", run, "--frames", STEPS * (saved[-1]["updates"] + 10))), 0)
     assert records(run)[-1]["updates"] == saved[-1]["updates"] + 10
     assert len(fingerprint(run)) == 64
 
@@ -117,9 +118,9 @@ def test_the_loss_of_a_process_ends_the_other_with_77(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_resumes_exactly_after_the_loss_of_a_process(lost, number, tmp_path, cases):
     run = tmp_path / "run"
-    processes = hosts((*RUN, "--frames", 16 * 8 * 60_000, "--save-seconds", 0, "--run-dir", run))
+    processes = hosts((*RUN, "--frames", STEPS * 60_000, "--save-seconds", 0, "--run-dir", run))
     cases.note(f"{lose(processes, run, lost, number):.1f} s")
-    frames = ("--frames", 16 * 8 * (records(run)[-1]["updates"] + 10))
+    frames = ("--frames", STEPS * (records(run)[-1]["updates"] + 10))
     end(hosts(("resume", run, *frames)), 0)
     twin = tmp_path / "twin"
     end(hosts((*RUN, *frames, "--run-dir", twin)), 0)
@@ -202,3 +203,19 @@ def test_a_process_whose_peers_never_start_says_so_and_ends(tmp_path):
     waits = "podracer: waits for all 2 processes of the run to join at 127.0.0.1:"
     assert waits in error
     assert "podracer: waited 6 s for all 2 processes" in error
+
+
+@pytest.mark.slow
+@pytest.mark.figure(4)
+def test_a_sweep_goes_on_with_its_virtual_devices(tmp_path):
+    sweep = ("sweep", "catch_a2c", "--vary", "learning_rate=1e-3", "--seeds", 2, "--hidden", 16)
+    frames, whole, cut = 2_000 * STEPS, tmp_path / "whole", tmp_path / "cut"
+    assert call(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", whole)[0] == 0
+    process = start(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", cut)
+    wait_for_lines(process, cut, 2)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 75
+    code, _, error = call("resume", cut)
+    assert code == 0, error
+    assert "bit-exact" not in error
+    assert fingerprint(cut) == fingerprint(whole)

@@ -136,27 +136,42 @@ def test_a_target_ends_the_run(tmp_path):
     assert records(run)[-1]["updates"] == 10
 
 
-def test_another_setting_of_devices_is_refused_on_resume(tmp_path):
-    half = dataclasses.replace(EXPERIMENT, frames=20 * STEPS, devices=2)
-    podracer.train(half, run_dir=tmp_path / "run")
-    with pytest.raises(ConfigError, match="devices was 2 and is 4"):
-        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True, devices=4)
+def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
+    """Which is all that a run of so many devices needs to be exact, as a sweep is."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, run_dir=whole, devices=2)
+    podracer.train(EXPERIMENT, run_dir=cut, devices=2, frames=20 * STEPS, evaluations=2)
+    result = podracer.train(EXPERIMENT, run_dir=cut, resume=True, devices=0)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert len(jax.tree.leaves(result.state)[0].devices()) == 2
+    assert "bit-exact" not in caplog.text
 
 
-def test_a_run_that_finds_other_devices_says_so_and_goes_on(tmp_path, monkeypatch, caplog):
-    experiment = dataclasses.replace(EXPERIMENT, devices=0)  # all that there are
-
+def test_other_devices_are_said_at_every_resume_and_chosen_by_a_setting(
+    tmp_path, monkeypatch, caplog
+):
     def machine(devices):
-        found = jax.devices()[:devices]
-        monkeypatch.setattr("podracer.experiments.run_setup.find_devices", lambda count: found)
+        def find(count):
+            if count > devices:
+                raise ConfigError("too few")
+            return jax.devices()[: count or devices]
 
-    machine(2)
-    podracer.train(experiment, run_dir=tmp_path / "run", frames=20 * STEPS)
+        monkeypatch.setattr("podracer.experiments.run_setup.find_devices", find)
+
+    def resume(updates, devices):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "podracer"):
+            settings = {"frames": updates * STEPS, "devices": devices}
+            podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True, **settings)
+        return caplog.text
+
     machine(4)
-    with caplog.at_level(logging.WARNING, "podracer"):
-        result = podracer.train(experiment, run_dir=tmp_path / "run", resume=True)
-    assert "saved on 2 devices and continues on 4: correct, but not bit-exact" in caplog.text
-    assert result.metrics["updates"] == 40
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=5 * STEPS, devices=0)
+    machine(2)
+    said = "The run was computed on 4 x cpu, then on 2 x cpu: correct, but not bit-exact."
+    assert said in resume(10, devices=0)
+    assert said in resume(15, devices=0)
+    assert "on 4 x cpu, then on 2 x cpu, then on 1 x cpu: correct" in resume(20, devices=1)
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):

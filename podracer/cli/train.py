@@ -71,6 +71,9 @@ class FreeSettings:
     """Longest time between two checkpoints, in seconds; 0 saves after every chunk."""
     stall_seconds: float | None = None
     """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
+    devices: int | None = None
+    """Number of devices to use, over all hosts. By default those that the run had, virtual ones
+    included; with another number it goes on correctly, but not bit-exactly."""
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that were given, by the name of the experiment's field."""
@@ -137,9 +140,14 @@ def run(
     `recipe` names the user's own recipe, which commands on the run need.
     """
     experiment.check()
-    if experiment.arch == "sebulba" and experiment.devices <= 1:
+    devices = experiment.devices
+    if resume and run_dir is not None:
+        from podracer.experiments.serialization import saved_devices
+
+        devices = devices or saved_devices(run_dir)
+    if experiment.arch == "sebulba" and devices <= 1:
         disable_async_dispatch()
-    initialize_devices(hosts, experiment.devices)
+    initialize_devices(hosts, devices)
     import jax
 
     from podracer.experiments.training import train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -102,6 +103,7 @@ class RunSetup:
     agent: Agent
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners
+    num_devices: int  # of the learners, and under Sebulba of the actors
     split: sebulba.DeviceSplit | None  # under Sebulba
     like: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
@@ -109,12 +111,23 @@ class RunSetup:
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
 
+    @property
+    def topology(self) -> str:
+        """Number and kind of devices and number of processes, on which the run's bits depend."""
+        devices = f"{self.num_devices} x {self.mesh.devices.flat[0].device_kind}"
+        processes = jax.process_count()
+        return devices if processes == 1 else f"{devices} in {processes} processes"
 
-def make_run_setup(experiment: Experiment) -> RunSetup:
-    """Choose devices and check everything, before any compile. Raises `ConfigError`."""
+
+def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
+    """Choose devices and check everything, before any compile. Raises `ConfigError`.
+
+    An experiment that names no number of devices gets the number that the run was saved with; if
+    that is 0, or not to be had here, all that there are.
+    """
     check_not_in_worker()
     agent, env = build(experiment)
-    devices, config = find_devices(experiment.devices), experiment.chunk
+    devices, config = _find_devices(experiment.devices, saved_devices), experiment.chunk
     if experiment.pods:
         return _population_setup(experiment, agent, env, devices)
     if isinstance(config, anakin.AnakinConfig):
@@ -149,6 +162,7 @@ def make_run_setup(experiment: Experiment) -> RunSetup:
         agent,
         env,
         mesh,
+        len(devices),
         split,
         like,
         _checked_size(like, mesh),
@@ -156,6 +170,13 @@ def make_run_setup(experiment: Experiment) -> RunSetup:
         drive=drive,
         evaluate=evaluate,
     )
+
+
+def _find_devices(count: int, saved: int) -> list[Device]:
+    if not count and saved:
+        with contextlib.suppress(ConfigError):
+            return find_devices(saved)
+    return find_devices(count)
 
 
 def _population_setup(
@@ -178,6 +199,7 @@ def _population_setup(
         agent,
         env,
         mesh,
+        mesh.size,
         None,
         like,
         _checked_size(like, mesh),
@@ -240,7 +262,7 @@ def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,
-            "devices": setup.mesh.size,
+            "devices": setup.num_devices,
             "processes": jax.process_count(),
             **({} if setup.split is None else setup.split.describe()),
         },

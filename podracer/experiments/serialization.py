@@ -144,9 +144,10 @@ def _fits(value: Any, hint: Any) -> bool:
     return hint is Any or isinstance(value, hint)
 
 
-# These decide when things happen, not what is computed, so a resumed run may change them.
+# These decide when and where things happen, not what is computed, so a resumed run may change them.
 FREE_ON_RESUME = {
     "frames",
+    "devices",
     "evaluations",
     "evaluation_episodes",
     "evaluation_policy",
@@ -209,6 +210,17 @@ def update_config(directory: Path, experiment: Experiment) -> None:
     config, settings = read_config(path), to_json(experiment)
     if config["experiment"] != settings:
         seal_json(path, {**config, "experiment": settings})
+
+
+def saved_devices(directory: Path) -> int:
+    """Return the number of devices that a run began with, 0 if there is no run."""
+    path = directory / "config.json"
+    if not path.is_file():
+        return 0
+    devices = read_config(path).get("device", {}).get("devices")
+    if not isinstance(devices, int) or devices < 1:
+        raise ConfigError(f"{path} is not a run's configuration: it has no number of devices.")
+    return devices
 
 
 def recipe_name(directory: Path) -> str | None:

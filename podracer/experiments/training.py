@@ -26,7 +26,12 @@ from podracer.experiments.run_setup import (
     make_run_setup,
     run_metadata,
 )
-from podracer.experiments.serialization import check_same_experiment, to_json, update_config
+from podracer.experiments.serialization import (
+    check_same_experiment,
+    saved_devices,
+    to_json,
+    update_config,
+)
 from podracer.experiments.sweep import RECORDS
 from podracer.io import checkpoint
 from podracer.io.crash import CRASH, retire_crash, write_crash
@@ -109,7 +114,8 @@ def train(
     experiment = experiment.with_fields(overrides)
     experiment.check()
     use_compilation_cache()
-    setup = make_run_setup(experiment)
+    saved = saved_devices(Path(run_dir)) if resume and run_dir is not None else 0
+    setup = make_run_setup(experiment, saved)
     command = {"run_dir": run_dir, "resume": resume}
     peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
     directory = claim_run_directory(experiment, run_dir, resume)
@@ -142,6 +148,7 @@ class Run:
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
         self.recorder = Recorder(experiment, setup.env)
         self.is_main = jax.process_index() == 0
+        self.topologies = [setup.topology]  # that the run has had, one after the other
         self.saved: int | None = None  # updates at the newest checkpoint
         self._pods: Sink | None = None  # of a population: a record of each pod
         self._files: dict[str, JsonlSink] = {}  # of records, by name
@@ -191,16 +198,23 @@ class Run:
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if self.is_main:
             update_config(self.directory, self.experiment)
-        if restored.metadata["devices"] != self.mesh.size and self.is_main:
-            _LOG.warning(
-                "The run was saved on %d devices and continues on %d: correct, but not bit-exact.",
-                restored.metadata["devices"],
-                self.mesh.size,
-            )
+        self._go_on_from(restored.metadata["topologies"])
         self.recorder.count_on_from(Totals(**restored.metadata["totals"]))
         self._sealed = restored.metadata["records"]
         self.saved = restored.step
         return restored.state
+
+    def _go_on_from(self, topologies: list[str]) -> None:
+        """Add this topology to those of the run, and say at every resume that it had several."""
+        if topologies[-1:] == self.topologies:
+            self.topologies = topologies
+        else:
+            self.topologies = [*topologies, *self.topologies]
+        if len(self.topologies) > 1 and self.is_main:
+            _LOG.warning(
+                "The run was computed on %s: correct, but not bit-exact. --devices chooses.",
+                ", then on ".join(self.topologies),
+            )
 
     @property
     def totals(self) -> Totals:
@@ -215,10 +229,7 @@ class Run:
             self._records("metrics.jsonl", resume),
             TensorBoardSink(self.directory / "tensorboard", resume_updates=updates),
         ]
-        kind = self.mesh.devices.flat[0].device_kind
-        info = RunInfo(
-            self.experiment, self.directory, f"{self.mesh.size} x {kind}", self.setup.state_bytes
-        )
+        info = RunInfo(self.experiment, self.directory, self.setup.topology, self.setup.state_bytes)
         for sink in self.sinks:
             try:
                 sinks.append(sink(info) if callable(sink) else sink)
@@ -324,7 +335,7 @@ class Run:
         metadata = {
             "totals": dataclasses.asdict(self.totals),
             "experiment": to_json(self.experiment),
-            "devices": self.mesh.size,
+            "topologies": self.topologies,
             "records": {name: file.seal() for name, file in self._files.items()},
         }
         checkpointer.save(self.totals.updates, state, metadata)
