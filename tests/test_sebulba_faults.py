@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -722,6 +723,48 @@ def test_supervisors_that_start_and_stop_leave_nothing(times, cases, capfd):
     p99 = np.quantile(seconds, 0.99) * 1000
     cases.note(f"p99 {p99:.0f} ms (supervisor), memory {grown / 2**20:+.0f} MiB in {times} cycles")
     assert "left" not in capfd.readouterr().err
+
+
+@pytest.mark.figure(11)
+@pytest.mark.parametrize("times", [5, pytest.param(100, marks=SLOW)])
+def test_workers_that_are_replaced_leave_the_accounts_exact(times, cases):
+    """Killed at random moments: each counts as one fault, and no step is learned twice or lost."""
+    gymnasium = pytest.importorskip("podracer.envs.host.gymnasium")
+    batches = []
+
+    class Watched:
+        inner = gymnasium.Gymnasium("CartPole-v1", max_restarts=1000)
+        spec = inner.spec
+
+        def make(self, num_envs, num_threads):
+            batches.append(self.inner.make(num_envs, 2))
+            return batches[-1]
+
+    parts = sebulba_setup(env=Watched(), num_envs=8, rollout_length=4, updates_per_chunk=1)
+    dice, updates = random.Random(0), 0
+    with contextlib.closing(sebulba(*parts, seed=7, num_updates=10**6)) as reports:
+
+        def next_report():
+            nonlocal updates
+            report = next(reports)
+            updates += 1
+            assert report.updates == updates
+            assert report.frames <= 32
+            assert 0 <= report.collected - 32 * updates <= 2 * 32  # in flight, with a lag of 1
+
+        for _ in cases(range(times)):
+            next_report()
+            batch = dice.choice(batches)
+            victim = dice.choice(batch.pids)
+            timer = threading.Timer(dice.uniform(0, 0.01), os.kill, (victim, signal.SIGKILL))
+            timer.start()
+            while victim in batch.pids:
+                next_report()
+            timer.join()
+        next_report()
+        faults = [batch.faults for batch in batches]
+    assert sum(fault["died"] for fault in faults) == times
+    assert sum(sum(fault.values()) for fault in faults) == times
 
 
 # --- random faults -------------------------------------------------------------------------------

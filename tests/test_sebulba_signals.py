@@ -55,14 +55,15 @@ BOUND = {0: 1, 1: 2, None: 3}
 
 
 @pytest.mark.figure(11)
+@pytest.mark.timeout(3600)
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1, None])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path, cases):
     run = tmp_path / "run"
     arguments = (*RUN, "--policy-lag", lag, "--save-seconds", 0, "--run-dir", run)
-    process = start(*arguments, "--frames", STEPS * 4000)
-    for _ in cases(range(3)):
+    process = start(*arguments, "--frames", STEPS * 400_000)
+    for _ in cases(range(34)):  # 204 in all combinations
         before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
         wait_for_lines(process, run, before + 4)
         process.send_signal(number)
