@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import html
 import io
 import itertools
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from podracer.cli import main as cli
+from podracer.reports.standings import LiveStandings
 from podracer.reports.tournament import write_tournament_report
 from podracer.reports.tournament_log import (
     Attempt,
@@ -22,7 +25,7 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
 )
 from podracer.tournament import leaderboard
-from podracer.tournament.events import Failed, Header, Stopped, Submitted
+from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, replay
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.types import ConfigError
 
@@ -218,6 +221,18 @@ def test_the_command_reports_a_tournament_alone(tmp_path, capsys):
             cli.main(["report", *map(str, paths)])
         assert refused.value.code == 78
         assert "mine holds a tournament: report it alone." in capsys.readouterr().err
+
+
+def test_the_standings_show_hostile_text_as_it_is():
+    """From a log that somebody wrote: neither markup of the table nor commands to the terminal."""
+    state = replay([header("catch_a2c")])
+    hostile = "\x1b[31m [red]x[/nothing] \x9b2J"
+    failed = PodState(status="failed", reason=hostile)
+    out = io.StringIO()
+    with LiveStandings(3, Path("run"), whole=True, file=out) as live:
+        live.show(dataclasses.replace(state, pods={0: failed}))
+    assert r"\x1b[31m [red]x[/nothing] \x9b2J" in out.getvalue()
+    assert "\x1b[31m" not in out.getvalue()
 
 
 def test_what_is_no_tournament_is_refused(tmp_path):

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from podracer.io.text import printable
 from podracer.reports.console import clock, compact, number
 from podracer.reports.tournament_log import varying_hyperparameters, ways_of_acting
 from podracer.tournament.events import Entry, PodState, State
@@ -56,10 +57,11 @@ class LiveStandings:
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
                 self._terminal.print(
-                    f"{newest.id:8} score {number(newest.score):>7}  "
-                    f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
-                    f"from {', '.join(newest.parents) or 'fresh'}",
-                    highlight=False,
+                    _plain(
+                        f"{newest.id:8} score {number(newest.score):>7}  "
+                        f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
+                        f"from {', '.join(newest.parents) or 'fresh'}"
+                    )
                 )
 
     def __enter__(self) -> LiveStandings:
@@ -92,8 +94,10 @@ def board(state: State) -> Table:
             f"{number(entry.score)} ± {number(entry.standard_error)}",
             compact(entry.frames),
             clock(entry.seconds),
-            ", ".join(entry.parents) or "fresh",
-            ", ".join(f"{k} {v:.3g}" for k, v in entry.hyperparameters.items() if k in names),
+            _plain(", ".join(entry.parents) or "fresh"),
+            _plain(
+                ", ".join(f"{k} {v:.3g}" for k, v in entry.hyperparameters.items() if k in names)
+            ),
         )
     return table
 
@@ -111,9 +115,14 @@ def pods(state: State, rounds: int) -> Table:
             f"{min(pod.round + 1, rounds)}/{rounds}",
             Text(status, _COLORS.get(status, "")),
             number(pod.newest.score) if pod.newest else "-",
-            pod.reason[:60],
+            _plain(pod.reason[:60]),
         )
     return table
+
+
+def _plain(text: str) -> Text:
+    """Return a text from a log as it is: neither markup of rich nor commands to a terminal."""
+    return Text(printable(text))
 
 
 def entry_as_json(entry: Entry) -> dict[str, Any]:
