@@ -8,6 +8,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -173,3 +175,21 @@ def test_what_decides_an_update_cannot_change_at_resume(run, outcome):
     code, text = outcome("resume", run)
     assert code == 78, text
     assert "another configuration: seed was 0 and is 5" in text
+
+
+THREAD = """
+import sys, threading
+from podracer.cli import main as module
+module._THREAD_SECONDS = 0.1
+threading.Thread(target=threading.Event().wait, args=(60,), name="simulator").start()
+sys.argv[1:] = ["trian"]
+module.main()
+"""
+
+
+def test_a_thread_that_goes_on_does_not_keep_the_process_alive():
+    done = subprocess.run(
+        [sys.executable, "-c", THREAD], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 78
+    assert "left behind by force: simulator." in done.stderr

@@ -760,6 +760,42 @@ def test_environments_are_closed(batches, tmp_path):
     assert sorted(map(int, path.read_text().split())) == sorted(closed)
 
 
+class Leaving(Inside):
+    """Starts a process, whose id it observes, and leaves it behind; its `close` hangs."""
+
+    def __init__(self):
+        self.child = subprocess.Popen(["sleep", "60"])
+
+    def reset(self, *, seed=None, options=None):
+        return (0, self.child.pid), {}
+
+    def close(self):
+        threading.Event().wait(GENEROUS)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_an_environment_leaves_does_not_outlive_the_run(batches, caplog):
+    before = children(os.getpid())
+    library().Gymnasium(Leaving)
+    assert children(os.getpid()) == before
+    batch = batches(Leaving, 2, 2)
+    assert "`close` has not returned after" in caplog.text
+    pids = batch.reset(0, np.arange(2), 0).observation[1].tolist()
+    assert all(map(is_running, pids))
+    os.kill(batch.pids[0], signal.SIGKILL)
+    batch.step(good(2))
+    assert batch.faults["died"] == 1
+    assert not is_running(pids[0])
+    batch.close()
+    assert not is_running(pids[1])
+
+
 def resources():
     """What a process can leak: its threads, children, files, and names in shared memory."""
     files = []

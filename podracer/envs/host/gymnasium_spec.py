@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import json
+import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +24,7 @@ import numpy as np
 from podracer.envs.common import atari_remedy
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
-from podracer.envs.host.gymnasium_protocol import Leaf, WorkerSetup
+from podracer.envs.host.gymnasium_protocol import CLOSE_SECONDS, Leaf, WorkerSetup
 from podracer.io.names import nearest
 from podracer.types import (
     ACTION_MASK,
@@ -33,6 +38,7 @@ from podracer.types import (
 if TYPE_CHECKING:
     from gymnasium import Env
 
+_LOG = logging.getLogger("podracer")
 Options = tuple[tuple[str, Any], ...]
 # Packages that register ids when they are imported: how the ids begin, the module, and how to
 # install it. A name can have no other module imported than these and those that it contains.
@@ -64,6 +70,7 @@ def inspect_environment(
     pickled, main = _pickle(name, make)
     if isinstance(environment, Pictured):
         _check_drawable(name, pickled, main)
+    children = _child_processes()
     try:
         env = make()
     except Exception as error:
@@ -83,7 +90,8 @@ def inspect_environment(
             action_dtype=np.dtype(env.action_space.dtype),
         )
     finally:
-        env.close()
+        _close(name, env)
+        _end(_child_processes() - children)
     specs = jax.tree.map(
         lambda leaf: ArraySpec(leaf.shape, leaf.dtype, num_values=leaf.num_values), observation
     )
@@ -98,6 +106,39 @@ def with_pictures(environment: Any, options: Options, observe: tuple[str, ...]) 
     elif "render_mode" in inspect.signature(environment).parameters:
         environment = functools.partial(environment, render_mode="rgb_array")
     return Pictured(_factory(name, environment, options, observe), name)
+
+
+def _close(name: str, env: Env) -> None:
+    """Close an environment; one that raises or does not return is left behind, and named."""
+
+    def close() -> None:
+        try:
+            env.close()
+        except Exception as error:
+            _LOG.warning("%s: `close` raised %s: %s", name, type(error).__name__, error)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(CLOSE_SECONDS)
+    if thread.is_alive():
+        _LOG.warning("%s: `close` has not returned after %g s.", name, CLOSE_SECONDS)
+
+
+def _child_processes() -> set[int]:
+    """Return the ids of this process's children; none where the system does not tell."""
+    pids: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            pids.update(map(int, file.read_text().split()))
+    return pids
+
+
+def _end(pids: Iterable[int]) -> None:
+    """Kill processes that an environment has started and left: they would outlive the run."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 _TRY = """

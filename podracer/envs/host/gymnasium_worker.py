@@ -274,9 +274,12 @@ def run_fork_server(control: socket.socket, memory: int) -> None:
         if make is not None:
             pid = os.fork()
             if pid == 0:
+                os.setpgid(0, 0)  # with all processes that its environments start
                 control.close()
                 os.close(alive)
                 _worker_main(Worker(number, setup, make, shared), channels[0], server_pid)
+            with contextlib.suppress(OSError):  # it may be faster, or gone
+                os.setpgid(pid, pid)
             pids[number] = pid
         os.close(channels[0])
         control.sendall(FORK_REPLY.pack(pid, status))
@@ -323,8 +326,8 @@ def _worker_main(worker: Worker, channel: int, parent: int) -> None:
 
 
 def _end_child(pid: int) -> int:
-    """Kill a child and return its wait status, which tells of an earlier death if there was one."""
-    os.kill(pid, signal.SIGKILL)
+    """Kill a worker and what it started; return its wait status, maybe of an earlier death."""
+    os.killpg(pid, signal.SIGKILL)  # the group exists at least until the worker is waited for
     return os.waitpid(pid, 0)[1]
 
 
