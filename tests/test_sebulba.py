@@ -368,6 +368,7 @@ def test_bad_rows_are_counted_and_never_train(where, value):
     )
     (record, progress), _ = received(*parts, num_updates=2)
     assert progress.metrics["environment_faults"] == 1
+    assert progress.metrics["environment_faults_not_finite"] == 1
     assert all(np.isfinite(record[name]).all() for name in ("observation", "reward", "discount"))
 
 

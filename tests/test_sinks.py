@@ -216,7 +216,7 @@ def test_keys_are_told_apart():
     names = ["updates", "frames_per_second", "episode_return", "evaluation_length", "time_step"]
     assert [group(name) for name in names] == ["run", "run", "episode", "evaluation", "time"]
     assert group("policy_loss") == group("timeouts") == "learn"
-    waits = ["lag_mean", "queue_occupancy", "actor_idle", "environment_faults", "steps_dropped",
+    waits = ["lag_mean", "queue_occupancy", "actor_idle", *FAULTS, "steps_dropped",
              "emulator_frames", "actor_time_queue", "learner_time_collect"]  # fmt: skip
     assert {group(name) for name in waits} == {"sebulba"}
     assert group("actor_loss") == group("learner_gain") == group("steps_ahead") == "learn"
@@ -336,6 +336,16 @@ def test_plain_lines_say_who_waits_where_that_is_known():
     assert "idle" not in line(record(7, actor_idle=None, learner_idle=None), 9)
 
 
+FAULTS = {
+    "environment_faults": 3, "environment_faults_died": 2, "environment_faults_hung": 1,
+}  # fmt: skip
+
+
+def test_plain_lines_say_faults_of_environments():
+    assert line(record(7, **FAULTS), 5000).endswith("length     -  faults 3 (died 2, hung 1)")
+    assert line(record(7, environment_faults=0), 5000) == line(record(7), 5000)
+
+
 @pytest.mark.figure(24)
 def test_a_broken_pipe_costs_only_the_console(warnings_logged):
     reader, writer = os.pipe()
@@ -369,7 +379,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
         assert sys.stdout is not stdout  # what others print goes above the panel
         for updates in (100, 200):
             metrics = {"episode_return": updates / 1000, "policy_loss": 0.125, **waits}
-            metrics |= {"lag_mean": 1.0, "queue_occupancy": 0.5} if waits else {}
+            metrics |= {"lag_mean": 1.0, "queue_occupancy": 0.5, **FAULTS} if waits else {}
             together.write(record(updates, evaluation_return=0.75, **metrics))
         with pytest.raises(ZeroDivisionError), together:
             raise ZeroDivisionError
@@ -382,6 +392,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     row = "waiting         actors 12 %  learner 3 %   lag 1.0   queue 50 %"
     assert (row in text) == bool(waits)
     assert ("waiting" in text) == bool(waits)
+    assert ("faults          3 (died 2, hung 1)" in text) == bool(waits)
 
 
 def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):

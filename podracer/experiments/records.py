@@ -53,6 +53,7 @@ class Recorder:
         self._env = env
         self._steps_per_update = experiment.driver.steps_per_update // jax.process_count()
         self._collected_before = 0  # by the resumed run
+        self._num_faults = 0  # of environments
         self._has_warned = False  # of an evaluation that repeats few episodes
 
     def count_on_from(self, totals: Totals) -> None:
@@ -70,6 +71,7 @@ class Recorder:
         self.totals.updates = progress.updates
         self.totals.frames += progress.frames
         self.totals.seconds += sum(lap.values()) + compiling
+        self._warn_of_faults(progress.metrics)
         return {
             "updates": progress.updates,
             "frames": self.totals.frames,
@@ -99,6 +101,15 @@ class Recorder:
                 "0.01, or fewer --evaluation-episodes.",
                 evaluation.repetition,
             )
+
+    def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
+        """Say new faults of environments in a process whose records nobody sees."""
+        num_faults = metrics.get("environment_faults", 0)
+        if num_faults > self._num_faults and jax.process_index() > 0:
+            _LOG.warning(
+                "process %d: %d faults of environments so far.", jax.process_index(), num_faults
+            )
+        self._num_faults = num_faults
 
     def _accounts(self, progress: Progress) -> dict[str, int]:
         """Return the numbers of steps of this host's actors: collected, trained on and dropped."""

@@ -24,9 +24,10 @@ TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward o
 _LOG = logging.getLogger("podracer")
 _RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})
 _SEBULBA_KEYS = frozenset({
-    "lag_mean", "lag_max", "queue_occupancy", "actor_idle", "learner_idle", "environment_faults",
+    "lag_mean", "lag_max", "queue_occupancy", "actor_idle", "learner_idle",
     "steps_collected", "steps_learned", "steps_in_flight", "steps_dropped", "emulator_frames",
 })  # fmt: skip
+_SEBULBA_PREFIXES = ("actor_time_", "learner_time_", "environment_faults")
 
 
 class Sink(Protocol):
@@ -44,7 +45,7 @@ def group(key: str) -> str:
     """
     if key in _RUN_KEYS:
         return "run"
-    if key in _SEBULBA_KEYS or key.startswith(("actor_time_", "learner_time_")):
+    if key in _SEBULBA_KEYS or key.startswith(_SEBULBA_PREFIXES):
         return "sebulba"
     prefix = key.partition("_")[0]
     return prefix if prefix in ("episode", "evaluation", "time") else "learn"

@@ -80,6 +80,16 @@ def acting_text(policy: str, epsilon: float) -> str:
     return f"{policy} with epsilon {epsilon:g}" if epsilon else policy
 
 
+def faults_text(record: Record) -> str:
+    """Describe the faults of environments that a run has recovered from: `3 (died 2, hung 1)`.
+
+    "" if there was none.
+    """
+    total, prefix = record.get("environment_faults"), "environment_faults_"
+    kinds = {key.removeprefix(prefix): n for key, n in record.items() if key.startswith(prefix)}
+    return f"{total} ({', '.join(f'{kind} {n}' for kind, n in kinds.items())})" if total else ""
+
+
 def sparkline(values: list[float]) -> str:
     """Return one bar character for each value, scaled from the lowest to the highest."""
     if not values:
@@ -202,6 +212,8 @@ class Console:
         parts = [self._progress(), Text(), self._figures()]
         if {"actor_idle", "learner_idle"} & self._latest.keys():
             parts.append(_waiting_row(self._latest))
+        if faults := faults_text(self._latest):
+            parts.append(Text.assemble((f"{'faults':16}", "dim"), (faults, "bold yellow")))
         metrics = [key for key in self._latest if group(key) == "learn"]
         metrics.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
         if metrics:
@@ -306,6 +318,8 @@ def line(record: Record, total_updates: int) -> str:
     idle = [record.get("actor_idle"), record.get("learner_idle")]
     if any(share is not None for share in idle):
         parts.append(f"idle {'/'.join(percent(share).removesuffix(' %') for share in idle):>5} %")
+    if faults := faults_text(record):
+        parts.append(f"faults {faults}")
     if record.get("evaluation_return") is not None:
         parts.append(f"eval {number(record['evaluation_return']):>6}")
     if record.get("evaluation_distinct_episodes") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -91,12 +92,15 @@ class Learner:
         self._timer.start("report")
         progress = to_progress(updates, _total(self._fetched))
         num_actors = self._split.threads
+        faults = Counter[str]()
+        for trajectory in self._stats[-num_actors:]:  # each actor counts from its start
+            faults.update(trajectory.faults)
         metrics = {
             **progress.metrics,
             **_utilization_metrics(self._stats, self._timer.collect(), num_actors),
             "queue_occupancy": self._actors.queue_occupancy(),
-            # Each actor counts from its start, so its newest count is the total.
-            "environment_faults": sum(sum(s.faults.values()) for s in self._stats[-num_actors:]),
+            "environment_faults": faults.total(),
+            **{f"environment_faults_{kind}": count for kind, count in faults.items() if count},
         }
         self._fetched, self._stats = [], []
         collected = self._actors.collected_steps
