@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -764,28 +763,6 @@ def test_misuse_is_refused_at_the_call(tmp_path: Path) -> None:
 
 # --- killed ---------------------------------------------------------------------------------------
 
-SAVE_FOR_EVER = """
-import os, sys
-import jax, jax.numpy as jnp
-from pathlib import Path
-from podracer.io.checkpoint import Checkpointer, fingerprint
-from podracer.types import CheckpointError
-
-directory, record = Path(sys.argv[1]), open(sys.argv[2], "a")
-def state(step):
-    return {"w": jnp.full((300,), step), "key": jax.random.key(step)}
-with Checkpointer(directory, keep=2) as checkpointer:
-    try:
-        step = checkpointer.restore(state(0)).step
-    except CheckpointError:
-        step = 0
-    while True:
-        step += 1
-        record.write(f"{step} {fingerprint(state(step))}\\n")
-        record.flush()
-        checkpointer.save(step, state(step), {})
-"""
-
 
 def launch(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     root = Path(checkpoint.__file__).parents[2]
@@ -796,37 +773,6 @@ def launch(*arguments: object, **environment: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-@pytest.mark.figure(1)
-def test_killed_at_any_moment_the_newest_step_is_what_was_recorded(tmp_path: Path) -> None:
-    """Two runs side by side, three kills each; a run goes on from where it was killed."""
-    rng = random.Random(0)
-    runs = [tmp_path / "a", tmp_path / "b"]
-    lines = dict.fromkeys(runs, 0)
-    for _ in range(3):
-        children = {}
-        for run in runs:
-            run.mkdir(exist_ok=True)
-            (run / "record").touch()
-            children[run] = launch(SAVE_FOR_EVER, run, run / "record")
-        for run, child in children.items():
-            enough = lines[run] + 3 + rng.randrange(4)
-            deadline = time.monotonic() + 60
-            while len((run / "record").read_text().splitlines()) < enough:
-                assert child.poll() is None, child.stdout.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            time.sleep(rng.random() * 0.1)
-            child.send_signal(signal.SIGKILL)
-            child.communicate()
-        for run in runs:
-            recorded = (run / "record").read_text().splitlines()
-            step, digest = stored_fingerprint(run, report=pytest.fail)
-            assert f"{step} {digest}" in recorded
-            # The step recorded last may not have begun, and the one before may not be sealed.
-            assert step >= int(recorded[-1].split()[0]) - 2
-            lines[run] = len(recorded)
 
 
 TWO_PROCESSES = """

@@ -219,11 +219,12 @@ class Checkpointer:
         old = [path for path in own if int(path.name) <= step][: -self._keep]
         if old:
             verify_seal(self.directory / step_name(step))
-        for path in old:
-            # Renamed first: a kill half way leaves remains to remove, not a damaged step.
-            remains = path.with_suffix(_REMOVED)
-            path.rename(remains)
-            shutil.rmtree(remains)
+        # Renamed first: a kill half way leaves remains to remove, not a damaged step.
+        remains = [path.rename(path.with_suffix(_REMOVED)) for path in old]
+        if remains:
+            fsync_directory(self.directory)
+        for path in remains:
+            shutil.rmtree(path)
 
     def _is_own(self, path: Path) -> bool:
         try:
