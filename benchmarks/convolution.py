@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from harness import Contender, compare, here, parse, parser, plain_convolutions
+from harness import Contender, compare, convolutions, here, parse, parser
 
 from podracer.networks import CNN, Head, ResNet, TorsoNetwork
 from podracer.types import ArraySpec
@@ -54,7 +54,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     def pair(loop: bool) -> list[Contender]:
         place = "in a scan" if loop else "at top level"
         made = [contender(f"ours, {place}", network, shape, batch, loop)]
-        with plain_convolutions():
+        with convolutions():
             return [*made, contender(f"plain, {place}", network, shape, batch, loop)]
 
     about = {"network": name, "batch": batch}

@@ -41,8 +41,9 @@ def here(
     name: str, program: Program, state: PyTree, steps: int, *, calls: int = 1, **about: Any
 ) -> Contender:
     """A jitted `state -> state` in this process; a repetition is `calls` calls."""
-    compile_seconds, lap = prepare(program, state, calls)
-    return Contender(name, steps * calls, compile_seconds, lap, about)
+    prepared = prepare(program, state, calls)
+    about = {**prepared.memory, **about}
+    return Contender(name, steps * calls, prepared.compile_seconds, prepared.lap, about)
 
 
 def anakin(name: str, agent: Any, env: Any, config: AnakinConfig, devices: int = 1) -> Contender:
@@ -178,17 +179,18 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
+def plain_convolution(x: jax.Array, w: jax.Array, stride: int, padding: int = 0) -> jax.Array:
+    """A convolution with the gradients that JAX writes."""
+    pads = ((padding, padding), (padding, padding))
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=layout)
+
+
 @contextmanager
-def plain_convolutions() -> Iterator[None]:
-    """While this lasts, programs are built with the convolution gradients that JAX writes."""
-
-    def plain(x: jax.Array, w: jax.Array, stride: int, padding: int = 0) -> jax.Array:
-        pads = ((padding, padding), (padding, padding))
-        layout = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=layout)
-
+def convolutions(form: Callable[..., jax.Array] = plain_convolution) -> Iterator[None]:
+    """While this lasts, programs are built with another convolution than the library's."""
     ours = layers.convolution
-    layers.convolution = plain
+    layers.convolution = form
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from harness import append, compare, here, parse, parser
+from harness import Contender, append, compare, here, parse, parser
 
 from podracer.bench.anakin import Timing
 from podracer.drivers.anakin import AnakinConfig
@@ -39,19 +39,28 @@ CASES = (
 )
 
 
-def contenders(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> list[Any]:
-    """All pods at once, and one after another."""
-    steps = len(pods) * config.steps_per_update * config.updates_per_chunk
+def one_program(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
+    """All pods at once."""
     mesh = population_mesh(jax.devices(), len(pods))
     request, agents = jnp.zeros(mesh.size, jnp.int32), stack(agent, pods)
     program = make_chunk(env, mesh, config)
+    began = time.perf_counter()
+    states = jax.block_until_ready(init_states(agent, pods, env, mesh, config))
+    init_seconds = time.perf_counter() - began
     together = jax.jit(lambda states: program(agents, states, request)[0], donate_argnums=0)
-    alone = make_mesh(find_devices(1))
-    single = make_single(agent, env, alone, config)
+    steps = len(pods) * config.steps_per_update * config.updates_per_chunk
+    return here("one program", together, states, steps, init_seconds=init_seconds)
+
+
+def one_after_another(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
+    """The program of a single learner, on each pod's state in turn."""
+    mesh, [device] = population_mesh(jax.devices(), len(pods)), find_devices(1)
+    request = jnp.zeros(1, jnp.int32)
+    single = make_single(agent, env, make_mesh([device]), config)
     step = jax.jit(lambda state: single(state, request)[0], donate_argnums=0)
     first_states = init_states(agent, pods, env, mesh, config)
     states = [jax.tree.map(lambda x, i=i: x[i], first_states) for i in range(len(pods))]
-    states = jax.device_put(states, jax.sharding.SingleDeviceSharding(find_devices(1)[0]))
+    states = jax.device_put(states, jax.sharding.SingleDeviceSharding(device))
     began = time.perf_counter()
     compiled = step.lower(states[0]).compile()
     compile_seconds = time.perf_counter() - began
@@ -63,11 +72,8 @@ def contenders(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) 
         return Timing(time.perf_counter() - began, time.process_time() - used)
 
     lap()
-    first = here("one program", together, first_states, steps)
-    second = dataclasses.replace(
-        first, name="one after another", compile_seconds=compile_seconds, lap=lap
-    )
-    return [first, second]
+    steps = len(pods) * config.steps_per_update * config.updates_per_chunk
+    return Contender("one after another", steps, compile_seconds, lap)
 
 
 def whole(count: int, pods: int, out: Path | None) -> None:
@@ -120,7 +126,10 @@ def main() -> None:
             settings = {
                 "recipe": recipe, "pods": count, "hidden": hidden, "envs": envs, "length": length
             }  # fmt: skip
-            compare("population", settings, contenders(agent, env, config, pods), options)
+            contenders = [
+                part(agent, env, config, pods) for part in (one_program, one_after_another)
+            ]
+            compare("population", settings, contenders, options)
     if options.processes:
         whole(options.processes, max(options.pods), options.out)
 

@@ -27,11 +27,11 @@ from harness import (
     anakin,
     append,
     compare,
+    convolutions,
     elsewhere,
     make,
     parse,
     parser,
-    plain_convolutions,
 )
 
 from podracer import mesh
@@ -177,7 +177,7 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
         agent, env = make("gymnax:Breakout-MinAtar", PPO(num_minibatches=8, network=network))
         config = AnakinConfig(16 if options.quick else 64, 16 if options.quick else 128, 1)
     contenders = [_convolutional("our convolution", agent, env, config, options)]
-    with plain_convolutions():
+    with convolutions():
         contenders.append(_convolutional("plain convolution", agent, env, config, options))
         if title != "nature":  # whose minibatches are smaller than a block
             split_evenly = mesh.split_evenly

@@ -72,11 +72,11 @@ def _machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit of the checkout, `-dirty` if the library differs from it."""
 
     def git(*arguments: str) -> str:

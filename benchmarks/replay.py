@@ -19,10 +19,6 @@ from harness import compare, here, parse, parser
 from podracer.replay import Buffer, Replay
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, Step, TimeStep
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of what flashbax imports
-    import flashbax
-
 VECTOR = EnvironmentSpec("vector", ArraySpec((8,)), Discrete(4))
 FRAMES = EnvironmentSpec("frames", ArraySpec((84, 84, 4), np.uint8, frame_stack=True), Discrete(4))
 # Name, environment, environments, timesteps of each, rollout, sample, timesteps of a sample
@@ -66,6 +62,10 @@ def ours(case: Any, prioritized: bool) -> Any:
 
 
 def theirs(case: Any, prioritized: bool) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what flashbax imports
+        import flashbax
+
     _, spec, B, columns, T, num, length = case
     sizes = {
         "add_batch_size": B, "sample_batch_size": num, "sample_sequence_length": length,

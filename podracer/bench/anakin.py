@@ -89,8 +89,19 @@ class Timing:
     cpu_seconds: float
 
 
-def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Callable[[], Timing]]:
-    """Compile a program. Returns the compile seconds and a function that runs a warm repetition.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A compiled program, ready for warm repetitions."""
+
+    lap: Callable[[], Timing]
+    """Function that runs one repetition."""
+    compile_seconds: float
+    memory: dict[str, int]
+    """Bytes on one device: `state_bytes` of the arguments, `temporary_bytes` beside them."""
+
+
+def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
+    """Compile a program, and run it once.
 
     A repetition makes `calls` calls, each on the state of the previous one. `state` is donated. The
     first call of all is not part of any repetition.
@@ -98,6 +109,7 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Cal
     began = time.perf_counter()
     compiled = program.lower(state).compile()  # type: ignore[attr-defined]
     compile_seconds = time.perf_counter() - began
+    analysis = compiled.memory_analysis()
     state = jax.block_until_ready(compiled(state))
 
     def lap() -> Timing:
@@ -108,7 +120,11 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> tuple[float, Cal
             state = jax.block_until_ready(compiled(state))
         return Timing(time.perf_counter() - began, time.process_time() - used)
 
-    return compile_seconds, lap
+    memory = {
+        "state_bytes": analysis.argument_size_in_bytes,
+        "temporary_bytes": analysis.temp_size_in_bytes,
+    }
+    return Prepared(lap, compile_seconds, memory)
 
 
 def training(
@@ -167,14 +183,18 @@ def acting(
 
 
 def measure(program: Program, state: PyTree, steps: int, repetitions: int) -> dict[str, float]:
-    """Return steps per second (median over warm repetitions) of a program of `steps` steps."""
-    compile_seconds, lap = prepare(program, state)
-    seconds = [lap().seconds for _ in range(repetitions)]
+    """Return steps per second (median over warm repetitions) of a program of `steps` steps.
+
+    The dictionary has its compile seconds and its memory too.
+    """
+    prepared = prepare(program, state)
+    seconds = [prepared.lap().seconds for _ in range(repetitions)]
     return {
         "steps_per_second": steps / statistics.median(seconds),
         "best": steps / min(seconds),
         "worst": steps / max(seconds),
-        "compile_seconds": compile_seconds,
+        "compile_seconds": prepared.compile_seconds,
+        **prepared.memory,
         "repetitions": repetitions,
     }
 
@@ -225,14 +245,11 @@ def bench_recipe(
         about = {"benchmark": experiment.recipe, **machine(), "agent": to_json(experiment.agent)}
         about |= {"devices": mesh.size, **dataclasses.asdict(config)}
         try:
-            program, state = training(agent, env, config, mesh)
-            lowered = program.lower(state)  # type: ignore[attr-defined]
-            speed = measure(program, state, steps, repetitions)
-            memory = lowered.compile().memory_analysis()
+            speed = measure(*training(agent, env, config, mesh), steps, repetitions)
             yield {
                 **about,
-                "state_bytes": memory.argument_size_in_bytes,
-                "temporary_bytes": memory.temp_size_in_bytes,
+                "state_bytes": speed["state_bytes"],
+                "temporary_bytes": speed["temporary_bytes"],
                 "environment": measure(
                     *acting(agent, env, per_device, act=False), steps // mesh.size, repetitions
                 ),

@@ -1,0 +1,515 @@
+"""The cases of `accelerator.py`, from the parts of the other benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import catch
+import convolution
+import jax
+import jax.numpy as jnp
+import numpy as np
+import population
+import ppo
+import replay
+from harness import Contender, Result, anakin, convolutions, here, make, plain_convolution
+from jax.experimental.compilation_cache import compilation_cache
+
+import podracer
+from podracer import envs
+from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
+from podracer.agents.ppo import PPO
+from podracer.bench import sebulba
+from podracer.bench.anakin import acting
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import auto_reset
+from podracer.envs.catch import Catch, CatchState
+from podracer.experiments import recipes
+from podracer.experiments.recipes.atari import IMPALA_SHALLOW
+from podracer.experiments.recipes.minatar import MINATAR
+from podracer.experiments.run_setup import build
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.mesh import find_devices
+from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.ops import convolution as ops
+from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, TimeStep
+
+HERE = Path(__file__).parent
+SHARE_OF_A_CHILD = "0.3"  # of the device's memory
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+STEPS_PER_REPETITION = 2**25  # of Catch, about a second at the goal
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the command line asks for."""
+
+    quick: bool
+    out: Path
+    deadline: float  # of time.monotonic
+    commit: str | None
+
+    def size(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def seconds_left(self) -> float:
+        return max(1.0, self.deadline - time.monotonic())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One measurement; `measure` returns its figures, among them `value`, in `unit`."""
+
+    name: str
+    measure: Callable[[], dict[str, Any]]
+    unit: str = "steps/s"
+    goal: float | None = None
+
+
+def all_cases(plan: Plan) -> Iterator[Case]:
+    """Yield the cases, the most valuable ones first."""
+    yield Case("doctor", doctor, "checks failed")
+    yield from repeatability(plan)
+    yield from catch_batches(plan, exponents=(13, 15, 17, 11, 9, 7))
+    yield from ppo_speed(plan)
+    yield from sebulba_speed(plan)
+    yield Case("lpg/61440", partial(lpg, plan), goal=3e6)
+    yield from populations(plan)
+    yield from convolution_gradients(plan)
+    yield from muzero(plan)
+    yield from replays(plan)
+    yield from transfers(plan)
+    yield from solved(plan)
+    yield from other_settings(plan)
+    if not plan.quick:
+        yield from catch_batches(plan, exponents=(16, 14, 12, 10, 8))
+
+
+def speed(contender: Contender, plan: Plan, **about: Any) -> dict[str, Any]:
+    """Figures of a contender: the median of warm repetitions, compile time and memory apart."""
+    result = Result(contender, [contender.lap() for _ in range(plan.size(3, 1))])
+    return {
+        "value": result.rate(),
+        "repetitions": result.rates(),
+        "compile_seconds": contender.compile_seconds,
+        **contender.about,
+        **about,
+    }
+
+
+# --- does it work, and is it the same twice ------------------------------------------------------
+
+
+def doctor() -> dict[str, Any]:
+    from podracer.cli.doctor import doctor
+
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = doctor([])
+    lines = output.getvalue().splitlines()
+    print("\n".join(line for line in lines if "environments" not in line), flush=True)
+    return {"value": int(code != 0), "output": lines}
+
+
+def repeatability(plan: Plan) -> Iterator[Case]:
+    runs: dict[str, Any] = {"catch": {}, "cartpole_rainbow": {}, "cartpole_ppo": {}}
+    runs["breakout_cnn_ppo"] = {"environment": CatchBoard()}
+    for name, changes in runs.items():
+        yield Case(f"repeat/{name}", partial(repeat, plan, name, changes), "equal of 2")
+
+
+def repeat(plan: Plan, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Whole runs of a recipe: one, the same again, and one that is stopped and resumed.
+
+    The cache of compiled programs is on, as for users: a resumed run finds its programs there.
+    """
+    experiment = recipes.find(name)
+    updates = plan.size(40, 2)
+    driver = dataclasses.replace(experiment.driver, updates_per_chunk=updates // 2)
+    if plan.quick:
+        driver = dataclasses.replace(driver, num_envs=16, rollout_length=8)
+    experiment = dataclasses.replace(
+        experiment.with_fields(changes),
+        driver=driver,
+        frames=updates * driver.steps_per_update,
+        evaluations=2,
+        evaluation_episodes=4,
+        devices=1,
+        target_return=None,
+    )
+    with tempfile.TemporaryDirectory() as folder, compile_cache(plan):
+        first, again, resumed = (Path(folder) / name for name in ("first", "again", "resumed"))
+        podracer.train(experiment, run_dir=first)
+        podracer.train(experiment, run_dir=again)
+        podracer.train(experiment, run_dir=resumed, callbacks=[lambda boundary: True])
+        podracer.train(experiment, run_dir=resumed, resume=True)
+        digests = [stored_fingerprint(run) for run in (first, again, resumed)]
+    equal = [digest == digests[0] for digest in digests[1:]]
+    return {"value": sum(equal), "again": equal[0], "resumed": equal[1], "digests": digests}
+
+
+@contextlib.contextmanager
+def compile_cache(plan: Plan) -> Iterator[None]:
+    if plan.quick:  # which leaves it as it is
+        yield
+        return
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+
+
+# --- Anakin --------------------------------------------------------------------------------------
+
+
+def catch_batches(plan: Plan, exponents: tuple[int, ...]) -> Iterator[Case]:
+    for exponent in (3,) if plan.quick else exponents:
+        batch = 2**exponent
+        updates = plan.size(min(100, max(8, STEPS_PER_REPETITION // (batch * catch.LENGTH))), 1)
+
+        def measure(batch: int = batch, updates: int = updates) -> dict[str, Any]:
+            return speed(catch.ours("catch", True, 1, batch, updates), plan, environments=batch)
+
+        yield Case(f"catch/{batch}", measure, goal=50e6)
+
+
+class CatchBoard(Catch):
+    """Catch on a board of MinAtar's shape, `[10, 10, 4]`."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return EnvironmentSpec("catch, 10x10x4", ArraySpec((10, 10, 4)), Discrete(3))
+
+    def reset(self, key: jax.Array) -> tuple[CatchState, TimeStep]:
+        return self._with_board(*super().reset(key))
+
+    def step(
+        self, key: jax.Array, state: CatchState, action: jax.Array
+    ) -> tuple[CatchState, TimeStep]:
+        return self._with_board(*super().step(key, state, action))
+
+    def _with_board(self, state: CatchState, timestep: TimeStep) -> tuple[CatchState, TimeStep]:
+        board = jnp.pad(timestep.observation[..., None], ((0, 0), (0, 5), (0, 3)))
+        return state, dataclasses.replace(timestep, observation=board)
+
+
+def ppo_speed(plan: Plan) -> Iterator[Case]:
+    networks = {"mlp": MLP((64, 64)), "cnn": MINATAR, "nature": CNN()}
+    for world, torso, num_envs, length, updates in (
+        ("cartpole", "mlp", 8192, 32, 20),
+        ("minatar", "mlp", 4096, 32, 20),
+        ("minatar", "cnn", 4096, 32, 10),
+        ("pixels", "nature", 256, 32, 4),
+    ):
+        num_envs, length = plan.size(num_envs, 4), plan.size(length, 4)
+        config = AnakinConfig(num_envs, length, plan.size(updates, 1))
+
+        def measure(
+            world: str = world, torso: Any = networks[torso], config: Any = config
+        ) -> dict[str, Any]:
+            env = device_world(world)
+            agent = PPO(num_minibatches=4, network=TorsoNetwork(torso), spec=env.spec)
+            about = {"environment": env.spec.name, **dataclasses.asdict(config)}
+            return speed(anakin("ppo", agent, env, config), plan, **about)
+
+        yield Case(f"ppo/{world}-{torso}", measure, goal=None if torso == "nature" else 5e6)
+
+
+def device_world(name: str) -> Any:
+    """Return an environment on the device; Catch stands in for MinAtar where gymnax is missing."""
+    if name == "pixels":
+        return auto_reset(ppo.Pixels())
+    if name != "minatar":
+        return envs.make(name)
+    try:
+        return envs.make("gymnax:Breakout-MinAtar")
+    except ConfigError:
+        return CatchBoard()
+
+
+def lpg(plan: Plan) -> dict[str, Any]:
+    """The paper's size: 61,440 environments, 960 students."""
+    experiment = recipes.find("lpg_paper")
+    if plan.quick:
+        experiment = dataclasses.replace(
+            recipes.find("lpg"), environment="lifetimes:worlds:dense,envs=2,steps=48"
+        )
+    config = dataclasses.replace(
+        experiment.driver,
+        num_envs=plan.size(experiment.driver.num_envs, 8),
+        rollout_length=plan.size(experiment.driver.rollout_length, 4),
+        updates_per_chunk=plan.size(2, 1),
+    )
+    agent, env = build(dataclasses.replace(experiment, driver=config))
+    return speed(anakin("lpg", agent, env, config), plan, environments=config.num_envs)
+
+
+def populations(plan: Plan) -> Iterator[Case]:
+    for pods, updates in ((8192, 2), (4096, 4), (512, 20), (64, 50)):
+        count = plan.size(pods, 2)
+        config = AnakinConfig(plan.size(32, 4), plan.size(32, 4), plan.size(updates, 1))
+
+        def measure(count: int = count, config: AnakinConfig = config) -> dict[str, Any]:
+            agent, env = make("cartpole", PPO(network=TorsoNetwork(MLP((64,)))))
+            contender = population.one_program(agent, env, config, [Pod(i) for i in range(count)])
+            return speed(contender, plan, pods=count, **dataclasses.asdict(config))
+
+        yield Case(f"population/{pods}", measure)
+        if plan.quick:
+            return
+
+
+def muzero(plan: Plan) -> Iterator[Case]:
+    """Acting: the search, and the steps of the environment, which take little."""
+    for simulations in (16, 64):
+
+        def measure(simulations: int = plan.size(simulations, 2)) -> dict[str, Any]:
+            agent, env = make("cartpole", MuZero(num_simulations=simulations))
+            config = AnakinConfig(plan.size(4096, 4), plan.size(8, 2), plan.size(4, 1))
+            steps = config.steps_per_update * config.updates_per_chunk
+            contender = here("acting", *acting(agent, env, config, act=True), steps)
+            figures = speed(contender, plan, environments=config.num_envs)
+            return {**figures, "simulations_per_second": figures["value"] * simulations}
+
+        yield Case(f"muzero/{simulations}", measure)
+        if plan.quick:
+            return
+
+
+def replays(plan: Plan) -> Iterator[Case]:
+    """Samples from a replay in the device's memory."""
+    num_envs, timesteps = plan.size(128, 4), plan.size(2**13, 32)
+    for name, spec, batch, length, prioritized in (
+        ("vectors", replay.VECTOR, 4096, 2, False),
+        ("vectors-prioritized", replay.VECTOR, 4096, 2, True),
+        ("frames", replay.FRAMES, 512, 4, False),
+    ):
+
+        def measure(
+            spec: Any = spec, batch: int = plan.size(batch, 8), length: int = length,
+            prioritized: bool = prioritized,
+        ) -> dict[str, Any]:  # fmt: skip
+            case = ("", spec, num_envs, timesteps, 8, batch, length)
+            program, memory, steps = replay.ours(case, prioritized)
+            state = jax.tree.map(jnp.copy, (memory, steps, jax.random.key(0), jnp.float32(0)))
+            samples = replay.ROUNDS * replay.SAMPLES * batch
+            contender = here("replay", program, state, samples, bytes=replay.size(memory))
+            return speed(contender, plan, environments=num_envs, timesteps=timesteps)
+
+        yield Case(f"replay/{name}", measure, "samples/s")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def canonical_convolution(x: jax.Array, w: jax.Array, stride: int, padding: int = 0) -> jax.Array:
+    """A convolution with the gradients that the library has for a CPU, on any device."""
+    return plain_convolution(x, w, stride, padding)
+
+
+canonical_convolution.defvjp(
+    lambda x, w, stride, padding: (plain_convolution(x, w, stride, padding), (x, w)),
+    lambda stride, padding, saved, g: ops._canonical_gradients(stride, padding, *saved, g),
+)
+
+
+def convolution_gradients(plan: Plan) -> Iterator[Case]:
+    """Gradient steps in a scan, with both forms of the gradients."""
+    for name, full in (("nature", 512), ("resnet", 256), ("minatar", 8192)):
+        for form in (plain_convolution, canonical_convolution):
+            kind = form.__name__.removesuffix("_convolution")
+
+            def measure(name: str = name, full: int = full, form: Any = form) -> dict[str, Any]:
+                network, shape, _ = convolution.NETWORKS[name]
+                batch = plan.size(full, 2)
+                with convolutions(form):
+                    contender = convolution.contender(name, network, shape, batch, True)
+                return speed(contender, plan, batch=batch)
+
+            yield Case(f"convolution/{name}-{kind}", measure, "frames/s")
+
+
+# --- Sebulba -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnFrames:
+    """Stands for Atari: frames that were drawn beforehand, from a simulator that takes no time."""
+
+    spec: ClassVar = EnvironmentSpec("drawn frames", ArraySpec((84, 84, 4), np.uint8), Discrete(6))
+
+    def make(self, num_envs: int, num_threads: int) -> DrawnBatch:
+        return DrawnBatch(num_envs, self.spec)
+
+
+class DrawnBatch:
+    """A batch of them."""
+
+    def __init__(self, num_envs: int, spec: EnvironmentSpec) -> None:
+        shape = (8, num_envs, *spec.observation.shape)
+        self._frames = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+        self._steps = 0
+
+    def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
+        return self._timestep(first=True)
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        self._steps += 1
+        return self._timestep(first=False)
+
+    def close(self) -> None: ...
+
+    def _timestep(self, *, first: bool) -> TimeStep:
+        frames = self._frames[self._steps % len(self._frames)]
+        n = len(frames)
+        return TimeStep(
+            observation=frames,
+            reward=np.zeros(n, np.float32),
+            discount=np.ones(n, np.float32),
+            first=np.full(n, first),
+            last=np.zeros(n, bool),
+        )
+
+
+def atari() -> Any:
+    """Pong from ale-py or EnvPool, or what stands for it."""
+    for name in ("atari:pong", "envpool:Pong-v5"):
+        with contextlib.suppress(ConfigError):
+            return envs.make(name)
+    return DrawnFrames()
+
+
+def sebulba_speed(plan: Plan) -> Iterator[Case]:
+    """Figure 4b of Hessel et al. 2021: frames of the emulator, four a step, while learning."""
+    networks = {"shallow": IMPALA_SHALLOW, "deep": ResNet()}
+    for torso, batch, threads in (
+        ("shallow", 128, 4), ("shallow", 64, 4), ("shallow", 32, 4), ("deep", 128, 4),
+        ("deep", 64, 4), ("deep", 32, 4), ("shallow", 128, 2), ("shallow", 128, 8),
+    ):  # fmt: skip
+
+        def measure(
+            torso: Any = networks[torso], batch: int = batch, threads: int = threads
+        ) -> dict[str, Any]:
+            env = DrawnFrames() if plan.quick else atari()
+            threads = plan.size(threads, 1)
+            config = SebulbaConfig(
+                num_envs=threads * plan.size(batch, 2),
+                rollout_length=plan.size(60, 2),
+                threads_per_actor=threads,
+            )
+            torso = CNN((4,), (8,), (8,), (8,)) if plan.quick else torso
+            agent = Impala(network=TorsoNetwork(torso))
+            setup = sebulba.make_setup(agent, env, config, find_devices(1))
+            began = time.perf_counter()
+            rate, metrics = sebulba.measure_training(setup, seconds := plan.size(4, 0) or 0.1)
+            compile_seconds = time.perf_counter() - began - seconds
+            figures = {"value": 4 * rate, "environment": env.spec.name, "metrics": metrics}
+            return {
+                **figures,
+                **dataclasses.asdict(config),
+                "start_seconds": compile_seconds,
+                "acting": None if plan.quick else 4 * sebulba.measure_acting(setup, 2),
+            }
+
+        goal = 100e3 if torso == "shallow" else None
+        yield Case(f"sebulba/{torso}-{batch}-{threads}threads", measure, "emulator frames/s", goal)
+        if plan.quick:
+            return
+
+
+def transfers(plan: Plan) -> Iterator[Case]:
+    """Observations to the device, from ordinary and from pinned memory of the host."""
+    for kind in ("ordinary", "pinned", "through-pinned"):
+        yield Case(f"transfer/{kind}", partial(transfer, plan, kind), "bytes/s")
+
+
+def transfer(plan: Plan, kind: str) -> dict[str, Any]:
+    device = jax.devices()[0]
+    frames = np.ones((plan.size(128, 2), 84, 84, 4), np.uint8)
+    target = jax.sharding.SingleDeviceSharding(device)
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if kind != "ordinary" and "pinned_host" not in kinds:
+        raise ConfigError(f"{device.device_kind} has no pinned memory of the host, but {kinds}.")
+    pin = partial(jax.device_put, device=target.with_memory_kind("pinned_host"))
+    source = pin(frames) if kind == "pinned" else frames
+    jax.block_until_ready(source)
+    calls, seconds = plan.size(200, 2), []
+    for _ in range(plan.size(3, 1)):
+        began = time.perf_counter()
+        for _ in range(calls):
+            host = pin(source) if kind == "through-pinned" else source
+            jax.block_until_ready(jax.device_put(host, target))
+        seconds.append((time.perf_counter() - began) / calls)
+    return {"value": frames.nbytes / min(seconds), "seconds": seconds, "bytes": frames.nbytes}
+
+
+# --- in processes of their own -------------------------------------------------------------------
+
+
+def child(plan: Plan, command: list[str], **variables: str) -> float:
+    """Run Python with these arguments beside this process; return the seconds it took."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": SHARE_OF_A_CHILD, "PYTHONPATH": path}
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, **share, **variables},
+        check=True,
+        stdout=sys.stderr,
+        timeout=plan.seconds_left(),
+    )
+    return time.perf_counter() - began
+
+
+def solved(plan: Plan) -> Iterator[Case]:
+    """Seconds from the command to CartPole solved, with everything: cold, then with the cache."""
+    flags = ["--frames", "2048", "--evaluations", "1"] if plan.quick else []
+
+    def measure() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+
+            def train(name: str) -> float:
+                command = ["-m", "podracer", "train", "cartpole_ppo", *flags]
+                command += ["--run-dir", f"{folder}/{name}"]
+                return child(plan, command, JAX_COMPILATION_CACHE_DIR=f"{folder}/cache")
+
+            cold = train("cold")
+            return {"value": train("warm"), "cold_seconds": cold}
+
+    yield Case("solved/cartpole", measure, "seconds, warm cache")
+
+
+def other_settings(plan: Plan) -> Iterator[Case]:
+    """Some of the cases again: with kernels that sum in one order, and without TF32."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
+    for name, variables in (
+        ("deterministic", {"XLA_FLAGS": flags}),
+        ("float32", {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}),
+    ):
+        if all(os.environ.get(key) == value for key, value in variables.items()):
+            continue  # this is that process
+        words = ["ppo/pixels", "ppo/minatar-cnn", "catch/8192", "repeat/cartpole_rainbow"]
+
+        def measure(
+            words: list[str] = words, variables: dict[str, str] = variables
+        ) -> dict[str, Any]:
+            command = [str(HERE / "accelerator.py"), "--only", *words, "--out", str(plan.out)]
+            command += ["--seconds", str(plan.seconds_left()), *(["--quick"] * plan.quick)]
+            command += ["--commit", plan.commit] if plan.commit else []
+            return {"value": child(plan, command, **variables), "variables": variables}
+
+        yield Case(f"settings/{name}", measure, "seconds")
