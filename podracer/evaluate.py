@@ -44,6 +44,7 @@ from podracer.types import (
 )
 
 MAX_STEPS = 30_000  # of an episode
+MAX_EPISODES = 2**20  # of an evaluation, each in its own environment
 Policy = Literal["greedy", "sampled"]
 
 

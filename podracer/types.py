@@ -32,6 +32,7 @@ Carry = PyTree
 EnvState = PyTree
 Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
+_MOST = 2**31 - 1  # of an int32
 Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
 
@@ -44,7 +45,8 @@ def static(*, default: Any = dataclasses.MISSING, low: float | int | None = None
 def bounded(default: Any, low: float | int = 0.0, high: float | int = math.inf) -> Any:
     """Declare a field of a dataclass whose value is finite and lies in `[low, high]`.
 
-    If the value is a tuple this holds for each of its items. `check_ranges` checks it.
+    If the value is a tuple this holds for each of its items. An integer without `high` must be
+    below 2^31. `check_ranges` checks it.
     """
     return dataclasses.field(default=default, metadata={"range": (low, high)})
 
@@ -89,7 +91,8 @@ def check_ranges(config: Any, path: str) -> None:
     """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
 
     Fields that are dataclasses are checked too: the range of such a field holds for those of its
-    numbers that have none of their own. `path` is the name of `config` in the message.
+    numbers that have none of their own. `path` is the name of `config` in the message, which may be
+    empty.
     """
     _check_ranges(config, path, None)
 
@@ -97,19 +100,30 @@ def check_ranges(config: Any, path: str) -> None:
 def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | None) -> None:
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
-        name = f"{path}.{field.name}"
+        name = f"{path}.{field.name}" if path else field.name
         limits_of_field = field.metadata.get("range", default_range)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             _check_ranges(value, name, limits_of_field)
             continue
         if limits_of_field is not None and value is not None:
-            low, high = limits_of_field
-            values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-            if not all(math.isfinite(v) and low <= v <= high for v in values):
-                limits = f"lie in [{low:g}, {high:g}]"
-                if high == math.inf:
-                    limits = "be finite" if low == -math.inf else f"be at least {low:g}"
-                raise ConfigError(f"{name} must {limits}, but it is {value}.")
+            numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+            for number in numbers:
+                if violation := _violation(number, *limits_of_field):
+                    raise ConfigError(f"{name} must {violation}, but it is {value}.")
+
+
+def _violation(value: float | int, low: float, high: float) -> str | None:
+    """Return what a value must be instead, None if it lies in its range."""
+    if isinstance(value, int):  # on a device it is an int32
+        most = _MOST if high == math.inf else high
+        if value < low:
+            return f"be at least {low:,}"
+        return f"be at most {most:,}" if value > most else None
+    if not math.isfinite(value):
+        return "be finite"
+    if low <= value <= high:
+        return None
+    return f"be at least {low:g}" if high == math.inf else f"lie in [{low:g}, {high:g}]"
 
 
 @struct

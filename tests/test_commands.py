@@ -6,17 +6,21 @@ import errno
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import podracer
 from podracer.cli import main as command_line
+from podracer.cli.arguments import read_whole_number
 from podracer.cli.main import main
 from podracer.cli.train import FreeSettings
 from podracer.experiments.experiment import Experiment
@@ -143,6 +147,187 @@ def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
     for message in (said, caplog.text):
         assert "login by [redacted] \\x1b]0;title\\x07 failed" in message
         assert not any(part in message for part in ("s3ss-10n", "\x1b", "\x07"))
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+MISTAKES = [
+    # names
+    ("trian", "did you mean train"),
+    ("-x", "There is no command '-x'"),
+    ("list everything", "everything"),
+    ("tune", "RECIPE"),
+    ("doctor now", "Unrecognized options"),
+    ("--completion powershell", "bash, zsh, fish"),
+    ("train cartpole_pp", "did you mean cartpole_ppo"),
+    ("train nothing.json", "there is no file nothing.json"),
+    ("train :", "name your own as MODULE:FUNCTION"),
+    ("train no_such_module:mine", "There is no module 'no_such_module'"),
+    ("train os:getcwd", "must return an Experiment"),
+    ("train catch more", "Unrecognized options"),
+    ("train catch --frmaes 10", "--frames"),
+    ("train catch --frames", "Missing argument"),
+    ("train catch --arch sebluba", "sebluba"),
+    ("train catch --environment cathc", "did you mean catch"),
+    ("train catch --environment gymnax:Brakout", "Brakout"),
+    ("train cartpole_sebulba --environment gymnasium:CartPoel-v1", "CartPole-v1"),
+    ("train atari_impala --game pnog", "pong"),
+    ("train catch --activation silly", "silly"),
+    ("tournament no_recipe", "There is no recipe 'no_recipe'"),
+    ("tournament --selection Best", "There is no selection rule 'Best'"),
+    ("bench nothing", "nothing"),
+    ("bench recipe nothing", "There is no recipe 'nothing'"),
+    ("bench sebulba --environment nothing", "There is no environment 'nothing'"),
+    # values of an experiment
+    ("train catch --frames ten", "'ten' must be a whole number"),
+    ("train catch --frames 1.5", "'1.5' must be a whole number"),
+    ("train catch --frames inf", "'inf' must be a whole number"),
+    ("train catch --frames -5", "frames must be at least 1"),
+    ("train catch --frames 99999999999999999999999999", "frames must be at most"),
+    ("train catch --frames 1e18", "a run has at most 4,294,967,295 updates"),
+    ("train catch --seed -1", "seed must be at least 0"),
+    ("train catch --seed 99999999999999999999999", "seed must be at most 4,294,967,295"),
+    ("train catch --devices -1", "devices must be at least 0"),
+    ("train catch --devices 100000", "devices must be at most 65,536"),
+    ("train catch --evaluations -1", "evaluations must be at least 0"),
+    ("train catch --evaluations 99999999999", "evaluations must be at most 100,000"),
+    ("train catch --evaluation-episodes 0", "evaluation_episodes must be at least 1"),
+    ("train catch --evaluation-episodes 99999999999", "episodes must be at most 1,048,576"),
+    ("train catch --evaluation-policy random", "random"),
+    ("train catch --evaluation-epsilon 2", "evaluation_epsilon must lie in [0, 1]"),
+    ("train catch --target-return nan", "target_return must be finite"),
+    ("train catch --max-seconds 0", "max_seconds must be at least 0.001"),
+    ("train catch --save-seconds inf", "save_seconds must be finite"),
+    ("train catch --stall-seconds nan", "stall_seconds must be finite"),
+    # values of an agent and a driver
+    ("train catch_a2c --learning-rate nan", "learning_rate must be finite"),
+    ("train catch_a2c --learning-rate inf", "learning_rate must be finite"),
+    ("train catch_a2c --learning-rate -1", "learning_rate must be at least 0"),
+    ("train catch_a2c --learning-rate 1:2", "START:END:FRAMES"),
+    ("train catch_a2c --discount 2", "discount must lie in [0, 1]"),
+    ("train catch_a2c --hidden 0", "hidden must be at least 1"),
+    ("train catch_a2c --hidden 99999999999", "hidden must be at most 2,147,483,647"),
+    ("train catch_a2c --num-envs 0", "num_envs must be at least 1"),
+    ("train catch_a2c --num-envs 99999999999999", "num_envs must be at most 2,147,483,647"),
+    ("train catch_a2c --num-envs 65536 --rollout-length 65536", "at most 2,147,483,647 environ"),
+    ("train catch_a2c --updates-per-chunk 99999999999", "updates_per_chunk must be at most"),
+    ("train cartpole_dqn --capacity 99999999999999", "capacity must be at most"),
+    ("train cartpole_dqn --batch-size 99999999999", "batch_size must be at most"),
+    ("train cartpole_dqn --updates-per-rollout 99999999999", "updates_per_rollout must be at most"),
+    ("train cartpole_dqn --warmup -1", "warmup must be at least 0"),
+    ("train cartpole_dqn --epsilon 1:0:0", "epsilon.frames must be at least 1"),
+    ("train catch_muzero --num-simulations 9999999999", "num_simulations must be at most"),
+    ("train cartpole_sebulba --policy-lag -1", "policy_lag must be at least 0"),
+    ("train cartpole_sebulba --queue-depth 99999999999", "queue_depth must be at most"),
+    ("train cartpole_sebulba --env-timeout-seconds inf", "env_timeout_seconds must be finite"),
+    # what does not go together
+    ("train catch --process-id 0", "together"),
+    ("train catch --environment gymnasium:CartPole-v1", "take --arch sebulba"),
+    ("train catch --arch sebulba --fused", "fused"),
+    ("train catch_alphazero --environment catch", "--environment model:catch"),
+    ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
+    ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
+    ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
+    ("sweep catch_a2c --vary learning_rate=1:2", "--draws N"),
+    ("sweep catch_a2c --vary learning_rate=2:1 --draws 3", "cannot be read"),
+    ("sweep catch_a2c --vary learning_rate", "cannot be read"),
+    ("sweep catch_a2c --vary learning_rat=1", "learning_rate"),
+    ("tournament --pods 1000000000", "pods must be at most 10,000"),
+    ("tournament --rounds 0", "rounds must be at least 1"),
+    ("tournament --vary x", "cannot be read"),
+    ("tune catch_a2c --seconds nan", "--seconds must lie in"),
+    ("bench anakin --repetitions 0", "--repetitions must lie in"),
+    ("bench anakin --envs-per-device 0", "--envs-per-device must lie in"),
+    ("bench sebulba --seconds -1", "--seconds must lie in"),
+    # files and directories
+    ("train catch --run-dir runs/../../.x", "run name"),
+    ("train catch --run-dir file", "is a file"),
+    ("train catch --run-dir file/run", "cannot hold a run"),
+    ("train catch --run-dir /proc/podracer", "cannot hold a run"),
+    ("train catch --update-rule nothing", "there is no rule"),
+    ("train catch --update-rule file", "is not an update rule"),
+    ("resume nowhere", "holds no run"),
+    ("eval nowhere", "holds no run"),
+    ("eval file", "holds no run"),
+    ("play nowhere", "holds no run"),
+    ("report nowhere", "holds no run"),
+    ("report", "at least one run"),
+    ("rule nowhere", "holds no run"),
+    ("backtest nowhere", "holds no run"),
+    ("promote models nowhere", "holds no run"),
+    ("rollback nowhere", "has no model yet"),
+    ("leaderboard nowhere", "holds no tournament"),
+    ("eval nowhere --episodes 99999999999", "holds no run"),
+]
+MISTAKES_ABOUT_A_RUN = [
+    ("resume RUN --frames 0", "frames must be at least 1"),
+    ("resume RUN --save-seconds nan", "save_seconds must be finite"),
+    ("resume RUN --learning-rate 1", "Unrecognized options"),
+    ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
+    ("eval RUN --episodes 99999999999", "--episodes must lie in [1, 1,048,576]"),
+    ("eval RUN --seed 99999999999999999999999", "--seed must lie in [0, 4,294,967,295]"),
+    ("eval RUN --epsilon 3", "evaluation_epsilon must lie in [0, 1]"),
+    ("eval RUN --recipe nothing", "There is no recipe 'nothing'"),
+    ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
+    ("play RUN --out .", "is a directory"),
+    ("play RUN --out film.txt", "ends in .gif or .mp4"),
+    ("play RUN --max-steps 0", "--max-steps must lie in [1, 100,000]"),
+    ("play RUN --fps -1", "--fps must lie in [0, 1,000]"),
+    ("report RUN --out /no/directory/page.html", "there is no directory /no/directory"),
+    ("report RUN --out .", "is a directory"),
+    ("report RUN nowhere", "nowhere holds no run"),
+    ("rule RUN", "learned no update rule"),
+    ("train catch --run-dir RUN", "already holds a run"),
+]
+
+
+@pytest.fixture(scope="module")
+def seconds():
+    """Seconds of CPU that commands with mistakes took."""
+    return []
+
+
+@pytest.fixture
+def refusal(outcome, monkeypatch, seconds):
+    """Run a command that must be refused with a sentence; nothing may be computed or written."""
+    monkeypatch.setattr("podracer.cli.pods.initialize_devices", lambda *_: None)
+    Path("file").touch()
+
+    def check(command, message):
+        began = time.process_time()
+        code, text = outcome(*shlex.split(command))
+        seconds.append(time.process_time() - began)
+        text = " ".join(text.replace("│", " ").split())
+        assert code == 78, text
+        assert message in text
+        assert "Traceback" not in text
+        assert [path.name for path in Path().iterdir() if path.name != "copy"] == ["file"]
+
+    return check
+
+
+@pytest.mark.figure(20)
+@pytest.mark.parametrize(("command", "message"), MISTAKES)
+def test_a_mistake_is_a_sentence_and_code_78(command, message, refusal):
+    refusal(command, message)
+
+
+@pytest.mark.figure(20)
+@pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
+def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, refusal):
+    refusal(command.replace("RUN", str(run)), message)
+
+
+@pytest.mark.figure(20)
+def test_how_soon_mistakes_are_refused(seconds, cases):
+    quick = sum(x <= 0.5 for x in seconds)
+    cases.add(quick, len(seconds))
+    cases.note(f"p95 {np.quantile(seconds, 0.95) if seconds else 0:.2f} s of CPU")
+
+
+@pytest.mark.parametrize("text", ["1e6", "1_000_000", "1000000", "1000000.0"])
+def test_whole_numbers_may_be_written_with_an_exponent(text):
+    assert read_whole_number(text) == 10**6
 
 
 # --- resume ---------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def test_records_that_are_not_those_of_the_checkpoint_are_said_and_kept(tmp_path
 def test_damage_within_the_record_is_refused(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"updates": 1}\n{"upda\n{"updates": 3}\n')
-    with pytest.raises(PodracerError, match="line 2 is damaged"):
+    with pytest.raises(PodracerError, match="line 2 is not a record"):
         read_metrics(path)
 
 

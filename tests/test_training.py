@@ -208,7 +208,7 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
 BAD = [
     ({"frames": 0}, "frames must be at least 1"),
     ({"seed": -1}, "seed must be at least 0"),
-    ({"seed": 2**32}, "seed must be below"),
+    ({"seed": 2**32}, "seed must be at most 4,294,967,295"),
     ({"evaluations": -1}, "evaluations"),
     ({"evaluation_episodes": 0}, "evaluation_episodes"),
     ({"devices": 9}, "--devices 9 was asked for, but this run sees 8"),

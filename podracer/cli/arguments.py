@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -63,6 +64,30 @@ def _schedule_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any]
         is_instance=lambda value: isinstance(value, int | float | Linear),
         str_from_instance=lambda value: [format_schedule(value)],
     )
+
+
+@_REGISTRY.primitive_rule
+def _whole_number_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parse fields of type `int`: 4096, 4_096 or 1e6."""
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: read_whole_number(texts[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def read_whole_number(text: str) -> int:
+    """Return the number of a flag's value, which may be written as 1e6. Raises `ValueError`."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"{text!r} must be a whole number, such as 4096 or 1e6.")
 
 
 def read_schedule(text: str) -> float | Linear:
@@ -277,10 +302,28 @@ def peek_arch(arguments: Sequence[str]) -> Arch | None:
     return cast(Arch, value) if value in get_args(Arch) else None
 
 
-def require_at_least(flag: str, value: int, least: int = 1) -> int:
-    """Return the value of a flag. Raises `ConfigError` if it is too small."""
+def require_in_range(flag: str, value: float, least: float = 1, most: float = 2**31 - 1) -> Any:
+    """Return the value of a flag. Raises `ConfigError` if it is too small or too large."""
     from podracer.types import ConfigError
 
-    if value < least:
-        raise ConfigError(f"{flag} must be at least {least}, but it is {value}.")
+    if not least <= value <= most:
+        raise ConfigError(f"{flag} must lie in [{least:,}, {most:,}], but it is {value}.")
     return value
+
+
+def output_file(out: Path | None, default: Path) -> Path:
+    """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
+
+    Raises `ConfigError` where no file can be written, before anything is computed for it. A link
+    in a run is not followed: it may lead to a file that is not the run's.
+    """
+    from podracer.types import ConfigError
+
+    path = default if out is None else out
+    if out is None and path.is_symlink():
+        raise ConfigError(f"{path} is a symbolic link: remove it, or name a file with --out.")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name a file in it with --out.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
+    return path

@@ -14,9 +14,12 @@ from podracer.cli.arguments import (
     parse,
     parse_experiment,
     parse_parts,
+    require_in_range,
     split_recipe,
 )
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+
+MOST_REPETITIONS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +31,9 @@ class AnakinOptions:
     devices: int = 0
     """Number of devices to use; 0 for all."""
     envs_per_device: int = 128
-    """Number of environments on each device."""
+    """Number of environments on each device, at least 1."""
     repetitions: int = 5
-    """Number of repetitions after compilation; the median is printed."""
+    """Number of repetitions after compilation, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object."""
 
@@ -48,7 +51,7 @@ class SebulbaOptions:
     seconds: float = 3.0
     """Length of each measurement, in seconds."""
     repetitions: int = 3
-    """Number of rounds of all measurements; the median is printed."""
+    """Number of rounds of all measurements, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object."""
 
@@ -61,7 +64,7 @@ class RecipeOptions:
     """Numbers of environments to measure one after another, until memory is out. By default only
     the recipe's own."""
     repetitions: int = 5
-    """Number of repetitions after compilation; the median is printed."""
+    """Number of repetitions after compilation, at least 1; the median is printed."""
     json: bool = False
     """Print one JSON object for each number of environments."""
 
@@ -87,6 +90,8 @@ def bench(arguments: Sequence[str]) -> int:
         return _bench_recipe(arguments[1:])
     about = "Measure acting and training of A2C on Catch, compile time apart."
     options = parse(AnakinOptions, "bench", arguments, about=about)
+    require_in_range("--envs-per-device", options.envs_per_device)
+    require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)
     initialize_devices(Hosts(), options.devices)
     from podracer.bench.anakin import bench_anakin, show
 
@@ -102,6 +107,8 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     about = "Measure simulation, inference and training of IMPALA on a host environment."
     parsed = parse_parts(parts, "bench sebulba", arguments, about)
     options = parsed.bench
+    require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)
+    require_in_range("--seconds", options.seconds, least=0.01, most=3600)
     if options.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), options.devices)
@@ -123,6 +130,9 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
     options, experiment, _ = parse_experiment(
         f"bench recipe {recipe}", flags, experiment.under("anakin"), RecipeOptions(), {}, about
     )
+    require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)
+    for num_envs in options.sizes:
+        require_in_range("--sizes", num_envs)
     initialize_devices(Hosts(), experiment.devices)
     from podracer.bench.anakin import bench_recipe, show_size
 
@@ -144,6 +154,7 @@ def tune(arguments: Sequence[str]) -> int:
     recipe, flags = arguments[0], arguments[1:]
     experiment, tune_flags = find_recipe(recipe, flags)
     options = parse(TuneOptions, f"tune {recipe}", tune_flags, about=about)
+    require_in_range("--seconds", options.seconds, least=0.1, most=86_400)
     if options.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), options.devices)

@@ -21,7 +21,7 @@ from podracer.cli.arguments import (
     parse_experiment,
     parse_parts,
     peek_flag,
-    require_at_least,
+    require_in_range,
     split_recipe,
 )
 from podracer.experiments.hosts import Hosts, initialize_devices
@@ -57,7 +57,7 @@ def sweep(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     from podracer.experiments.sweep import make_pods
 
-    seeds = range(experiment.seed, experiment.seed + require_at_least("--seeds", options.seeds))
+    seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
     pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
     experiment = dataclasses.replace(experiment, pods=pods, target_return=None)
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.

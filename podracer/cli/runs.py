@@ -15,9 +15,10 @@ from podracer.cli.arguments import (
     ImportingEnvironment,
     OwnRecipe,
     RunPath,
+    output_file,
     parse,
     reopen_run,
-    require_at_least,
+    require_in_range,
 )
 from podracer.tournament import is_tournament
 
@@ -57,7 +58,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         EvalOptions, "eval", arguments, about="Evaluate a run at its newest checkpoint."
     )
     from podracer.agent import policy_params
-    from podracer.evaluate import make_evaluator
+    from podracer.evaluate import MAX_EPISODES, make_evaluator
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.loading import load_run
 
@@ -65,9 +66,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     experiment = reopen_run(options.run, options.recipe, options.environment)
     agent, env, state = load_run(options.run, recipe=experiment)
     acting = _acting(experiment, options)
-    evaluator = make_evaluator(
-        agent, env, require_at_least("--episodes", options.episodes), **acting
-    )
+    episodes = require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
+    evaluator = make_evaluator(agent, env, episodes, **acting)
     result = evaluator(
         policy_params(agent, state.learner), *_episodes_of(experiment, state, options)
     )
@@ -113,7 +113,7 @@ def _episodes_of(
     import jax
 
     if options.seed is not None:
-        return jax.random.key(options.seed), 0
+        return jax.random.key(require_in_range("--seed", options.seed, 0, 2**32 - 1)), 0
     return state.key, 0 if experiment.fixed_evaluation else state.update
 
 
@@ -134,9 +134,9 @@ class PlayOptions:
     epsilon: float | None = None
     """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
     max_steps: int = 500
-    """Largest number of environment steps to show; at least 1."""
+    """Largest number of environment steps to show, from 1 to 100,000."""
     fps: int = 0
-    """Frames per second of the film; 0 chooses by its length."""
+    """Frames per second of the film, up to 1,000; 0 chooses by its length."""
     seed: int | None = None
     """Random seed of the episodes. By default the run's, which shows its last evaluation."""
 
@@ -154,6 +154,8 @@ def play(arguments: Sequence[str]) -> int:
 
     use_compilation_cache()
     experiment = reopen_run(options.run, options.recipe, options.environment)
+    out = output_file(options.out, options.run / "play.gif")
+    require_in_range("--fps", options.fps, 0, 1000)
     agent, env, state = load_run(options.run, recipe=experiment)
     acting = _acting(experiment, options)
     frames, returns = record_frames(
@@ -162,10 +164,9 @@ def play(arguments: Sequence[str]) -> int:
         policy_params(agent, state.learner),
         *_episodes_of(experiment, state, options),
         **acting,
-        episodes=require_at_least("--episodes", options.episodes),
-        max_steps=require_at_least("--max-steps", options.max_steps),
+        episodes=require_in_range("--episodes", options.episodes),
+        max_steps=require_in_range("--max-steps", options.max_steps, most=100_000),
     )
-    out = options.out or options.run / "play.gif"
     write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
     print(f"{out}: {len(frames)} frames, {acting_text(**acting)}, returns {returns_text}")
@@ -193,7 +194,10 @@ def report(arguments: Sequence[str]) -> int:
 
     if not options.runs:
         raise ConfigError("report needs at least one run directory.")
-    out = options.out or options.runs[0] / "report.html"
+    for run in options.runs:
+        if not (is_tournament(run) or (run / "config.json").is_file()):
+            raise ConfigError(f"{run} holds no run: there is no config.json in it.")
+    out = output_file(options.out, options.runs[0] / "report.html")
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
@@ -201,9 +205,6 @@ def report(arguments: Sequence[str]) -> int:
             raise ConfigError(f"{tournaments[0]} holds a tournament: report it alone.")
         print(write_tournament_report(tournaments[0], out))
         return 0
-    for run in options.runs:
-        if not (run / "config.json").is_file():
-            raise ConfigError(f"{run} holds no run: there is no config.json in it.")
     print(write_report(options.runs, out))
     return 0
 
@@ -259,9 +260,7 @@ def rule(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."
         )
-    out = options.out or options.run / "rule.npz"
-    if not out.parent.is_dir():
-        raise ConfigError(f"there is no directory {out.parent} to write {out.name} into.")
+    out = output_file(options.out, options.run / "rule.npz")
     about = {"environment": env.spec.name, "updates": int(state.update)}
     write_bytes(out, agent.export(state.learner, about))
     print(f"{out}  use it: podracer train catch --update-rule {out}")

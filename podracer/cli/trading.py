@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from podracer.cli.arguments import RunPath, parse
+from podracer.cli.arguments import RunPath, output_file, parse
 
 if TYPE_CHECKING:
     from podracer.trading.backtest import Backtest
@@ -43,7 +43,7 @@ def backtest(arguments: Sequence[str]) -> int:
 
     use_compilation_cache()
     result = backtest(options.run)
-    page = write_page(result, options.out or options.run / "backtest.html")
+    page = write_page(result, output_file(options.out, options.run / "backtest.html"))
     if options.json:
         print(json.dumps(result.to_json()))
     else:

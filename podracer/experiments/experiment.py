@@ -14,9 +14,12 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
-from podracer.evaluate import ActingRule, Policy
+from podracer.evaluate import MAX_EPISODES, ActingRule, Policy
 from podracer.io.names import nearest
-from podracer.types import ConfigError, check_ranges
+from podracer.types import ConfigError, bounded, check_ranges
+
+_MOST_STEPS = 2**31 - 1  # of an update, counted in an int32
+_MOST_UPDATES = 2**32 - 1  # of a run, counted in an uint32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,33 +34,34 @@ class Experiment:
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""
-    frames: int
+    frames: int = bounded(dataclasses.MISSING, low=1, high=2**62)
     """Number of environment steps to train for, rounded up to whole updates."""
-    seed: int = 0
+    seed: int = bounded(0, high=2**32 - 1)
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
     """Members of a population that trains as one program, see `podracer sweep`."""
-    devices: int = 0
+    devices: int = bounded(0, high=65_536)
     """Number of devices to use, over all hosts; 0 for all."""
-    evaluations: int = 10
-    """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none."""
-    evaluation_episodes: int = 100
-    """Number of episodes in each evaluation, at least 1."""
+    evaluations: int = bounded(10, high=100_000)
+    """Number of evaluations, evenly spread over the run, the last one at its end; 0 for none, and
+    at most 100,000."""
+    evaluation_episodes: int = bounded(100, low=1, high=MAX_EPISODES)
+    """Number of episodes in each evaluation, from 1 to 1,048,576."""
     evaluation_policy: Policy = "greedy"
     """Policy in evaluations: `greedy` for the agent's best actions, `sampled` to explore."""
     evaluation_epsilon: float = 0.0
     """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""
     fixed_evaluation: bool = False
     """Whether all evaluations play the same episodes; otherwise each plays new ones."""
-    target_return: float | None = None
+    target_return: float | None = bounded(None, low=-math.inf)
     """Mean return of an evaluation at which the run stops early."""
-    max_seconds: float | None = None
+    max_seconds: float | None = bounded(None, low=0.001)
     """Time limit in seconds; the run stops at the end of the chunk, under Sebulba of the update, in
     which it is reached."""
-    save_seconds: float = 60.0
+    save_seconds: float = bounded(60.0)
     """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
     may add; 0 saves after every chunk."""
-    stall_seconds: float = 1800.0
+    stall_seconds: float = bounded(1800.0, low=0.001)
     """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
 
     @property
@@ -114,26 +118,19 @@ class Experiment:
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
-        for name, minimum in (
-            ("frames", 1),
-            ("seed", 0),
-            ("devices", 0),
-            ("evaluations", 0),
-            ("evaluation_episodes", 1),
-            ("save_seconds", 0),
-        ):
-            value = getattr(self, name)
-            if not minimum <= value < 2**63:
-                raise ConfigError(f"{name} must be at least {minimum}, but it is {value}.")
-        if self.seed >= 2**32:
-            raise ConfigError(f"seed must be below 2^32, but it is {self.seed}.")
+        check_ranges(self, "")
+        steps, driver = self.driver.steps_per_update, self.driver
+        if steps > _MOST_STEPS:
+            raise ConfigError(
+                f"an update has at most {_MOST_STEPS:,} environment steps, but num_envs "
+                f"{driver.num_envs:,} times rollout_length {driver.rollout_length:,} is {steps:,}."
+            )
+        if self.num_updates > _MOST_UPDATES:
+            raise ConfigError(
+                f"a run has at most {_MOST_UPDATES:,} updates, but frames {self.frames:,} takes "
+                f"{self.num_updates:,} of {steps:,} environment steps."
+            )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
-        for name in ("stall_seconds", "max_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, but it is {value}.")
-        check_ranges(self.driver, "driver")
-        check_ranges(self.agent, "agent")
 
 
 def _replace_fields(config: Any, values: Mapping[str, Any]) -> Any:

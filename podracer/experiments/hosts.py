@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+MOST_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
+
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
@@ -74,8 +76,14 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
             raise ConfigError(
                 f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes."
             )
+        local_devices = devices // (hosts.num_processes or 1)
+        if local_devices > MOST_LOCAL_DEVICES and not _launched_by_cluster():
+            raise ConfigError(
+                f"--devices {devices} is more than the {MOST_LOCAL_DEVICES:,} that a process may "
+                "have."
+            )
         # Virtual devices, where the run is on a CPU; accelerators ignore this.
-        jax.config.update("jax_num_cpu_devices", devices // (hosts.num_processes or 1))
+        jax.config.update("jax_num_cpu_devices", local_devices)
     if is_multi_process or _launched_by_cluster():
         peers.join(hosts.coordinator, hosts.num_processes, hosts.process_id, hosts.join_seconds)
 

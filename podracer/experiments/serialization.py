@@ -190,6 +190,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises `ConfigError` if it is none, or if a run's has changed since it was written.
     """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}.")
     try:
         is_run = path.name == CONFIG
         config = read_sealed_json(path) if is_run else json.loads(read_limited(path))

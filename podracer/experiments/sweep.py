@@ -22,6 +22,8 @@ from podracer.types import CheckpointError, ConfigError
 
 RECORDS = "pods.jsonl"
 
+MOST_PODS = 2**16
+
 
 def make_pods(
     vary: Sequence[str], seeds: Sequence[int], draws: int = 0, draw_seed: int = 0
@@ -40,6 +42,12 @@ def make_pods(
         raise ConfigError(f"{ranges[0]} has a range: give the number of draws with --draws N.")
     if draws and not ranges:
         raise ConfigError("--draws needs a range to draw from, such as learning_rate=1e-5:1e-2.")
+    lengths = [len(space) for space in spaces.values() if not isinstance(space, Range)]
+    if (pods := (draws if ranges else math.prod(lengths)) * len(seeds)) > MOST_PODS:
+        raise ConfigError(
+            f"a sweep has at most {MOST_PODS:,} pods, but these are {pods:,}: give fewer seeds, "
+            "draws or values."
+        )
     if ranges:
         rng = np.random.default_rng(draw_seed)
         rows = [[_draw(space, rng) for space in spaces.values()] for _ in range(draws)]

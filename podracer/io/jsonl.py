@@ -69,6 +69,8 @@ def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
 
 def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tuple[bytes, float]:
     """Cut a file of records back to an update, atomically; return what is left and its update."""
+    if path.is_fifo():
+        raise StorageError(f"{path} is a pipe, not a file.")
     try:
         data = retry_reading(path.read_bytes)
     except FileNotFoundError:

@@ -76,9 +76,10 @@ class RunLock:
                 f"{self._path.parent} is in use by {_holder(holder)}; "
                 "wait for it to end or choose another run name"
             ) from None
-        os.ftruncate(descriptor, 0)
         record = {"pid": os.getpid(), "host": socket.gethostname()}
-        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+        with naming(self._path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(record).encode(), 0)
         self._descriptor = descriptor
         return self
 
@@ -129,9 +130,12 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def read_limited(path: Path) -> bytes:
-    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB."""
+    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB, or for a pipe."""
     with naming(path):
-        if path.stat().st_size > _JSON_LIMIT:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a file")
+        if status.st_size > _JSON_LIMIT:
             raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
         return path.read_bytes()
 

@@ -54,7 +54,8 @@ def group(key: str) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all records of a `metrics.jsonl`, oldest first, without a torn last line.
 
-    Raises `PodracerError` for any other line that is not a record.
+    Raises `PodracerError` for any other line that is not a record: an object of numbers, lists of
+    numbers and nulls.
     """
     records = []
     for number, (line, record) in enumerate(_lines(path), 1):
@@ -63,12 +64,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         elif line.endswith(b"\n"):
             from podracer.types import PodracerError
 
-            raise PodracerError(f"{path}: line {number} is damaged; it should be a JSON object.")
+            raise PodracerError(f"{path}: line {number} is not a record of numbers.")
     return records
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    with Path(path).open("rb") as file:
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        from podracer.types import PodracerError
+
+        raise PodracerError(f"{path} is not a file.")
+    with path.open("rb") as file:
         for line in file:
             yield line, parse_record(line)
 
@@ -79,7 +85,16 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    is_record = isinstance(record, dict) and all(map(_is_numeric, record.values()))
+    return record if is_record else None
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_numeric, value))
+    if isinstance(value, int):  # what numpy cannot hold would end a report
+        return abs(value) < 2**63
+    return value is None or isinstance(value, float)
 
 
 def plain(value: Any) -> Any:

@@ -77,7 +77,10 @@ def _load(path: Path, name: str) -> list[RunRecords]:
     run = RunRecords(
         name, _object(path / "config.json"), records, _object(path / "crash.json"), path
     )
-    pods = run.config.get("experiment", {}).get("pods")
+    experiment = run.config.get("experiment", {})
+    if not isinstance(experiment, dict):
+        _refuse(f"{path / 'config.json'} is not a run's configuration: it has no experiment.")
+    pods = experiment.get("pods")
     return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
 
 
@@ -104,8 +107,8 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (ValueError, RecursionError):
         content = None
     return content if isinstance(content, dict) else _refuse(f"{path} is not a JSON object.")
 

@@ -13,6 +13,7 @@ import tyro
 
 from podracer.agent import MetaLearner
 from podracer.drivers.population import with_hyperparameters
+from podracer.evaluate import MAX_EPISODES
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range
 from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
@@ -20,6 +21,8 @@ from podracer.tournament.events import Header
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
 from podracer.types import ConfigError
+
+_MOST = {"pods": 10_000, "episodes": MAX_EPISODES}  # pods: the seeds of a tournament count so far
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +68,10 @@ class Tournament:
         if not self.experiments:
             raise ConfigError("a tournament needs a recipe.")
         for name in ("pods", "rounds", "round_frames", "size", "episodes", "retries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+            value, most = getattr(self, name), _MOST.get(name, 2**31 - 1)
+            if not 1 <= value <= most:
+                limit = "at least 1" if value < 1 else f"at most {most:,}"
+                raise ConfigError(f"{name} must be {limit}, but it is {value}.")
         for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:

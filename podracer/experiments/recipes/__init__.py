@@ -93,6 +93,8 @@ def _function(name: str) -> Callable[..., Experiment]:
 def _imported(name: str) -> Callable[..., Experiment]:
     """Return the recipe that `MODULE:FUNCTION` names."""
     module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
+        raise ConfigError(f"There is no recipe {name!r}: name your own as MODULE:FUNCTION.")
     try:
         function = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as error:
