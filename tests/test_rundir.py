@@ -185,8 +185,8 @@ def test_a_seal_syncs_every_file_before_the_manifest(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(rundir.os, "fsync", sync)
     monkeypatch.setattr(rundir.os, "replace", replace)
-    rundir.seal(tmp_path)
-    rundir.verify_seal(tmp_path)
+    seals.seal(tmp_path)
+    seals.verify_seal(tmp_path)
     assert synced == {tmp_path.stat().st_ino, tmp_path.parent.stat().st_ino}  # the new names
 
 
