@@ -314,14 +314,11 @@ def require_in_range(flag: str, value: float, least: float = 1, most: float = 2*
 def output_file(out: Path | None, default: Path) -> Path:
     """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
 
-    Raises `ConfigError` where no file can be written, before anything is computed for it. A link
-    in a run is not followed: it may lead to a file that is not the run's.
+    Raises `ConfigError` where no file can be written, before anything is computed for it.
     """
     from podracer.types import ConfigError
 
     path = default if out is None else out
-    if out is None and path.is_symlink():
-        raise ConfigError(f"{path} is a symbolic link: remove it, or name a file with --out.")
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: name a file in it with --out.")
     if not path.parent.is_dir():

@@ -77,10 +77,7 @@ def _load(path: Path, name: str) -> list[RunRecords]:
     run = RunRecords(
         name, _object(path / "config.json"), records, _object(path / "crash.json"), path
     )
-    experiment = run.config.get("experiment", {})
-    if not isinstance(experiment, dict):
-        _refuse(f"{path / 'config.json'} is not a run's configuration: it has no experiment.")
-    pods = experiment.get("pods")
+    pods = run.config.get("experiment", {}).get("pods")
     return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
 
 
@@ -108,9 +105,11 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
 def _object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (ValueError, RecursionError):
-        content = None
-    return content if isinstance(content, dict) else _refuse(f"{path} is not a JSON object.")
+        parts = {name: content.get(name, {}) for name in ("experiment", "device", "versions")}
+    except (ValueError, RecursionError, AttributeError):
+        content = parts = {"": None}
+    is_sound = all(isinstance(part, dict) for part in parts.values())
+    return content if is_sound else _refuse(f"{path} is not a JSON object of a run.")
 
 
 def _refuse(message: str) -> NoReturn:
