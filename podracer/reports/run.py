@@ -105,10 +105,9 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
 def _object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        parts = {name: content.get(name, {}) for name in ("experiment", "device", "versions")}
+        is_sound = isinstance(content.get("experiment", {}), dict)
     except (ValueError, RecursionError, AttributeError):
-        content = parts = {"": None}
-    is_sound = all(isinstance(part, dict) for part in parts.values())
+        content, is_sound = {}, False
     return content if is_sound else _refuse(f"{path} is not a JSON object of a run.")
 
 
