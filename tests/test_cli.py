@@ -10,6 +10,7 @@ import pytest
 from child import call
 from PIL import Image
 
+from podracer.cli.arguments import join_values
 from podracer.cli.completion import script
 from podracer.cli.main import COMMANDS, usage
 
@@ -91,6 +92,28 @@ except SystemExit:
     assert "jax" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_what_varies_may_stand_behind_several_flags():
+    together = [
+        "--seeds",
+        "2",
+        "--frames=9",
+        "--vary",
+        "learning_rate=1,2",
+        "entropy_cost=0",
+        "b=3",
+    ]
+    apart = [
+        "--vary",
+        "learning_rate=1,2",
+        "entropy_cost=0",
+        "--seeds",
+        "2",
+        "--vary=b=3",
+        "--frames=9",
+    ]
+    assert join_values(apart, "vary") == join_values(together, "vary") == together
 
 
 def test_python_dash_m_podracer_is_the_command_line():

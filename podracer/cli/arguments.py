@@ -296,6 +296,22 @@ def peek_flag(arguments: Sequence[str], name: str) -> str | None:
     return None
 
 
+def join_values(arguments: Sequence[str], name: str) -> list[str]:
+    """Return the arguments with the values of every `--name` behind a single one, at the end."""
+    values: list[str] = []
+    others: list[str] = []
+    is_value = False
+    for argument in arguments:
+        flag, _, joined = argument.partition("=")
+        if argument.startswith("--"):
+            is_value = flag == f"--{name}"
+        if not argument.startswith("--") or not is_value:
+            (values if is_value else others).append(argument)
+        elif joined:
+            values.append(joined)
+    return [*others, f"--{name}", *values] if values else others
+
+
 def peek_arch(arguments: Sequence[str]) -> Arch | None:
     """Return the architecture of `--arch`, or None if it names none."""
     value = peek_flag(arguments, "arch")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import (
     RunPath,
     find_recipe,
+    join_values,
     own_recipe,
     parse,
     parse_experiment,
@@ -52,7 +53,7 @@ def sweep(arguments: Sequence[str]) -> int:
     recipe, flags = split_recipe(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
     options, experiment, _ = parse_experiment(
-        f"sweep {recipe}", flags, experiment, SweepOptions(),
+        f"sweep {recipe}", join_values(flags, "vary"), experiment, SweepOptions(),
         about="Train many configurations and seeds in parallel, as one compiled program.",
     )  # fmt: skip
     from podracer.experiments.sweep import make_pods
@@ -122,7 +123,7 @@ class TournamentOptions:
 def tournament(arguments: Sequence[str]) -> int:
     """Run `podracer tournament`: pods that train, submit, and restart from the leaderboard."""
     names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
-    flags = list(arguments[len(names) :])
+    flags = join_values(arguments[len(names) :], "vary")
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
     from podracer.tournament.config import Tournament

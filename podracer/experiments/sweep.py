@@ -60,6 +60,11 @@ def make_pods(
 
 def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
     name, _, values = text.partition("=")
+    if values.count(":") > 1:
+        raise ConfigError(
+            f"--vary {text!r} cannot be read: of a schedule it is the start that varies, as in "
+            f"--{name.replace('_', '-')} 3e-4:0:1e6 --vary {name}=1e-4,3e-4."
+        )
     if ":" in values:
         return name, read_range(text)
     try:
