@@ -209,7 +209,7 @@ def test_a_process_whose_peers_never_start_says_so_and_ends(tmp_path):
 @pytest.mark.figure(4)
 def test_a_sweep_goes_on_with_its_virtual_devices(tmp_path):
     sweep = ("sweep", "catch_a2c", "--vary", "learning_rate=1e-3", "--seeds", 2, "--hidden", 16)
-    frames, whole, cut = 2_000 * STEPS, tmp_path / "whole", tmp_path / "cut"
+    frames, whole, cut = 40_000 * STEPS, tmp_path / "whole", tmp_path / "cut"
     assert call(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", whole)[0] == 0
     process = start(*sweep, "--frames", frames, "--evaluations", 1, "--run-dir", cut)
     wait_for_lines(process, cut, 2)
