@@ -41,6 +41,7 @@ from podracer.io.steps import (
     Report,
     identity_of,
     newest_saved,
+    paths_in,
     read_meta,
     step_directories,
     step_name,
@@ -93,9 +94,9 @@ class Checkpointer:
         self._inode: int | None = None  # of `directory`, on process 0
         if jax.process_index() == 0:
             self._inode = own_directory(self.directory)
-            for name in os.listdir(self.directory):
-                if _REMAINS.fullmatch(name):
-                    shutil.rmtree(self.directory / name)
+            for path in paths_in(self.directory):
+                if _REMAINS.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
@@ -104,7 +105,7 @@ class Checkpointer:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
         return bool(
             _from_first_process(
-                lambda: bool(os.listdir(self.directory)) or newest_saved(self.run) is not None
+                lambda: bool(paths_in(self.directory)) or newest_saved(self.run) is not None
             )
         )
 

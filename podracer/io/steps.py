@@ -17,7 +17,7 @@ from podracer.io.seal import (
     retry_reading,
     verify_seal,
 )
-from podracer.types import CheckpointError
+from podracer.types import CheckpointError, StorageError
 
 Report = Callable[[str], None]
 
@@ -96,7 +96,10 @@ def newest_saved(run: Path) -> int | None:
 
 def _move(path: Path, folder: Path) -> Path:
     own_directory(folder)
-    return path.rename(unused(folder / path.name))
+    try:
+        return path.rename(unused(folder / path.name))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be moved to {folder}: {error.strerror}.") from error
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -128,8 +131,12 @@ def step_name(step: int) -> str:
 
 def step_directories(directory: Path) -> list[Path]:
     """Return what has the name of a step, oldest first, whatever it is."""
+    return [path for path in paths_in(directory) if _STEP.fullmatch(path.name)]
+
+
+def paths_in(directory: Path) -> list[Path]:
+    """Return what is in a directory, sorted; nothing if there is none."""
     try:
-        names = retry_reading(lambda: os.listdir(directory))
+        return sorted(directory / name for name in retry_reading(lambda: os.listdir(directory)))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [directory / name for name in sorted(names) if _STEP.fullmatch(name)]
