@@ -49,6 +49,7 @@ from podracer.io.steps import (
 )
 from podracer.types import CheckpointError, PodracerError, PyTree, StorageError
 
+QUARANTINE = "quarantine"
 _DRAFT, _REMOVED = ".draft", ".removed"
 _REMAINS = re.compile(r"[0-9]{12}\.(draft|removed)")
 
@@ -103,11 +104,12 @@ class Checkpointer:
 
     def has_saved(self) -> bool:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
-        return bool(
-            _from_first_process(
-                lambda: bool(paths_in(self.directory)) or newest_saved(self.run) is not None
-            )
-        )
+
+        def decide() -> bool:
+            remains = step_directories(self.directory) or is_there(self.directory / QUARANTINE)
+            return bool(remains) or newest_saved(self.run) is not None
+
+        return bool(_from_first_process(decide))
 
     def save(self, step: int, state: PyTree, metadata: dict[str, Any]) -> None:
         """Start to save `state` under `step`; a sealed step stays unchanged.
@@ -168,7 +170,7 @@ class Checkpointer:
         differ from `like`: nothing is ever cast, padded or left out.
         """
         self.wait()
-        aside = self.directory / "quarantine"
+        aside = self.directory / QUARANTINE
         newest = _from_first_process(lambda: valid_step(self.run, step, self._report, aside))
         return _read(self.directory / step_name(newest), like)
 
