@@ -611,7 +611,16 @@ def test_faults_in_several_workers_at_once(batches):
     ("environment", "settings", "words"),
     [
         (Naughty, {}, ("3 times without one good step", "`raised`", "the wheel came off")),
-        (Naughty, {"max_restarts": 1}, ("beyond the 1 that", "`raised`", "the wheel came off")),
+        (
+            Naughty,
+            {"max_restarts": 1},
+            (
+                "beyond the 1 that",
+                "`raised`",
+                "the wheel came off",
+                ",max_restarts=20 or",
+            ),
+        ),
         (Naughty, {"deed": "kill"}, ("3 times", "`died`", "SIGKILL")),
         (Naughty, {"deed": "exit", "max_restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),

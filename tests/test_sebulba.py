@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import threading
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.sebulba import SebulbaConfig, actor_pool, check, sebulba, split_devices
 from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool
 from podracer.drivers.sebulba.config import environment_indices
+from podracer.drivers.sebulba.stragglers import Stragglers
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
@@ -440,6 +442,44 @@ def test_accounts_close_and_memory_is_bounded_when_the_learner_is_slow():
             in_flight = p.collected - p.updates * steps
             # Each actor: two in its queue, and one that waits for room.
             assert 0 <= in_flight <= 3 * steps
+
+
+@pytest.mark.figure(21)
+def test_others_do_not_wait_for_an_actor_that_is_slow_or_stands_still():
+    """Without a bound on the lag; the actor that stands still holds 2 of 16 environments."""
+    end = threading.Event()
+
+    def trouble(batch, timestep):
+        if 0 in batch.indices:
+            end.wait(60)
+        return timestep
+
+    parts = sebulba_setup(env=Counters(trouble), policy_lag=None, threads_per_actor=8)
+    progress = sebulba(*parts, seed=7, num_updates=20)
+    with contextlib.closing(progress):
+        for p in progress:
+            assert p.collected >= p.updates * 16 * 8
+            if p.updates == 20:
+                end.set()
+    assert p.updates == 20
+
+
+def test_what_the_learner_keeps_for_each_environment_stays_in_its_row():
+    """So there every actor has a queue of its own, and an update takes a rollout of each."""
+    for agent, shared in ((Impala(network=SMALL), True), (AGENTS["dqn"], False)):
+        agent, _, split, config, state = sebulba_setup(agent, policy_lag=None)
+        queues = actor_pool._rollout_queues(config, split.threads, state)
+        assert (queues[0] is queues[1]) == shared
+
+
+@pytest.mark.figure(21)
+def test_a_slow_actor_is_named_once(caplog):
+    stragglers = Stragglers()
+    for _ in range(20):
+        for actor in range(8):
+            stragglers.record(f"actor {actor}", 1.0 if actor == 3 else 0.1)
+    [record] = caplog.records
+    assert "actor 3 are 10 times slower than those of the others, 1 s for" in record.getMessage()
 
 
 @pytest.mark.figure(9)

@@ -43,6 +43,7 @@ class Parameters:
 class Rollout:
     """Finished trajectory of one actor: handles to arrays on the learners' devices."""
 
+    actor: str  # its name
     shards: list[TrajectoryShard]  # one for each learner device of this host
     versions: Int64[np.ndarray, " T"]  # of the parameters of each step
     seconds: dict[str, float]  # of each stage of the actor
@@ -76,11 +77,12 @@ class Actor:
         buffer: TrajectoryBuffer,
         run_key: jax.Array,
         config: SebulbaConfig,
+        rollouts: ClosableQueue[Rollout],
     ) -> None:
         self.context = context
         self.timer = StageTimer(*STAGES)
         self.parameters: ClosableQueue[Parameters] = ClosableQueue((config.policy_lag or 0) + 1)
-        self.rollouts: ClosableQueue[Rollout] = ClosableQueue(config.queue_depth)
+        self.rollouts = rollouts
         self.num_rollouts = 0  # finished
         self._env, self._programs, self._config = env, programs, config
         self._validator = TimestepValidator(spec, len(context.indices))
@@ -118,7 +120,8 @@ class Actor:
             timer.start("environment")
             env_state, faults = call_environment(self.context.name, self._snapshot_and_faults)
             timer.start("queue")
-            self.rollouts.put(Rollout(shards, versions, timer.collect(), faults, env_state))
+            name = self.context.name
+            self.rollouts.put(Rollout(name, shards, versions, timer.collect(), faults, env_state))
             rollout += 1
 
     def close(self) -> None:

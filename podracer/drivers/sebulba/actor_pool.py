@@ -16,7 +16,8 @@ from podracer.agent import Agent
 from podracer.drivers.common import TrainState, reset_episode_totals
 from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
-from podracer.drivers.sebulba.queue import Closed
+from podracer.drivers.sebulba.queue import ClosableQueue, Closed
+from podracer.drivers.sebulba.stragglers import Stragglers
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
@@ -61,7 +62,8 @@ class ActorPool:
         self._keep_actor_state = keep_actor_state
         self._latest_rollouts: list[Rollout] = []
         self._collected_rollouts: list[Rollout] = []  # for an update that still waits for others
-        self._queue_lengths: list[Any] = []
+        self._occupancies: list[Any] = []
+        self._stragglers = Stragglers()
 
     def start(self) -> None:
         """Start one thread for each actor."""
@@ -84,9 +86,10 @@ class ActorPool:
     def collect(self, give_up: Callable[[], bool]) -> list[Rollout] | None:
         """Wait for the next rollout of every actor, in order; return None if `give_up()`.
 
-        Raises the first fault of any thread.
+        Of actors that share a queue it is the next rollout of any. Raises the first fault of any
+        thread.
         """
-        self._queue_lengths.append(np.mean([len(actor.rollouts) for actor in self._actors]))
+        self._occupancies.append(np.mean([actor.rollouts.occupancy for actor in self._actors]))
         for actor in self._actors[len(self._collected_rollouts) :]:  # missing after a `give_up`
             rollout = self._wait_for(actor, give_up)
             if rollout is None:
@@ -94,6 +97,8 @@ class ActorPool:
             self._collected_rollouts.append(rollout)
         rollouts, self._collected_rollouts = self._collected_rollouts, []
         self._latest_rollouts = rollouts if self._keep_actor_state else []  # they are large
+        for rollout in rollouts:
+            self._stragglers.record(rollout.actor, rollout.seconds["environment"])
         return rollouts
 
     def _wait_for(self, actor: Actor, give_up: Callable[[], bool]) -> Rollout | None:
@@ -106,8 +111,8 @@ class ActorPool:
 
     def queue_occupancy(self) -> float:
         """Return the mean fill level of the queues, at calls of `collect` since the last call."""
-        lengths, self._queue_lengths = self._queue_lengths, []
-        return float(np.mean(lengths)) / self._config.queue_depth
+        occupancies, self._occupancies = self._occupancies, []
+        return float(np.mean(occupancies))
 
     @property
     def collected_steps(self) -> int:
@@ -176,19 +181,33 @@ def make_actor_pool(
         empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
     )
     buffer = jax.jit(make_buffer)(params)
+    queues = _rollout_queues(config, split.threads, state)
     shard = compile_actor_programs(programs, params, buffer, env.spec, split)
     keep_actor_state = config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     actors = []
-    for context in contexts:
+    for context, queue in zip(contexts, queues, strict=True):
         batch = _make_environments(env, split, config, context.name, supervisor)
         exit_stack.callback(batch.close)
-        actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config))
+        actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config, queue))
     first_update = int(jax.device_get(state.update))
     return ActorPool(
         actors, params, shard, split, config, supervisor, first_update, keep_actor_state
     )
+
+
+def _rollout_queues(
+    config: SebulbaConfig, num_actors: int, state: TrainState
+) -> list[ClosableQueue[Rollout]]:
+    """Return the queue of each actor's rollouts.
+
+    Where the policy's lag has no bound they share one, so that a slow actor costs no more than its
+    share. What the learner keeps for each environment would get rows of others, so then they don't.
+    """
+    if config.policy_lag is None and not jax.tree.leaves(state.learner.local):
+        return [ClosableQueue(config.queue_depth * num_actors)] * num_actors
+    return [ClosableQueue(config.queue_depth) for _ in range(num_actors)]
 
 
 def _copy_actor_params(agent: Agent, state: TrainState) -> Params:

@@ -48,6 +48,7 @@ class Learner:
         self._pending: list[Metrics] = []  # of updates that may still run
         self._fetched: list[Any] = []  # metrics since the last report
         self._stats: list[TrajectoryStats] = []  # since the last report
+        self._faults: dict[str, dict[str, int]] = {}  # of each actor by kind, from its start on
         self.agreed_request: int = Request.NONE  # the largest of all hosts
 
     @property
@@ -63,9 +64,10 @@ class Learner:
         shards = [on_mesh(self._split.mesh, rollout.shards) for rollout in rollouts]
         state, params, metrics = self._update(state, shards, request)
         self._stats += [
-            TrajectoryStats(self._version - rollout.versions, rollout.seconds, rollout.faults)
+            TrajectoryStats(self._version - rollout.versions, rollout.seconds)
             for rollout in rollouts
         ]
+        self._faults.update({rollout.actor: rollout.faults for rollout in rollouts})
         self._version += 1
         self._actors.publish(on_one_device(params), self._version)
         self._pending.append(metrics)
@@ -93,8 +95,8 @@ class Learner:
         progress = to_progress(updates, _total(self._fetched))
         num_actors = self._split.threads
         faults = Counter[str]()
-        for trajectory in self._stats[-num_actors:]:  # each actor counts from its start
-            faults.update(trajectory.faults)
+        for counts in self._faults.values():
+            faults.update(counts)
         metrics = {
             **progress.metrics,
             **_utilization_metrics(self._stats, self._timer.collect(), num_actors),
@@ -117,11 +119,10 @@ class Learner:
 
 @dataclasses.dataclass(frozen=True)
 class TrajectoryStats:
-    """Policy lag, timing and faults of one trajectory."""
+    """Policy lag and timing of one trajectory."""
 
     lags: Int64[np.ndarray, " T"]  # updates that the parameters of each step were behind
     seconds: dict[str, float]  # of each stage of its actor
-    faults: dict[str, int]  # rows of bad data by kind, since the actor started
 
 
 def _utilization_metrics(

@@ -72,6 +72,11 @@ class ClosableQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def occupancy(self) -> float:
+        """Share of the queue that is filled, in [0, 1]."""
+        return len(self._items) / self._depth
+
     def _add(self, item: T) -> None:
         if self._closed:
             raise Closed

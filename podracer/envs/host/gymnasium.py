@@ -281,7 +281,10 @@ class GymnasiumBatch:
             reason = f"restarted {limit} times without one good step between, the last time"
         elif sum(counts) > self._max_restarts:
             row = int(shared.fault_time.argmax())
-            reason = f"restarted beyond the {self._max_restarts} that all rows may need together,"
+            reason = (
+                f"restarted beyond the {self._max_restarts} that all rows may need together "
+                "(`max_restarts`),"
+            )
         else:
             return
         ends = [end for _, end in self._setup.row_ranges]
@@ -289,7 +292,10 @@ class GymnasiumBatch:
         self._fail(
             f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
             f"{reason} because of the fault `{FAULT_KINDS[shared.fault_kind[row]]}`.\n"
-            + shared.describe_fault(row)
+            f"{shared.describe_fault(row)}\n"
+            f"More restarts or slower steps are allowed by options after the environment's name: "
+            f",max_restarts={10 * self._max_restarts + 10} or "
+            f",step_seconds={6 * self._setup.step_seconds:g}"
         )
 
     # --- processes ---

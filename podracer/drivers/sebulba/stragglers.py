@@ -1,0 +1,37 @@
+"""Finding of actors whose environments are much slower than those of the others."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import deque
+
+ROLLOUTS = 5  # of an actor, whose median time is compared
+FACTOR = 5.0  # times slower than the median of all actors
+
+_LOG = logging.getLogger("podracer")
+
+
+class Stragglers:
+    """Times that the newest rollouts of each actor spent in its environments."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+        self.named: set[str] = set()
+        """Actors that the log has named."""
+
+    def record(self, actor: str, seconds: float) -> None:
+        """Add the time of a rollout; log an actor that proves to be slow, once."""
+        times = self._seconds.setdefault(actor, deque(maxlen=ROLLOUTS))
+        times.append(seconds)
+        if len(times) < ROLLOUTS or actor in self.named:
+            return
+        own = statistics.median(times)
+        usual = statistics.median(map(statistics.median, self._seconds.values()))
+        if own > FACTOR * usual:
+            self.named.add(actor)
+            _LOG.warning(
+                "the environments of %s are %.0f times slower than those of the others, %.3g s for "
+                "a rollout: with --policy-lag None the others do not wait for them.",
+                actor, own / usual, own,
+            )  # fmt: skip
