@@ -117,6 +117,7 @@ def test_what_looks_like_a_secret_is_left_out(name: str) -> None:
 
 def test_what_is_no_secret_stays(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("HARMLESS_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.setenv("HARMLESS_WORD", "podracer")
     monkeypatch.setenv("HARMLESS_NUMBERS", "0,1,2,3")
     text = f"podracer could not read {tmp_path}/data.csv at 0,1,2,3: step=7"

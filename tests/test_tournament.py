@@ -25,6 +25,7 @@ from podracer.io.signals import StopSignals
 from podracer.tournament import orchestrator, selection
 from podracer.tournament.capacity import CAPACITY, CapacityFile
 from podracer.tournament.config import Tournament, check_pods_can_restore, read_tournament
+from podracer.tournament.engine import open_log
 from podracer.tournament.events import Submitted, history, lineage, replay
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
@@ -472,6 +473,9 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
     [
         ({"experiments": ()}, "needs a recipe"),
         ({"rounds": 0}, "rounds must be at least 1"),
+        ({"pods": 10**9}, "pods must be at most 10,000"),
+        ({"seed": -1}, "seed must be from 0"),
+        ({"seed": 10**6}, "seed must be from 0 to 429,494"),
         ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
         ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
     ],
@@ -480,6 +484,43 @@ def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
     assert not (tmp_path / "leaderboard.jsonl").exists()
+
+
+@pytest.mark.figure(16)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": "many"}, {"rounds": None}, {"experiments": {}}, {"experiments": [[]]},
+        {"selection": []}, {"kind": []}, {"kind": "PPO"}, {"experiments": [{"recipe": "x"}]},
+        {"experiments": [{"recipe": "x", "kind": []}]}, {"selection": {"kind": "Popen"}},
+    ],
+)  # fmt: skip
+def test_a_hostile_header_is_refused_in_a_sentence(changes, tmp_path):
+    header = TOURNAMENT.header()
+    header = dataclasses.replace(header, tournament={**header.tournament, **changes})
+    with Leaderboard(tmp_path, header):
+        pass
+    with pytest.raises(ConfigError):
+        read_tournament(tmp_path)
+
+
+@pytest.mark.figure(16)
+def test_links_in_a_tournament_are_not_followed(tmp_path):
+    outside, directory = tmp_path / "outside", tmp_path / "t"
+    outside.mkdir()
+    (outside / "log.txt").write_text("mine")
+    for link in (directory / "pods", directory / "pods" / "p0r0"):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(outside)
+        with pytest.raises(ConfigError, match="must be a directory of the run itself"):
+            play(directory)
+        link.unlink()
+    log = directory / "log.txt"
+    log.symlink_to(outside / "log.txt")
+    with open_log(log) as file:
+        file.write(b"a pod's output")
+    assert (outside / "log.txt").read_text() == "mine"
+    assert [path.name for path in outside.iterdir()] == ["log.txt"]
 
 
 class Mine(A2C):

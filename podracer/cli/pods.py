@@ -197,10 +197,11 @@ def leaderboard(arguments: Sequence[str]) -> int:
     about = "Print the ranking of a tournament, also while it runs."
     options = parse(LeaderboardOptions, "leaderboard", arguments, about=about)
     from podracer.reports.standings import LiveStandings, entry_as_json
-    from podracer.tournament.events import replay
+    from podracer.tournament.events import check_settings, replay
     from podracer.tournament.leaderboard import read_events
 
     state = replay(read_events(options.directory))
+    check_settings(state.header)
     if options.json:
         for entry in state.board:
             print(json.dumps(entry_as_json(entry)))

@@ -58,6 +58,8 @@ def printable(text: str) -> str:
 
 def _values_of_variables() -> Iterator[str]:
     for name, value in os.environ.items():
+        if name in ("PWD", "OLDPWD"):  # the shell's folders; any other such name is a password's
+            continue
         sounds_secret = _NAME_OF_VARIABLE.search(name) is not None
         for line in value.splitlines():
             if len(line) >= 4 if sounds_secret else len(line) >= 6 and not _is_public(line):

@@ -17,7 +17,7 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.tournament.events import Entry, Failed, Rejected, Stopped
+from podracer.tournament.events import Entry, Failed, Rejected, Stopped, check_settings
 
 _NAMED = 24  # ancestors
 
@@ -29,6 +29,7 @@ def write_tournament_report(directory: Path, out: Path) -> Path:
     """
     directory, out = Path(directory).resolve(), Path(out)
     course = read_tournament_log(directory)
+    check_settings(course.state.header)
     body = [
         tiles(_facts(course)),
         section("Leaderboard", _board(course)),

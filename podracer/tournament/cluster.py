@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from podracer.io.signals import request_signal_at_parent_death
-from podracer.tournament.engine import Lines, LocalEngine
+from podracer.tournament.engine import Lines, LocalEngine, open_log
 
 SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
 
@@ -104,8 +104,8 @@ class Cluster:
         try:
             return self._ray.get(attempt.code)
         except self._ray.exceptions.RayError as error:  # of the machine, or of Ray's worker
-            with contextlib.suppress(OSError), (attempt.directory / "log.txt").open("a") as log:
-                print(str(error).strip().splitlines()[-1], file=log)
+            with contextlib.suppress(OSError), open_log(attempt.directory / "log.txt") as log:
+                log.write(f"{str(error).strip().splitlines()[-1]}\n".encode())
             return 70
 
     def beat(self) -> None:

@@ -17,12 +17,12 @@ from podracer.evaluate import MAX_EPISODES
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range
 from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
-from podracer.tournament.events import Header
+from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
 from podracer.types import ConfigError
 
-_MOST = {"pods": 10_000, "episodes": MAX_EPISODES}  # pods: the seeds of a tournament count so far
+_MOST = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,10 @@ class Tournament:
             if not 1 <= value <= most:
                 limit = "at least 1" if value < 1 else f"at most {most:,}"
                 raise ConfigError(f"{name} must be {limit}, but it is {value}.")
+        for name, most in (("seed", 2**32 // 10_000 - 2), ("evaluation_seed", 2**32 - 1)):
+            if not 0 <= getattr(self, name) <= most:
+                value = getattr(self, name)
+                raise ConfigError(f"{name} must be from 0 to {most:,}, but it is {value}.")
         for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -129,8 +133,17 @@ def read_tournament(directory: Path, own: Sequence[Experiment] = ()) -> Tourname
     """
     header = read_events(directory)[0]
     assert isinstance(header, Header)
-    experiments = [restore_experiment(data, own) for data in header.tournament["experiments"]]
-    return from_json({**header.tournament, "experiments": experiments}, _KINDS)
+    check_settings(header)
+    try:
+        experiments = [restore_experiment(data, own) for data in header.tournament["experiments"]]
+        tournament = from_json({**header.tournament, "experiments": experiments}, _KINDS)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{directory} holds a log that is not a tournament's: {error}."
+        ) from error
+    if not isinstance(tournament, Tournament):
+        raise ConfigError(f"{directory} holds a log that is not a tournament's.")
+    return tournament
 
 
 def restore_experiment(data: Mapping[str, Any], own: Sequence[Experiment]) -> Experiment:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from podracer.types import ConfigError, PodracerError
 
@@ -86,6 +86,13 @@ class InlineEngine:
     def close(self) -> None: ...
 
 
+def open_log(path: Path) -> IO[bytes]:
+    """Open a file to append to; a link in its place is removed, not followed."""
+    if path.is_symlink():
+        path.unlink()
+    return open(path, "ab", opener=lambda p, flags: os.open(p, flags | os.O_NOFOLLOW, 0o644))
+
+
 class LocalEngine:
     """Engine of local processes, which save and end when this process ends, however it ends.
 
@@ -97,7 +104,7 @@ class LocalEngine:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, token: int, directory: Path) -> None:
-        with (directory / "log.txt").open("ab") as log:
+        with open_log(directory / "log.txt") as log:
             # Each in a session of its own: Ctrl-C in a terminal is for the orchestrator alone.
             # Recipes may lie beside a script, where only this process would look for them.
             self._processes[token] = subprocess.Popen(
@@ -163,7 +170,7 @@ class RayEngine:
             )
         self._directory, self._log = directory, directory / "ray.txt"
         self._recipes, arguments = recipes, (str(cpus), str(gpus), *recipes)
-        with self._log.open("ab") as log:
+        with open_log(self._log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "podracer.tournament.cluster", *arguments],
                 stdin=subprocess.PIPE,

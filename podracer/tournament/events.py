@@ -15,6 +15,7 @@ from typing import Any, Literal
 from podracer.types import CheckpointError, ConfigError
 
 FORMAT = 1
+MAX_PODS = 10_000  # the seeds of a tournament count so far
 
 
 # --- events: the lines of the log -----------------------------------------------------------------
@@ -40,6 +41,8 @@ class Header:
         for name, minimum in (("seed", 0), ("pods", 1), ("size", 1), ("episodes", 1)):
             if (value := getattr(self, name)) < minimum:
                 raise ConfigError(f"{name} must be at least {minimum}, but it is {value}.")
+        if self.pods > MAX_PODS:
+            raise ConfigError(f"pods must be at most {MAX_PODS}, but it is {self.pods}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +131,15 @@ EVENTS: dict[str, Any] = {
     kind.__name__.lower(): kind
     for kind in (Header, Started, Submitted, Failed, Rejected, Stopped, Absent, Capacity)
 }
+
+
+def check_settings(header: Header) -> None:
+    """Raise `ConfigError` if a header lacks what the commands on a tournament show."""
+    match header.tournament:
+        case {"rounds": int(), "selection": {"kind": str()}, "experiments": [*experiments]}:
+            if all(isinstance(e, dict) and isinstance(e.get("recipe"), str) for e in experiments):
+                return
+    raise ConfigError("the leaderboard's first line is not the configuration of a tournament.")
 
 
 # --- the state that follows from them -------------------------------------------------------------

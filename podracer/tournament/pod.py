@@ -36,7 +36,7 @@ from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, to_json
 from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
-from podracer.io.run_directory import read_limited, write_json
+from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
 from podracer.tournament.config import restore_experiment
 from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
@@ -71,8 +71,9 @@ _KINDS = {**KINDS, "Task": Task, "Parent": Parent}
 
 
 def write_task(directory: Path, task: Task) -> None:
-    """Write the task for the pod's process before it starts."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Write the task for the pod's process before it starts. Raises `ConfigError` for a link."""
+    for folder in (directory.parent, directory):
+        own_directory(folder)
     write_json(directory / TASK, to_json(task))
 
 
