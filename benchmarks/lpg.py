@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import os
 import tempfile
 import time
 from collections import defaultdict
@@ -114,7 +113,7 @@ def student(file: Path, network: Any, **settings: Any) -> LPGStudent:
 def _initial(file: Path, seed: int) -> Path:
     """Write an untrained rule of the same size to a file, and return its path."""
     rule, _ = read_rule(file)
-    path = Path(tempfile.gettempdir()) / f"initial-rule-{os.getpid()}-{seed}.npz"
+    path = Path(tempfile.mkdtemp()) / f"initial-rule-{seed}.npz"
     path.write_bytes(encode_rule(rule, rule.init(jax.random.key(seed)), {}))
     return path
 

@@ -18,7 +18,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.io.sinks import read_metrics
 
 INTERRUPTED = (75, 130, -signal.SIGTERM)  # exit codes of a run that can continue
-SCRATCH = Path(tempfile.gettempdir()) / "podracer-suite"
+SCRATCH = Path.home() / ".cache" / "podracer" / "results-suite"
 
 
 def measure(cell: Cell, options: argparse.Namespace, deadline: float) -> bool:

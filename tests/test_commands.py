@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -24,10 +26,12 @@ from podracer.cli.arguments import read_whole_number
 from podracer.cli.main import main
 from podracer.cli.train import FreeSettings
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.records import Totals, check_metadata
 from podracer.experiments.serialization import FREE_ON_RESUME
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
+from podracer.types import CheckpointError
 
 
 @pytest.fixture
@@ -328,6 +332,120 @@ def test_how_soon_mistakes_are_refused(seconds, cases):
 @pytest.mark.parametrize("text", ["1e6", "1_000_000", "1000000", "1000000.0"])
 def test_whole_numbers_may_be_written_with_an_exponent(text):
     assert read_whole_number(text) == 10**6
+
+
+# --- files of a run -------------------------------------------------------------------------------
+
+
+def with_config(**changes):
+    """Change a run's configuration and seal it, as one who knows the format can."""
+
+    def change(run):
+        config = read_sealed_json(run / "config.json")
+        seal_json(run / "config.json", {**config, **changes})
+
+    return change
+
+
+def with_experiment(**changes):
+    def change(run):
+        experiment = read_sealed_json(run / "config.json")["experiment"]
+        with_config(experiment={**experiment, **changes})(run)
+
+    return change
+
+
+def with_text(name, text):
+    return lambda run: (run / name).write_text(text)
+
+
+def as_directory(name):
+    def change(run):
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+
+    return change
+
+
+def as_pipe(name):
+    def change(run):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return change
+
+
+HOSTILE = {
+    "config no object": ("resume eval report", with_text("config.json", "[]")),
+    "config empty": ("resume play report", with_text("config.json", "")),
+    "config nested": ("resume eval report", with_text("config.json", "[" * 100_000)),
+    "config directory": ("resume eval report fingerprint", as_directory("config.json")),
+    "config pipe": ("resume eval report fingerprint", as_pipe("config.json")),
+    "experiment list": ("resume eval report", with_config(experiment=[])),
+    "environment list": ("resume", with_config(environment=[])),
+    "kind list": ("resume eval", with_experiment(kind=[])),
+    "recipe list": ("resume eval", with_experiment(recipe=[])),
+    "recipe escape": ("resume eval", with_experiment(recipe="\x1b[2J")),
+    "environment escape": ("resume eval", with_experiment(environment="gymnasium:\x1b]0;x\x07")),
+    "environment number": ("resume eval", with_experiment(environment=5)),
+    "agent nested": ("resume eval", with_experiment(agent=json.loads("[" * 400 + "]" * 400))),
+    "frames negative": ("resume eval", with_experiment(frames=-1)),
+    "frames huge": ("resume eval", with_experiment(frames=10**400)),
+    "seed text": ("resume eval", with_experiment(seed="1")),
+    "pods text": ("resume eval", with_experiment(pods="abc")),
+    "metrics directory": ("resume report", as_directory("metrics.jsonl")),
+    "metrics pipe": ("resume report", as_pipe("metrics.jsonl")),
+    "metrics text": ("report", with_text("metrics.jsonl", '{"updates": 5, "loss": "x"}\n')),
+    "metrics nested": ("report", with_text("metrics.jsonl", "[" * 100_000 + "\n")),
+    "metrics huge": ("report", with_text("metrics.jsonl", f'{{"updates": {10**400}}}\n')),
+    "crash no object": ("report", with_text("crash.json", "[")),
+    "lock directory": ("resume", as_directory("lock")),
+    "lock pipe": ("resume", as_pipe("lock")),
+}
+
+
+@pytest.mark.figure(16)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_of_a_run_are_refused_with_a_sentence(name, run, outcome):
+    commands, change = HOSTILE[name]
+    change(run)
+    before = sorted(path.name for path in run.iterdir())
+    for command in commands.split():
+        code, text = outcome(command, run)
+        assert code in (65, 70, 73, 78), text
+        assert text.startswith("podracer: ")
+        assert "\x1b" not in text
+        assert "\x07" not in text
+    assert sorted(path.name for path in run.iterdir()) in (before, sorted([*before, "crash.json"]))
+
+
+TOTALS = dataclasses.asdict(Totals())
+METADATA = {
+    "experiment": {}, "totals": TOTALS, "topologies": ["1 cpu"],
+    "records": {"metrics.jsonl": {"size": 1, "sha256": "0"}},
+}  # fmt: skip
+
+
+@pytest.mark.figure(10)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experiment": None}, {"experiment": []}, {"totals": []}, {"totals": {}},
+        {"totals": {**TOTALS, "updates": -1}}, {"totals": {**TOTALS, "updates": 1.5}},
+        {"totals": {**TOTALS, "frames": "many"}}, {"totals": {**TOTALS, "frames": 10**400}},
+        {"totals": {**TOTALS, "seconds": math.nan}}, {"totals": {**TOTALS, "seconds": None}},
+        {"totals": {**TOTALS, "evaluation_return": "good"}}, {"totals": {**TOTALS, "more": 1}},
+        {"topologies": None}, {"topologies": ["\x1b[2J"]}, {"topologies": [1]},
+        {"records": None}, {"records": {"metrics.jsonl": 5}},
+        {"records": {"metrics.jsonl": {"size": -1, "sha256": ""}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_forged_metadata_of_a_checkpoint_is_refused(change):
+    check_metadata(METADATA)
+    (name,) = change
+    with pytest.raises(CheckpointError, match=f"the checkpoint's {name} cannot be those of a run"):
+        check_metadata({**METADATA, **change})
 
 
 # --- resume ---------------------------------------------------------------------------------------

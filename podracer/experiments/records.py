@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from podracer.evaluate import Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.io.signals import Stopwatch
 from podracer.io.sinks import read_metrics
-from podracer.types import PodracerError
+from podracer.types import CheckpointError, PodracerError
 
 _LOG = logging.getLogger("podracer")
 
@@ -30,6 +32,48 @@ class Totals:
     evaluation_return: float | None = None  # the last one
     collected: int = 0  # steps that actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
+
+    A seal tells that it was not changed since, but not who wrote it.
+    """
+    totals, records = metadata.get("totals"), metadata.get("records")
+    topologies = metadata.get("topologies")
+    is_sound = {
+        "experiment": isinstance(metadata.get("experiment"), dict),
+        "totals": isinstance(totals, dict) and _are_totals(totals),
+        "records": isinstance(records, dict) and all(map(_is_seal, records.values())),
+        "topologies": isinstance(topologies, list)
+        and all(isinstance(text, str) and text.isprintable() for text in topologies),
+    }
+    if unsound := [name for name, value in is_sound.items() if not value]:
+        raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
+
+
+def _are_totals(values: dict[str, Any]) -> bool:
+    names = {field.name for field in dataclasses.fields(Totals)}
+    score = values.get("evaluation_return")
+    counts = [
+        value for name, value in values.items() if name not in ("evaluation_return", "seconds")
+    ]
+    return (
+        values.keys() == names
+        and all(type(count) is int and 0 <= count < 2**63 for count in counts)
+        and isinstance(values["seconds"], int | float)
+        and 0 <= values["seconds"] < math.inf
+        and (score is None or isinstance(score, int | float))
+    )
+
+
+def _is_seal(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and type(value.get("size")) is int
+        and value["size"] >= 0
+        and isinstance(value.get("sha256"), str)
+    )
 
 
 def shows_saves(path: Path) -> bool:

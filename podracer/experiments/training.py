@@ -18,7 +18,7 @@ from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
-from podracer.experiments.records import Recorder, Totals, shows_saves
+from podracer.experiments.records import Recorder, Totals, check_metadata, shows_saves
 from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
@@ -195,6 +195,7 @@ class Run:
             return None
         check_same_environment(self.directory, self.env)
         restored = checkpointer.restore(self.setup.like)
+        check_metadata(restored.metadata)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         if self.is_main:
             update_config(self.directory, self.experiment)

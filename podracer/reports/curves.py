@@ -46,12 +46,13 @@ class RunRecords:
 
     def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the finite values of a metric and their positions, both f64 `[records]`."""
-        pairs = np.array([(r.get(over), r.get(key)) for r in self.records], float).reshape(-1, 2)
+        pairs = np.array([(_number(r, over), _number(r, key)) for r in self.records], float)
+        pairs = pairs.reshape(-1, 2)
         x, y = pairs[np.isfinite(pairs).all(axis=1)].T
         return x, y
 
     def last(self, key: str) -> Any:
-        values = [r[key] for r in self.records if r.get(key) is not None]
+        values = [r[key] for r in self.records if _number(r, key) is not None]
         return values[-1] if values else None
 
     @property
@@ -77,6 +78,11 @@ class RunRecords:
             return {}
         count = f"{distinct:g} of {self.settings.get('evaluation_episodes', '?')}"
         return {"Evaluation policy": self.acting, "Distinct episodes": count}
+
+
+def _number(record: Mapping[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return value if isinstance(value, int | float) else None
 
 
 def as_text(tree: Mapping[str, Any]) -> dict[str, str]:

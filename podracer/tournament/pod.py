@@ -32,6 +32,7 @@ from podracer.drivers.common import TrainState
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import disable_async_dispatch, use_compilation_cache
+from podracer.experiments.records import check_metadata
 from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, to_json
 from podracer.experiments.training import Totals, train
@@ -154,6 +155,7 @@ def begin(
     starting from another pod's entry it uses its own.
     """
     restored = [checkpoint.load(path.parents[1], setup.like, int(path.name)) for path in parents]
+    check_metadata(restored[0].metadata)
     state = fuse([restored_parent.state for restored_parent in restored])
     if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
         pods, seed = experiment.pods, experiment.seed
