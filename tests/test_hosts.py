@@ -84,6 +84,16 @@ def test_a_signal_to_one_process_stops_both_and_resume_is_exact(one, tmp_path):
     assert len(fingerprint(run)) == 64
 
 
+@pytest.mark.slow
+def test_processes_reach_a_limit_of_seconds_together(tmp_path):
+    """Each has its own clock; the second would wait for the first, which had ended."""
+    run = tmp_path / "run"
+    limits = ("--frames", 10**9, "--max-seconds", 3, "--save-seconds", 1)
+    end(hosts((*RUN, *limits, "--run-dir", run)), 0)
+    newest = max(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
+    assert newest == records(run)[-1]["updates"]
+
+
 # --- a process that is lost -----------------------------------------------------------------------
 
 SURVIVAL_SECONDS = 60  # of the heartbeats' 10, on a machine that does other things

@@ -38,7 +38,7 @@ from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
-POLL_SECONDS = 0.5  # how often a wait for trajectories looks for threads that hang
+POLL_SECONDS = 0.2  # how often a wait for trajectories looks for threads that hang
 
 
 class ActorPool:
