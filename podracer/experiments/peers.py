@@ -28,6 +28,7 @@ import jax
 
 import podracer
 from podracer.io.differences import differences
+from podracer.io.signals import STOPPED
 from podracer.mesh import gather_texts
 from podracer.types import ConfigError, PodracerError
 
@@ -142,8 +143,8 @@ def _call_in_thread(function: Callable[[], None], notice: str) -> None:
         if not concurrent.futures.wait([outcome], NOTICE_SECONDS).done:
             _print(notice)
         outcome.result()
-    except (KeyboardInterrupt, SystemExit) as stop:
-        atexit.register(_exit, getattr(stop, "code", 130))
+    except BaseException as error:
+        atexit.register(_exit, _exit_code(error))
         raise
 
 
@@ -170,8 +171,14 @@ def leaves_on_error() -> Iterator[None]:
         yield
     except BaseException as error:
         if jax.distributed.is_initialized():
-            atexit.register(_leave, getattr(error, "exit_code", 70))
+            atexit.register(_leave, _exit_code(error))
         raise
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return STOPPED
+    return getattr(error, "exit_code", None) or getattr(error, "code", None) or 70
 
 
 def _leave(code: int) -> None:
@@ -185,7 +192,8 @@ def check_same_configuration(configuration: Mapping[str, Any]) -> None:
     own = {**configuration, "started": None, "code": _digest_of_code()}
     first, *others = map(json.loads, gather_texts(json.dumps(own, default=str)))
     for number, other in enumerate(others, 1):
-        for name, (expected, actual) in differences(first, other).items():
+        if changed := differences(first, other):
+            name, (expected, actual) = next(iter(changed.items()))
             raise ConfigError(
                 f"{name} is {expected} in process 0 and {actual} in process {number}: start all "
                 "processes of a run with the same command and the same versions."

@@ -116,8 +116,9 @@ def train(
     use_compilation_cache()
     saved = saved_devices(Path(run_dir)) if resume and run_dir is not None else 0
     setup = make_run_setup(experiment, saved)
-    command = {"run_dir": run_dir, "resume": resume}
-    peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
+    if jax.process_count() > 1:
+        command = {"run_dir": run_dir, "resume": resume}
+        peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
     directory = claim_run_directory(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
