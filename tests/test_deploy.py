@@ -226,9 +226,9 @@ def test_every_command_is_one_that_podracer_has(
         return 0
 
     monkeypatch.setattr(train, "run", begin)
-    monkeypatch.setattr(pods, "run_tournament", begin)
+    monkeypatch.setattr(pods, "_run", begin)
     catch = recipes.find("catch")
-    monkeypatch.setattr(train, "reopen_run", lambda directory, recipe: catch)
+    monkeypatch.setattr(train, "reopen_run", lambda *_: catch)
     with pytest.raises(SystemExit) as leaving:
         main([name, *arguments])
     assert leaving.value.code == 0
