@@ -8,8 +8,8 @@ counts them with the fixture `cases`:
         for trial in cases(range(200)):
             assert ...
 
-`pytest -m figure --fault-matrix FILE` prints the table and writes it as JSON. As a program, this
-file puts the table of such a FILE into docs/reliability.md.
+`pytest -m figure --fault-matrix FILE` prints the table and writes it as JSON, `--figures 9,14` runs
+the tests of these figures only. As a program, this file puts such FILEs into docs/reliability.md.
 """
 
 import importlib.metadata
@@ -112,14 +112,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-matrix", metavar="FILE", help="write the fault matrix as JSON")
+    parser.addoption("--figures", metavar="N,N", help="run the tests of these figures only")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = config.getoption("--figures")
+    numbers = FIGURES.keys() if chosen is None else set(map(int, chosen.split(",")))
+    for item in list(items):
         figures = [number for mark in item.iter_markers("figure") for number in mark.args]
         if unknown := set(figures) - FIGURES.keys():
             raise pytest.UsageError(f"{item.nodeid}: the fault matrix has no figure {unknown}")
         item.user_properties.append(("figures", figures))
+        if chosen is not None and not numbers & set(figures):
+            items.remove(item)
+            config.hook.pytest_deselected(items=[item])
 
 
 # --- the record -----------------------------------------------------------------------------------
@@ -149,8 +155,10 @@ class Recorder:
         test["counts"] = counts
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        rows = {str(number): self._row(number) for number in FIGURES}
-        record = {**provenance(), "command": self.command, "figures": rows}
+        about = provenance()
+        commit = about.pop("commit")
+        rows = {str(n): {**self._row(n), "commit": commit} for n in FIGURES}
+        record = {**about, "commands": [self.command], "figures": rows}
         self.path.write_text(json.dumps(record, indent=1) + "\n")
         terminalreporter.write_line("\n" + table(record))
 
@@ -198,12 +206,14 @@ def _version(package: str) -> str | None:
 def table(record: dict[str, Any]) -> str:
     """Return the record as Markdown: one row for each figure, and where it was measured."""
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items() if v)
-    lines = ["| | fault and promise | goal | measured |", "|---|---|---|---|"]
+    lines = ["| | fault and promise | goal | measured | commit |", "|---|---|---|---|---|"]
     for number, row in record["figures"].items():
         fault, goal = FIGURES[int(number)]
-        lines.append(f"| {number} | {fault} | {goal} | {_measured(row)} |")
-    about = f"Commit {record['commit']}, {record['date']}, {record['machine']}, {versions}:"
-    return "\n".join([*lines, "", about, f"`{record['command']}`"]) + "\n"
+        commit = row["commit"] if row["tests"] else ""
+        lines.append(f"| {number} | {fault} | {goal} | {_measured(row)} | {commit} |")
+    about = f"{record['date']}, {record['machine']}, {versions}:"
+    commands = [f"- `{command}`" for command in record["commands"]]
+    return "\n".join([*lines, "", about, "", *commands]) + "\n"
 
 
 def _measured(row: dict[str, Any]) -> str:
@@ -213,6 +223,18 @@ def _measured(row: dict[str, Any]) -> str:
     return ", ".join([f"{row['passed']}/{row['total']}", *row["notes"], *failed])
 
 
+def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one record: each figure as in the last one that ran its tests, on one machine."""
+    first, *others = records
+    figures = dict(first["figures"])
+    for record in others:
+        if (record["machine"], record["versions"]) != (first["machine"], first["versions"]):
+            raise SystemExit("the records are of different machines or versions")
+        figures |= {n: row for n, row in record["figures"].items() if row["tests"]}
+    commands = [command for record in records for command in record["commands"]]
+    return {**records[-1], "commands": commands, "figures": figures}
+
+
 def with_table(page: str, record: dict[str, Any]) -> str:
     """Return the page with this record's table in the place of the one that it has."""
     head, _, rest = page.partition(BEGIN)
@@ -220,6 +242,6 @@ def with_table(page: str, record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    record = json.loads(Path(sys.argv[1]).read_text())
+    record = merged([json.loads(Path(path).read_text()) for path in sys.argv[1:]])
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     PAGE.write_text(with_table(PAGE.read_text(), record))
