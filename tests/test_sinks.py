@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -288,6 +290,42 @@ def test_a_sink_that_never_returns_is_left_behind(warnings_logged):
     assert other.closed
     together.close()  # again does nothing
     gate.set()
+
+
+def raises(error):
+    def write(_):
+        raise error
+
+    return write
+
+
+WAYS_TO_FAIL = {
+    "full disk": raises(OSError(errno.ENOSPC, "No space left on device")),
+    "broken pipe": raises(BrokenPipeError(errno.EPIPE, "Broken pipe")),
+    "bug": raises(KeyError("loss")),
+    "out of memory": raises(MemoryError()),
+    "too deep": raises(RecursionError()),
+    "exits": raises(SystemExit(1)),
+    "empties the record": dict.clear,
+    "slow": lambda _: time.sleep(0.005),
+    "hangs": lambda _: threading.Event().wait(2),
+}
+
+
+@pytest.mark.figure(24)
+def test_every_way_to_fail_leaves_the_caller_and_the_other_sinks_alone(cases):
+    microseconds = []
+    for way in cases(list(WAYS_TO_FAIL)):
+        first, other, broken = Recorder(), Recorder(), Recorder()
+        broken.write = WAYS_TO_FAIL[way]
+        with Sinks([first, broken, other], close_seconds=0.5) as together:
+            began = time.thread_time()
+            for updates in range(500):
+                together.write(record(updates))
+            microseconds.append((time.thread_time() - began) / 500 * 1e6)
+        assert first.seen == list(range(500)), way
+        assert other.seen == list(range(500)), way
+    cases.note(f"at most {max(microseconds):.0f} us of the run's time for a record")
 
 
 def test_sinks_close_when_the_run_fails():

@@ -254,14 +254,14 @@ class _Worker:
         try:
             while (record := self._next()) is not None:
                 self._sink.write(record)
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too, which ends a thread without a word
             with self._changed:
                 self._failed = True
                 self._records.clear()
             _warn_dropped(self._sink, error)
         try:
             self._sink.close()
-        except Exception as error:
+        except BaseException as error:
             if not self._failed:
                 _warn_dropped(self._sink, error)
 
@@ -275,7 +275,7 @@ def _name(sink: Sink) -> str:
     return type(sink).__name__
 
 
-def _warn_dropped(sink: Sink, error: Exception) -> None:
+def _warn_dropped(sink: Sink, error: BaseException) -> None:
     _LOG.warning(
         "%s failed and gets no more records; the run continues. %s: %s",
         _name(sink), type(error).__name__, error,
