@@ -685,6 +685,29 @@ def kill_workers(batch, cases, seed):
     return seconds
 
 
+class Slow(Naughty):
+    """Its first instance in a process takes 20 ms for a step."""
+
+    first = None
+
+    def step(self, action):
+        Slow.first = Slow.first or self
+        if Slow.first is self:
+            time.sleep(0.02)
+        return super().step(action)
+
+
+@pytest.mark.figure(21)
+def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog):
+    monkeypatch.setattr(library(), "_COMPARED_STEPS", 5)
+    batch = batches(Slow, 4, 1)
+    batch.reset(0, np.arange(4) + 20, 0)
+    for _ in range(15):
+        batch.step(good(4))
+    [record] = caplog.records
+    assert "gymnasium:Slow: environment 20 of the run is" in record.getMessage()
+
+
 @pytest.mark.figure(7)
 def test_twenty_kills_are_replaced(batches, cases):
     batch = batches("CartPole-v1", 8, 4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pickle
 import signal
@@ -50,7 +51,11 @@ sys.path[:] = json.loads(sys.argv[1])
 from podracer.envs.host.gymnasium_worker import run_fork_server
 run_fork_server(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
 """
+_LOG = logging.getLogger("podracer")
 _IMPORT_SECONDS = 120.0  # for the environment's code
+_COMPARED_STEPS = 200  # after which the speeds of a batch's environments are compared
+_STRAGGLER_FACTOR = 5.0  # times slower than the median of the batch
+_STRAGGLER_SECONDS = 1e-3  # a faster step holds nobody back
 # pygame, which many environments draw with, needs no screen and no sound card, and greets no one.
 _PYGAME = {
     "PYGAME_HIDE_SUPPORT_PROMPT": "1",
@@ -177,6 +182,7 @@ class GymnasiumBatch:
         fields = (shared.reward, shared.discount, shared.first, shared.last)
         self._timestep = TimeStep(observation, *fields)  # type: ignore[arg-type]
         self._closed = False
+        self._num_steps, self._named_rows = 0, set[int]()
         self._start_fork_server()
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
@@ -206,7 +212,24 @@ class GymnasiumBatch:
             with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
                 channel.send(STEP)
         self._await_workers(range(len(self._channels)))
+        self._num_steps += 1
+        if self._num_steps % _COMPARED_STEPS == 0:
+            self._find_straggler()
         return self._timestep
+
+    def _find_straggler(self) -> None:
+        """Log an environment that is much slower than the others of the batch, once."""
+        seconds = self._shared.step_seconds / _COMPARED_STEPS
+        row, usual = int(seconds.argmax()), float(np.median(seconds))
+        is_slow = seconds[row] > max(_STRAGGLER_FACTOR * usual, _STRAGGLER_SECONDS)
+        if is_slow and row not in self._named_rows:
+            self._named_rows.add(row)
+            _LOG.warning(
+                "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
+                "step, and all of its batch wait for it.",
+                self.name, self._shared.env_index[row], seconds[row] / usual, seconds[row],
+            )  # fmt: skip
+        self._shared.step_seconds[:] = 0
 
     def close(self) -> None:
         """End all processes, within seconds also where they hang, and free the memory."""

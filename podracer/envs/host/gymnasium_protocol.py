@@ -79,6 +79,7 @@ class SharedMemory:
     env_index: np.ndarray  # i64 [B]: the row's number among all environments of the run
     generation: np.ndarray  # i64 [B]: restarts since `reset`
     consecutive_failures: np.ndarray  # i64 [B]: restarts since the last good step
+    step_seconds: np.ndarray  # f64 [B]: spent in `step` since the batch last compared the rows
     fault_counts: np.ndarray  # i64 [B, kinds]
     fault_kind: np.ndarray  # i64 [B]: index in `FAULT_KINDS` of the latest fault
     fault_time: np.ndarray  # f64 [B]: when it happened, in monotonic seconds
@@ -112,6 +113,7 @@ def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
         "env_index": ((), np.int64),
         "generation": ((), np.int64),
         "consecutive_failures": ((), np.int64),
+        "step_seconds": ((), np.float64),
         "fault_counts": ((len(FAULT_KINDS),), np.int64),
         "fault_kind": ((), np.int64),
         "fault_time": ((), np.float64),

@@ -91,7 +91,10 @@ class Worker:
                     self.write_reset(row, self.envs[row].reset())
                 else:
                     self.extend_deadline("step")
-                    self.write_step(row, self.envs[row].step(action))
+                    began = time.perf_counter()
+                    result = self.envs[row].step(action)
+                    self.shared.step_seconds[row] += time.perf_counter() - began
+                    self.write_step(row, result)
             except BaseException as error:
                 self.record_fault(row, error)
                 self.remake(row)
