@@ -62,6 +62,7 @@ def test_that_fault_ends_the_run_in_one_sentence():
     assert fault.value.exit_code == 72
 
 
+@pytest.mark.figure(8)
 def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
     validator = TimestepValidator(SPEC, 3)
     masks = [1, 1, 1], [0, 0, 0], [0, 0, 0]

@@ -202,6 +202,19 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_lake_that_never_slips_is_solved_from_the_command_line(tmp_path):
+    """Observations of 16 states as one number are hardly learned from; as indices they are."""
+    run = tmp_path / "run"
+    code, _, error = call(
+        "train", "cartpole_sebulba", "--environment", "gymnasium:FrozenLake-v1,is_slippery=false",
+        "--frames", 60_000, "--evaluations", 1, "--run-dir", run,
+    )  # fmt: skip
+    assert code == 0, error
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["evaluation_return"] == 1
+
+
+@pytest.mark.slow
 def test_bench_sebulba_measures_every_part():
     code, out, error = call(
         "bench", "sebulba", "--num-envs", 8, "--rollout-length", 4, "--threads-per-actor", 1,

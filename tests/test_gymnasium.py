@@ -433,12 +433,12 @@ def test_no_file_has_a_module_imported(module, tmp_path):
     name = f"gymnasium:{module}:Own/Walk-v0"
     for hidden in (name, f"lifetimes:{name}", f"gymnasium:GymV21Environment-v0,env_id={module}:X"):
         experiment = recipes.find("cartpole_sebulba").with_fields({"environment": hidden})
-        library("io.run_directory").write_json(
+        library("io.seal").seal_json(
             tmp_path / "config.json", {"experiment": serialization.to_json(experiment)}
         )
         with pytest.raises(types.ConfigError, match=f"module '{module}'.*--environment"):
             serialization.read_experiment(tmp_path)
-        with pytest.raises(types.ConfigError):
+        with pytest.raises(types.ConfigError, match="--environment"):
             recipes.find(str(tmp_path / "config.json"))
     assert module not in sys.modules
     for repeated in (

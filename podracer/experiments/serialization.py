@@ -119,8 +119,8 @@ def _refuse_import(environment: Any) -> None:
     """Raise `ConfigError` where a file names an environment that has a module imported."""
     if isinstance(environment, str) and (module := imported_module(environment)):
         raise ConfigError(
-            f"the environment {environment!r} imports the module {module!r}, which no file can "
-            f"have done: add --environment {environment}, or from Python pass environment=..."
+            f"the environment {environment!r} imports the module {module!r}, and a file does "
+            f"not decide that: add --environment {environment}, or from Python pass environment=..."
         )
 
 
