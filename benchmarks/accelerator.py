@@ -16,7 +16,7 @@ for the device, and no network. The console script need not be installed. Used w
 with a traceback. `--only` takes the cases with one of these words in their names; `--list` shows
 them. Compile times are those without a cache, but where a case says so. Some cases run this file
 again with other settings of XLA, or the command line, in processes beside this one: each takes a
-share of the device's memory (`XLA_PYTHON_CLIENT_MEM_FRACTION`, unless it is set).
+share of the device's memory (`XLA_CLIENT_MEM_FRACTION`, unless it is set).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.55")  # before JAX reads it
+if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the older name of the same
+    os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.55")  # before JAX reads it
 
 import jax
 import records

@@ -463,11 +463,12 @@ def transfer(plan: Plan, kind: str) -> dict[str, Any]:
 def child(plan: Plan, command: list[str], **variables: str) -> float:
     """Run Python with these arguments beside this process; return the seconds it took."""
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": SHARE_OF_A_CHILD, "PYTHONPATH": path}
+    inherited = {key: text for key, text in os.environ.items() if "MEM_FRACTION" not in key}
+    share = {"XLA_CLIENT_MEM_FRACTION": SHARE_OF_A_CHILD, "PYTHONPATH": path}
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, **share, **variables},
+        env={**inherited, **share, **variables},
         check=True,
         stdout=sys.stderr,
         timeout=plan.seconds_left(),

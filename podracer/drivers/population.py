@@ -106,7 +106,7 @@ def abstract_states(
 ) -> TrainState:
     """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
     run_keys = jax.eval_shape(lambda: keys(pods))
-    make_states = partial(_make_initial_states, env, config)
+    make_states = partial(_make_initial_states, env, config, mesh)
     states = jax.eval_shape(make_states, stack(agent, pods), run_keys)
     return driver.with_shardings(states, mesh, PODS)
 
@@ -117,18 +117,20 @@ def init_states(
     """Return the states `[P, ...]` before the first update, sharded over the mesh."""
     abstract = abstract_states(agent, pods, env, mesh, config)
     target = jax.tree.map(lambda x: x.sharding, abstract)
-    make_states = jax.jit(partial(_make_initial_states, env, config), out_shardings=target)
+    make_states = jax.jit(partial(_make_initial_states, env, config, mesh), out_shardings=target)
     return make_states(stack(agent, pods), keys(pods))
 
 
 def _make_initial_states(
-    env: Environment, config: AnakinConfig, agents: Any, keys: jax.Array
+    env: Environment, config: AnakinConfig, mesh: Mesh, agents: Any, keys: jax.Array
 ) -> TrainState:
-    # One after another: two concurrent batched QR decompositions (orthogonal weights) deadlock on a
-    # CPU with few cores in jaxlib 0.10.2.
-    return jax.lax.map(
-        lambda pod: driver.make_initial_state(pod[0], env, config, pod[1]), (agents, keys)
-    )
+    def make_state(agent: Agent, key: jax.Array) -> TrainState:
+        return driver.make_initial_state(agent, env, config, key)
+
+    # Two concurrent batched QR decompositions (orthogonal weights) deadlock on a CPU with few cores
+    # in jaxlib 0.10.2. An accelerator would wait for thousands of small ones.
+    at_once = keys.shape[0] if _is_accelerator(mesh) else None
+    return jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
 
 
 def population(
@@ -193,10 +195,14 @@ def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
     On an accelerator all of them. On a CPU as many as make a batch of 128 environments: larger
     batches exceed its cache and were up to twice as slow.
     """
-    if mesh.devices.flat[0].platform != "cpu":
+    if _is_accelerator(mesh):
         return num_pods
     limit = max(1, 128 // config.num_envs)
     return max(n for n in range(1, min(num_pods, limit) + 1) if num_pods % n == 0)
+
+
+def _is_accelerator(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform != "cpu"
 
 
 def make_evaluator(

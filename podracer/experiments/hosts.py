@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import re
 from pathlib import Path
@@ -58,6 +59,7 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     from podracer.experiments import peers
     from podracer.types import ConfigError
 
+    require_deterministic_kernels()
     hosts = hosts.with_environment()
     settings = [hosts.coordinator, hosts.num_processes, hosts.process_id]
     is_multi_process = any(x is not None for x in settings)
@@ -86,6 +88,17 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", local_devices)
     if is_multi_process or _launched_by_cluster():
         peers.join(hosts.coordinator, hosts.num_processes, hosts.process_id, hosts.join_seconds)
+
+
+def require_deterministic_kernels() -> None:
+    """Have XLA use only GPU kernels that sum in a fixed order, unless XLA_FLAGS says which.
+
+    Call it before anything touches a device. Without a GPU plugin of JAX it does nothing.
+    """
+    flags, name = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops"
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    if name not in flags and any(re.search("cuda|rocm", plugin.name) for plugin in plugins):
+        os.environ["XLA_FLAGS"] = f"{flags} {name}=true".strip()
 
 
 def disable_async_dispatch() -> None:

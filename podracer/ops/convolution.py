@@ -89,9 +89,10 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
     if rows == len(x):
         return dx, weights(x, g).transpose(1, 2, 0, 3)
     parts = [array.reshape(-1, rows, *array.shape[1:]) for array in (x, g)]
-    zero = jnp.zeros((w.shape[2], *kernel, w.shape[3]), g.dtype)
+    # Summed in float32: 16-bit numbers would lose small parts of a large sum.
+    zero = jnp.zeros((w.shape[2], *kernel, w.shape[3]), jnp.promote_types(g.dtype, jnp.float32))
     dw, _ = jax.lax.scan(lambda total, part: (total + weights(*part), None), zero, tuple(parts))
-    return dx, dw.transpose(1, 2, 0, 3)
+    return dx, dw.astype(w.dtype).transpose(1, 2, 0, 3)
 
 
 def _rows_at_once(batch: int, height: int, width: int) -> int:

@@ -30,8 +30,8 @@ SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone
 class Attempt:
     """Ray actor that owns the process of one attempt, which saves and ends when the actor does."""
 
-    def __init__(self, directory: str, recipes: Sequence[str]) -> None:
-        self._engine = LocalEngine(recipes)
+    def __init__(self, directory: str, recipes: Sequence[str], gpus: float) -> None:
+        self._engine = LocalEngine(recipes, gpu_share=gpus if 0.0 < gpus < 1.0 else 1.0)
         self._engine.start(0, Path(directory))
 
     def wait(self) -> int:
@@ -62,7 +62,7 @@ class Cluster:
     """Attempts by token on a connected Ray cluster."""
 
     def __init__(self, ray: Any, cpus: float, gpus: float, recipes: Sequence[str]) -> None:
-        self._recipes = recipes
+        self._recipes, self._gpus = recipes, gpus
         self._ray, self._node = ray, ray.get_runtime_context().get_node_id()
         # One call waits, others stop and kill.
         self._actor = ray.remote(
@@ -72,7 +72,7 @@ class Cluster:
 
     def start(self, token: int, directory: str) -> None:
         """Start an attempt as soon as a machine has room for it."""
-        actor = self._actor.remote(directory, self._recipes)
+        actor = self._actor.remote(directory, self._recipes, self._gpus)
         ready, code = actor.__ray_ready__.remote(), actor.wait.remote()
         self._running[token] = Running(actor, ready, code, Path(directory))
 

@@ -98,7 +98,7 @@ def _make_engine(tournament: Tournament, directory: Path, recipes: Sequence[str]
         case "inline":
             return InlineEngine(tournament.experiments)
         case "local":
-            return LocalEngine(recipes)
+            return LocalEngine(recipes, gpu_share=1 / tournament.pods)
         case "ray":
             return RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus, recipes)
 

@@ -31,7 +31,11 @@ from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.hosts import disable_async_dispatch, use_compilation_cache
+from podracer.experiments.hosts import (
+    disable_async_dispatch,
+    require_deterministic_kernels,
+    use_compilation_cache,
+)
 from podracer.experiments.records import check_metadata
 from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, to_json
@@ -252,6 +256,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
     """
     try:
         own = tuple(recipes.find(name) for name in names)
+        require_deterministic_kernels()
         experiment = read_task(directory, own).experiment
         if experiment.arch == "sebulba" and experiment.devices <= 1:
             disable_async_dispatch()

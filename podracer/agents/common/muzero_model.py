@@ -70,7 +70,9 @@ class Model:
 
     def to_scalar(self, logits: jax.Array) -> jax.Array:
         """Return the values or rewards `[N]` that logits `[N, Z]` stand for."""
-        return unsquash(jax.nn.softmax(logits) @ self._support)
+        # At full precision: TF32 or bfloat16 would round values to three or two digits.
+        probs = jax.nn.softmax(logits)
+        return unsquash(jnp.matmul(probs, self._support, precision=jax.lax.Precision.HIGHEST))
 
     def cross_entropy(self, logits: jax.Array, target: jax.Array) -> jax.Array:
         """Return the loss `[N]` of logits `[N, Z]` of values or rewards with targets `[N]`."""

@@ -6,6 +6,7 @@ Source: Oh et al. 2020 (arXiv 2007.08794), equations 4 and 5.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,8 @@ class MetaObjective:
         by_task = batch.is_whole[:, None] * jax.nn.one_hot(batch.task, self.num_tasks)
         rollout = batch.rollout
         terms = (rollout.valid * rollout.reward, rollout.valid)
-        return grads, value, [jnp.mean(x, axis=(1, 2)) @ by_task for x in terms]
+        matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)  # no TF32 or bfloat16
+        return grads, value, [matmul(jnp.mean(x, axis=(1, 2)), by_task) for x in terms]
 
     def loss(
         self,

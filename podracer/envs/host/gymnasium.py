@@ -47,6 +47,7 @@ _FORK_SERVER = """
 import json, os, socket, sys
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+os.environ["JAX_PLATFORMS"] = "cpu"  # an environment that uses JAX must not take the run's GPU
 sys.path[:] = json.loads(sys.argv[1])
 from podracer.envs.host.gymnasium_worker import run_fork_server
 run_fork_server(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
