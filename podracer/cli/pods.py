@@ -173,7 +173,7 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
     with LiveStandings(settings.rounds, directory) as live:
         code = run_tournament(settings, directory, own_recipes, live.show)
     outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
-    print(f"{outcome:10}podracer report {directory}")
+    print(f"{outcome:8}  podracer report {directory}")
     if code:
         flag = f" --recipe {','.join(own_recipes)}" if own_recipes else ""
         print(f"Next      podracer resume {directory}{flag}")
