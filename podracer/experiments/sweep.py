@@ -15,7 +15,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range, read_range
 from podracer.experiments.serialization import read_experiment, to_json
 from podracer.io.checkpoint import Restored
-from podracer.io.jsonl import holds_sealed
+from podracer.io.jsonl import holds_sealed, read_records
 from podracer.io.run_directory import write_json
 from podracer.io.sinks import read_metrics
 from podracer.types import CheckpointError, ConfigError
@@ -119,7 +119,7 @@ def best_pod(directory: Path, restored: Restored) -> int:
     Raises `CheckpointError` if the records have changed since it was saved.
     """
     path, sealed = directory / RECORDS, restored.metadata["records"][RECORDS]
-    if not path.exists() or not holds_sealed(path.read_bytes(), sealed):
+    if not holds_sealed(read_records(path), sealed):
         raise CheckpointError(
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."

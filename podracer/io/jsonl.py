@@ -61,6 +61,19 @@ class JsonlSink:
         self._file.close()
 
 
+def read_records(path: Path) -> bytes:
+    """Return the content of a file of records, nothing if there is none.
+
+    Raises `StorageError` if it cannot be read.
+    """
+    try:
+        return retry_reading(path.read_bytes)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
     """Return whether the content of a file of records begins with those that were sealed."""
     size = int(sealed["size"])
@@ -71,14 +84,7 @@ def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tu
     """Cut a file of records back to an update, atomically; return what is left and its update."""
     if path.is_fifo():
         raise StorageError(f"{path} is a pipe, not a file.")
-    try:
-        data = retry_reading(path.read_bytes)
-    except FileNotFoundError:
-        data = b""
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be read as a file: {error.strerror or error}."
-        ) from error
+    data = read_records(path)
     if sealed is None:
         kept, last, is_whole = _readable(data, updates)
     else:
