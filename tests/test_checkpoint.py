@@ -184,10 +184,13 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 @pytest.mark.figure(3)
-def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Path, cases) -> None:
+@pytest.mark.parametrize("trials", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_random_damage_is_always_found_and_the_step_before_restored(
+    trials: int, tmp_path: Path, cases
+) -> None:
     good, bad = save(tmp_path / "clean", 1, 2)
     rng, handled, like = random.Random(0), Counter(), small()
-    for trial in cases(range(200)):
+    for trial in cases(range(trials)):
         directory = tmp_path / "trial"
         shutil.copytree(tmp_path / "clean", directory)
         fault = damage(step_path(directory, 2), rng)
@@ -199,7 +202,7 @@ def test_random_damage_is_always_found_and_the_step_before_restored(tmp_path: Pa
         assert not step_path(directory, 2).exists(), (trial, fault)
         handled[fault.split()[0]] += 1
         shutil.rmtree(directory)
-    assert (handled.total(), len(handled)) == (200, 5)
+    assert (handled.total(), len(handled)) == (trials, 5)
     assert stored_fingerprint(tmp_path / "clean") == (2, bad)
 
 
