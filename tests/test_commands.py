@@ -173,7 +173,7 @@ MISTAKES = [
     ("train catch --frames", "Missing argument"),
     ("train catch --arch sebluba", "sebluba"),
     ("train catch --environment cathc", "did you mean catch"),
-    ("train catch --environment gymnax:Brakout", "Brakout"),
+    ("train catch --environment probe:acton", "probe:action"),
     ("train cartpole_sebulba --environment gymnasium:CartPoel-v1", "CartPole-v1"),
     ("train atari_impala --game pnog", "pong"),
     ("train catch --activation silly", "silly"),
@@ -274,7 +274,7 @@ MISTAKES_ABOUT_A_RUN = [
     ("eval RUN --recipe nothing", "There is no recipe 'nothing'"),
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
     ("play RUN --out .", "is a directory"),
-    ("play RUN --out film.txt", "ends in .gif or .mp4"),
+    ("play RUN --out film.txt", "film.txt must end in .gif or .mp4"),
     ("play RUN --max-steps 0", "--max-steps must lie in [1, 100,000]"),
     ("play RUN --fps -1", "--fps must lie in [0, 1,000]"),
     ("report RUN --out /no/directory/page.html", "there is no directory /no/directory"),
@@ -324,9 +324,8 @@ def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, 
 
 @pytest.mark.figure(20)
 def test_how_soon_mistakes_are_refused(seconds, cases):
-    quick = sum(x <= 0.5 for x in seconds)
-    cases.add(quick, len(seconds))
-    cases.note(f"p95 {np.quantile(seconds, 0.95) if seconds else 0:.2f} s of CPU")
+    if seconds:  # the first one also imports
+        cases.note(f"p95 {np.quantile(seconds, 0.95):.2f} s of CPU")
 
 
 @pytest.mark.parametrize("text", ["1e6", "1_000_000", "1000000", "1000000.0"])

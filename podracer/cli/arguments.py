@@ -327,7 +327,7 @@ def require_in_range(flag: str, value: float, least: float = 1, most: float = 2*
     return value
 
 
-def output_file(out: Path | None, default: Path) -> Path:
+def output_file(out: Path | None, default: Path, suffixes: Sequence[str] = ()) -> Path:
     """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
 
     Raises `ConfigError` where no file can be written, before anything is computed for it.
@@ -337,6 +337,8 @@ def output_file(out: Path | None, default: Path) -> Path:
     path = default if out is None else out
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: name a file in it with --out.")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
     return path

@@ -154,7 +154,7 @@ def play(arguments: Sequence[str]) -> int:
 
     use_compilation_cache()
     experiment = reopen_run(options.run, options.recipe, options.environment)
-    out = output_file(options.out, options.run / "play.gif")
+    out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
     require_in_range("--fps", options.fps, 0, 1000)
     agent, env, state = load_run(options.run, recipe=experiment)
     acting = _acting(experiment, options)
