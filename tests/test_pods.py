@@ -115,7 +115,7 @@ def test_20_scores_come_again_to_the_bit(tmp_path, cases):
     )
     entries = play(tmp_path, tournament)
     assert len(entries) == 20
-    assert len({entry.score for entry in entries.values()}) > 5
+    assert len({entry.score for entry in entries.values()}) > 3
     for entry in cases(entries.values()):
         path = tmp_path / entry.checkpoint
         assert pods.digest(path) == entry.digest
