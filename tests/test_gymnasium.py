@@ -81,6 +81,13 @@ class Push(gymnasium.Env):
         return action.astype(np.float32), 0.0, False, False, {}
 
 
+class Platform(Push):
+    """Shows whether JAX would use the CPU in this process."""
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(2, os.environ.get("JAX_PLATFORMS") == "cpu", np.float32), {}
+
+
 SEEN = spaces.Box(-10, 10, (3,), np.float64)
 BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
     "raise": "raised",
@@ -778,6 +785,11 @@ def test_workers_are_without_jax_and_deaf_to_signals(batches):
             os.kill(pid, number)
         batch.step(good(2))
     assert not any(batch.faults.values())
+
+
+def test_workers_leave_the_accelerator_to_the_run(batches):
+    timestep = batches(Platform, 2, 1).reset(0, np.arange(2), 0)
+    assert timestep.observation.all()
 
 
 @pytest.mark.figure(12)
