@@ -267,6 +267,17 @@ def test_two_hosts_hold_the_same_parameters_and_other_environments(tmp_path):
         assert line["steps_collected"] == line["steps_learned"] + line["steps_in_flight"]
 
 
+@pytest.mark.slow
+@pytest.mark.figure(19)
+def test_a_fault_of_one_host_ends_both_and_is_what_is_kept(tmp_path):
+    run = tmp_path / "run"
+    processes = hosts("raise", *HOSTS, "--frames", STEPS * 40_000, "--run-dir", run)
+    results = [finish(process) for process in processes]
+    assert [code for code, _, _ in results] == [72, 77], results
+    crash = json.loads((run / "crash.json").read_text())
+    assert (crash["code"], crash["component"]) == (72, "actor 0")
+
+
 @pytest.mark.figure(19)
 @pytest.mark.slow
 def test_a_signal_to_one_host_stops_both_at_one_update(tmp_path):
