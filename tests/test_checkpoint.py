@@ -478,6 +478,15 @@ def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypat
     assert stored_fingerprint(tmp_path, report=pytest.fail) == (2, best)
 
 
+@pytest.mark.parametrize("target", ["checkpoints", "nowhere"])
+def test_a_link_that_leads_nowhere_is_a_loss(tmp_path: Path, target: str) -> None:
+    save(tmp_path, 1)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").symlink_to(target)
+    with pytest.raises(CheckpointError, match="no valid checkpoint, but one was saved"):
+        load(tmp_path, small())
+
+
 @pytest.mark.figure(16)
 def test_links_are_not_followed_for_writing_or_deleting(tmp_path: Path) -> None:
     outside = tmp_path / "outside"

@@ -78,7 +78,9 @@ def is_there(path: Path) -> bool:
     """Return whether a name exists, be it a broken link. Raises `StorageError` if unknown."""
     try:
         retry_reading(partial(os.lstat, path))
-    except (FileNotFoundError, NotADirectoryError):
+    except StorageError:
+        raise
+    except OSError:
         return False
     return True
 

@@ -138,5 +138,7 @@ def paths_in(directory: Path) -> list[Path]:
     """Return what is in a directory, sorted; nothing if there is none."""
     try:
         return sorted(directory / name for name in retry_reading(lambda: os.listdir(directory)))
-    except (FileNotFoundError, NotADirectoryError):
+    except StorageError:
+        raise
+    except OSError:  # missing, no directory, or links in a circle
         return []
