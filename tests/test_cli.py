@@ -186,6 +186,7 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     )  # fmt: skip
     assert code == 0, error
     assert "Finished" in out
+    has_hint = "podracer play" in out
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["lag_max"] == 1
     accounts = [last[f"steps_{name}"] for name in ("learned", "in_flight", "dropped")]
@@ -197,8 +198,8 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     assert code == 0, error
     assert json.loads(out)["return_mean"] == pytest.approx(last["evaluation_return"])
     code, _, error = call("play", run)
-    assert code == 78
-    assert "cannot be drawn: of host environments only image observations are" in error
+    assert has_hint == (code == 0)  # CartPole draws itself by pygame, which may be missing
+    assert (code == 0) != ("cannot be drawn" in error)
 
 
 @pytest.mark.slow
