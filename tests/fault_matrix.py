@@ -137,22 +137,27 @@ class Recorder:
     def __init__(self, path: Path, arguments: Sequence[Any]) -> None:
         self.path = path
         self.command = shlex.join(["pytest", *map(str, arguments)])
-        self.tests: dict[str, dict[str, Any]] = {}
+        self.reports: dict[str, list[pytest.TestReport]] = {}
+        self.tests: dict[str, dict[str, Any]] = {}  # those that have ended, not the skipped ones
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test once its fixtures are torn down, unless it was skipped."""
         properties = dict(report.user_properties)
-        if not properties.get("figures"):
+        reports = self.reports.setdefault(report.nodeid, [])
+        reports.append(report)
+        if report.when in ("setup", "call") or any(earlier.skipped for earlier in reports):
             return
-        new = {"failed": False, "skipped": False, "seconds": 0.0}
-        test = self.tests.setdefault(report.nodeid, new)
-        test["figures"] = properties["figures"]
-        test["failed"] |= report.failed
-        test["skipped"] |= report.skipped
-        test["seconds"] += report.duration
-        counts, test["notes"] = properties.get("cases", ([], []))  # after fixtures are torn down
-        if not counts or (test["failed"] and all(passed == total for passed, total, _ in counts)):
-            counts = [*counts, (int(not test["failed"]), 1, None)]
-        test["counts"] = counts
+        failed = any(earlier.failed for earlier in reports)
+        counts, notes = properties.get("cases", ([], []))
+        if not counts or (failed and all(passed == total for passed, total, _ in counts)):
+            counts = [*counts, (int(not failed), 1, None)]
+        self.tests[report.nodeid] = {
+            "figures": properties.get("figures", ()),
+            "failed": failed,
+            "seconds": sum(earlier.duration for earlier in reports),
+            "counts": counts,
+            "notes": notes,
+        }
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         about = provenance()
@@ -163,8 +168,7 @@ class Recorder:
         terminalreporter.write_line("\n" + table(record))
 
     def _row(self, number: int) -> dict[str, Any]:
-        own = {name: test for name, test in self.tests.items() if number in test["figures"]}
-        tests = {name: test for name, test in own.items() if not test["skipped"]}
+        tests = {name: test for name, test in self.tests.items() if number in test["figures"]}
         counts = [c for test in tests.values() for c in test["counts"] if c[2] in (None, number)]
         return {
             "passed": sum(passed for passed, _, _ in counts),

@@ -80,3 +80,9 @@ def test_an_unknown_figure_is_refused(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.figure(26)\ndef test(): pass")
     result = pytester.runpytest("-p", "fault_matrix", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_the_page_shows_the_record():
+    record = json.loads(fault_matrix.RECORD.read_text())
+    page = fault_matrix.PAGE.read_text()
+    assert page == fault_matrix.with_table(page, record)
