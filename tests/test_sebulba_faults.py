@@ -166,7 +166,8 @@ def once():
         patch.setattr(learner_module, "to_progress", visited("fetch", learner_module.to_progress))
         pool = pool_module.ActorPool
         patch.setattr(pool, "publish", visited("publish", pool.publish))
-        patch.setattr(actor_module, "ClosableQueue", Queue)
+        for module in (actor_module, pool_module):
+            patch.setattr(module, "ClosableQueue", Queue)
         patch.setattr(actor_module, "jax", ActorJax())
         yield made
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
