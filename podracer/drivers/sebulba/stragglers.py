@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 
 ROLLOUTS = 5  # of an actor, whose median time is compared
-FACTOR = 5.0  # times slower than the median of all actors
+FACTOR = 5.0  # times slower than the median of the other actors
 
 _LOG = logging.getLogger("podracer")
 
@@ -27,8 +27,8 @@ class Stragglers:
         if len(times) < ROLLOUTS or actor in self.named:
             return
         own = statistics.median(times)
-        usual = statistics.median(map(statistics.median, self._seconds.values()))
-        if own > FACTOR * usual:
+        others = [statistics.median(x) for name, x in self._seconds.items() if name != actor]
+        if others and own > FACTOR * (usual := statistics.median(others)):
             self.named.add(actor)
             _LOG.warning(
                 "the environments of %s are %.0f times slower than those of the others, %.3g s for "
