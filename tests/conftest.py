@@ -7,6 +7,7 @@ over twice as fast; `JAX_DISABLE_MOST_OPTIMIZATIONS=0 pytest` compiles them as u
 
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ if QUICK:  # a few tests optimize their programs (`programs.optimized`), but LLV
     else:
         flags.append("--xla_backend_optimization_level=0")
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where `nohup` started the tests
 
 jax.config.update("jax_disable_most_optimizations", QUICK)
 jax.config.update("jax_num_cpu_devices", 8)

@@ -246,7 +246,7 @@ def resume(
 @pytest.mark.parametrize(
     ("trials", "names"),
     [
-        (40, ("seed-0", "seed-1")),
+        (25, ("seed-0", "seed-1")),
         pytest.param(2000, tuple(EXPERIMENTS), marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
 )
