@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import math
+import os
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -113,8 +114,14 @@ class RunSetup:
 
     @property
     def topology(self) -> str:
-        """Number and kind of devices and number of processes, on which the run's bits depend."""
-        devices = f"{self.num_devices} x {self.mesh.devices.flat[0].device_kind}"
+        """Number and kind of devices and number of processes, on which the run's bits depend.
+
+        On a CPU also the number of cores, by which XLA divides large products.
+        """
+        device = self.mesh.devices.flat[0]
+        devices = f"{self.num_devices} x {device.device_kind}"
+        if device.platform == "cpu":
+            devices += f" with {len(os.sched_getaffinity(0))} cores"
         processes = jax.process_count()
         return devices if processes == 1 else f"{devices} in {processes} processes"
 
