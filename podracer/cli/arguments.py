@@ -152,9 +152,11 @@ def parse(
 
 def _flag_names(config: Any) -> Iterator[str]:
     """Yield the names of all fields of a dataclass that are flags, those of its parts included."""
+    from podracer.schedules import Linear
+
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type | Linear):
             yield from _flag_names(value)
         else:
             yield field.name

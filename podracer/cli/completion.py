@@ -96,12 +96,14 @@ def _flag(name: str) -> str:
 
 
 def _names(part: Any) -> Iterator[str]:
+    from podracer.schedules import Linear
+
     kind = part if isinstance(part, type) else type(part)
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         value = getattr(part, field.name, hints[field.name])
         markers = getattr(hints[field.name], "__metadata__", ())
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, Linear):
             yield from _names(value)
         elif field.name != "spec" and not {tyro.conf.Suppress, tyro.conf.Positional} & set(markers):
             yield field.name
