@@ -53,26 +53,41 @@ def anakin(name: str, agent: Any, env: Any, config: AnakinConfig, devices: int =
     return here(name, program, state, steps, devices=devices)
 
 
+class Process:
+    """A program of another Python, which answers each line that it reads with a JSON object.
+
+    `hello` is the object that it prints first.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]):
+        self._name, self._command = name, command
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.hello = self._read()
+
+    def ask(self, line: str = "") -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise SystemExit(f"{self._name} ended with code {code}: {' '.join(self._command)}")
+        return json.loads(line)
+
+
 def elsewhere(name: str, command: Sequence[str]) -> Contender:
     """A process of its own. It first prints one JSON object with `steps`, `compile_seconds` and
     versions, then for each line that it reads runs a repetition and prints a `Timing` as JSON."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def read() -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{name} ended with code {process.wait()}: {' '.join(command)}")
-        return json.loads(line)
-
-    def lap() -> Timing:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return Timing(**read())
-
-    hello = read()
-    return Contender(name, hello.pop("steps"), hello.pop("compile_seconds"), lap, hello)
+    process = Process(name, command)
+    about = dict(process.hello)
+    steps, compile_seconds = about.pop("steps"), about.pop("compile_seconds")
+    return Contender(name, steps, compile_seconds, lambda: Timing(**process.ask()), about)
 
 
 @dataclass(frozen=True)
