@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.networks.layers import ACTIVATIONS, Activation, Convolution, Linear, relu
+from podracer.ops.pooling import max_pool
 from podracer.types import ConfigError, PyTree, bounded
 
 
@@ -153,7 +154,7 @@ def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) ->
         return x
     for first, *blocks in layers:
         x = first(x)
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        x = max_pool(x)
         for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
             x = x + outer(relu(inner(relu(x))))
     return relu(x)
