@@ -670,6 +670,8 @@ def test_leftovers_of_killed_saves_are_swept_and_nothing_else(tmp_path: Path) ->
     for path in debris:
         (path / "state.orbax-checkpoint-tmp").mkdir(parents=True)
         (path / "meta.json").write_text("{}")
+    debris.append(tmp_path / ".saved.json.13085.140009675937472")
+    debris[-1].write_text("{")
     others = [folder / name for name in ("3", "quarantine", "000000000004.mine", "000000000004")]
     for other in others:
         other.mkdir()

@@ -38,7 +38,7 @@ def interrupt_until_done(arguments, run, signals):
         steps = (run / "checkpoints").glob("[0-9]*")
         mid_save += any(not (step / "manifest.json").exists() for step in steps)
         process = start("resume", run)
-    code, _, error = finish(process)
+    code, _, error = finish(process, timeout=1800)
     assert code == 0, error
     return mid_save
 
@@ -57,7 +57,7 @@ def test_interrupted_and_resumed_equals_an_uninterrupted_run(arguments, signals,
     """Killed, it goes on from what was saved; told to stop, it saves and exits with 75."""
     run, twin = tmp_path / "run", tmp_path / "twin"
     mid_save = interrupt_until_done(arguments, run, signals)
-    code, _, error = call(*arguments, "--run-dir", twin)
+    code, _, error = finish(start(*arguments, "--run-dir", twin), timeout=1800)
     assert code == 0, error
     equal = (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
     kills = signals.count(signal.SIGKILL)

@@ -98,6 +98,8 @@ class Checkpointer:
             for path in paths_in(self.directory):
                 if _REMAINS.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)
+            for path in self.run.glob(f".{SAVED}.*"):  # of a process killed while it wrote
+                path.unlink(missing_ok=True)
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
