@@ -558,6 +558,7 @@ def test_a_boundary_state_survives_what_comes_after():
         (4, {"num_envs": 6, "threads_per_actor": 4}, "take 16|take 12|take 8"),
         (4, {"learners": 3, "threads_per_actor": 1}, "take 15 or 18"),
         (1, {"updates_per_batch": 3}, "does not divide the 16"),
+        (1, {"rollout_length": 10**8}, "two rollouts of 16 environments .* are free"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(devices, config, message):

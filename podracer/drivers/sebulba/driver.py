@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Generator
 
 import jax
+import numpy as np
 
 from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
@@ -17,6 +19,7 @@ from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.environment import HostEnvironments
+from podracer.mesh import format_bytes, free_bytes
 from podracer.types import ConfigError, check_ranges
 
 
@@ -36,6 +39,24 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Dev
     batch_size = rows_per_learner // config.updates_per_batch
     check_agent(agent, num_envs=batch_size, length=config.rollout_length)
     check_policy(agent, "take --arch anakin")
+    _check_memory(env, config, split)
+
+
+def _check_memory(env: HostEnvironments, config: SebulbaConfig, split: DeviceSplit) -> None:
+    """Raise `ConfigError` where the observations of two rollouts do not fit into free memory.
+
+    An actor fills one while the learner has the other.
+    """
+    observations = jax.tree.leaves(env.spec.observation)
+    one_step = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in observations)
+    rows = split.num_envs * split.threads // len(split.actors)
+    needed, free = 2 * rows * config.rollout_length * one_step, free_bytes(split.mesh)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"two rollouts of {rows} environments by {config.rollout_length} steps need "
+            f"{format_bytes(needed)} on an actor's device, but {format_bytes(free)} are free: take "
+            "fewer environments, a shorter rollout or more actors."
+        )
 
 
 def sebulba(
