@@ -41,6 +41,8 @@ def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
         missing = [m for m in ("init", "carry", "actor_params", "act", "learn", "spec")
                    if not hasattr(agent, m)]  # fmt: skip
         raise ConfigError(f"{name} is not an agent: it lacks {', '.join(missing)}.")
+    if jax.tree_util.all_leaves([agent]):
+        raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
     if agent.spec is None:
         raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))

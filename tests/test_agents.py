@@ -129,6 +129,7 @@ def learning(change: Any) -> Any:
     [
         (object(), "object is not an agent: it lacks init, carry"),
         (A2C(), "A2C has no `spec`"),
+        (type("Plain", (A2C,), {})(), "Plain is not a tree of arrays: put @podracer.struct"),
         (broken(init=lambda *args: {}), r"Broken\.init must return a LearnerState, not dict"),
         (
             broken(init=lambda self, key, n: LearnerState((), jnp.zeros(n + 1))),

@@ -5,7 +5,6 @@ JAX is imported only once a command needs it, so that a mistyped one is answered
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import importlib
@@ -15,16 +14,14 @@ import os
 import platform
 import select
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from podracer.io.names import nearest
-from podracer.io.signals import STOPPED, exit_on_stop
+from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop
 
 _STDOUT = 1  # its descriptor
-_THREAD_SECONDS = 5.0  # for threads that go on after a command
 
 
 class Command(NamedTuple):
@@ -95,27 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
     if arguments is None:
-        _exit_despite_threads(code)
+        exit_despite_threads(code)
     sys.exit(code)
-
-
-def _exit_despite_threads(code: int) -> None:
-    """End the process soon, even if a thread that is no daemon, such as an environment's, goes on.
-
-    Python waits for such threads without a limit, before it calls what `atexit` has.
-    """
-    threads_ended = threading.Event()
-    atexit.register(threads_ended.set)
-
-    def exit_late() -> None:
-        if not threads_ended.wait(_THREAD_SECONDS):
-            threads = set(threading.enumerate()) - {threading.main_thread()}
-            names = ", ".join(thread.name for thread in threads if not thread.daemon)
-            print(f"podracer: left behind by force: {names}.", file=sys.stderr, flush=True)
-            atexit._run_exitfuncs()
-            os._exit(code)
-
-    threading.Thread(target=exit_late, daemon=True).start()
 
 
 def _is_of_output(error: Exception) -> bool:

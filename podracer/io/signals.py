@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -17,6 +18,7 @@ from typing import Any
 PREEMPTED = 75
 STOPPED = 130
 _PR_SET_PDEATHSIG = 1
+_THREAD_SECONDS = 5.0  # for threads that go on after the main thread
 
 
 def request_signal_at_parent_death(number: int) -> None:
@@ -26,6 +28,25 @@ def request_signal_at_parent_death(number: int) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def exit_despite_threads(code: int) -> None:
+    """End the process soon, even if a thread that is no daemon, such as an environment's, goes on.
+
+    Call it last. Python waits for such threads without a limit, before it calls what `atexit` has.
+    """
+    threads_ended = threading.Event()
+    atexit.register(threads_ended.set)
+
+    def exit_late() -> None:
+        if not threads_ended.wait(_THREAD_SECONDS):
+            threads = set(threading.enumerate()) - {threading.main_thread()}
+            names = ", ".join(thread.name for thread in threads if not thread.daemon)
+            print(f"podracer: left behind by force: {names}.", file=sys.stderr, flush=True)
+            atexit._run_exitfuncs()
+            os._exit(code)
+
+    threading.Thread(target=exit_late, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from podracer.io.signals import request_signal_at_parent_death
+from podracer.io.signals import exit_despite_threads, request_signal_at_parent_death
 
 
 def main(directory: str, *recipes: str) -> int:
@@ -22,7 +22,9 @@ def main(directory: str, *recipes: str) -> int:
     threading.Thread(target=_watch_parent, daemon=True).start()
     from podracer.tournament import pod
 
-    return pod.run_alone(Path(directory).absolute(), recipes)
+    code = pod.run_alone(Path(directory).absolute(), recipes)
+    exit_despite_threads(code)
+    return code
 
 
 def _watch_parent() -> None:
