@@ -29,6 +29,7 @@ LIBRARIES = {
     "sb3": "stable-baselines3", "sbx": "sbx", "rejax": "rejax", "purejaxrl": "PureJaxRL",
     "podracer": "podracer",
 }  # fmt: skip
+DASHES = {"podracer": "-", "rejax": "--", "purejaxrl": ":", "sb3": "--", "sbx": ":"}
 
 HEAD = """\
 # Results
@@ -187,8 +188,8 @@ def draw(family: str, groups: Groups, target: Path) -> None:
             references = [name for name in cell.reference_names if name in groups]
             names = [cell.name, *references]
             tasks[cell.task] = list(dict.fromkeys([*tasks.get(cell.task, []), *names]))
-    titles = dict.fromkeys(title(name) for names in tasks.values() for name in names)
-    colors = dict(zip(titles, (*COLORS, *COLORS), strict=False))
+    agents = dict.fromkeys(name.split("/")[2] for names in tasks.values() for name in names)
+    colors = dict(zip(agents, (*COLORS, *COLORS), strict=False))
     columns = min(2, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = Figure((5.4 * columns, 3.2 * rows), layout="constrained")
@@ -196,12 +197,13 @@ def draw(family: str, groups: Groups, target: Path) -> None:
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(task, fontsize=10)
         for name in names:
-            curve(axes, groups[name], title(name), colors[title(name)])
-        style(axes)
+            _, library, agent = name.split("/")
+            curve(axes, groups[name], title(name), colors[agent], DASHES[library])
+        style(axes, [groups[name][0]["frames"] for name in names])
     FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
 
 
-def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> None:
+def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str, dashes: str) -> None:
     """Draw the interquartile mean over seeds, with its bootstrap interval."""
     length = min(len(row["curve"]) for row in rows)
     points = np.array([row["curve"][:length] for row in rows], float)  # [seeds, evaluations, 2]
@@ -209,11 +211,12 @@ def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> No
     low, high = bootstrap_interval(returns)
     axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
     mean = interquartile_mean(returns)
-    style = "-" if label.startswith("podracer") else "--"
-    axes.plot(frames, mean, style, color=color, label=f"{label} ({len(rows)})")
+    axes.plot(frames, mean, dashes, color=color, label=f"{label} ({len(rows)})")
 
 
-def style(axes: Axes) -> None:
+def style(axes: Axes, frames: Sequence[int]) -> None:
+    if max(frames) > 4 * min(frames):
+        axes.set_xscale("log")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(fontsize=7, framealpha=0.7, edgecolor="none")
     axes.set_xlabel("frames", fontsize=8)
