@@ -127,6 +127,8 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
             about = f"{title(reference)} | {figures(baseline, 'the same')}"
             yield f"| | {about} | {chance} | {outcome} |"
     yield ""
+    for cell in (cell for cell in family_cells if cell.remark):
+        yield from (f"{cell.task}, {cell.agent}: {cell.remark}", "")
     yield "```bash"
     for cell in family_cells:
         yield " ".join(["podracer", *cells.command_of(cell, cells.seeds_of(cell))])
