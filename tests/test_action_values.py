@@ -170,8 +170,19 @@ def test_noise_is_factorised_fresh_for_each_row_and_none_without_keys():
         weight = layer.weight + layer.weight_scale * np.outer(e[:6], e[6:])
         bias = layer.bias + layer.bias_scale * e[6:]
         np.testing.assert_allclose(noisy[row], x[row] @ weight + bias, rtol=1e-4, atol=1e-5)
-    shared = layer(x, keys[:1])
-    np.testing.assert_allclose(shared[0], noisy[0], rtol=1e-5)
+
+
+def test_one_noise_for_all_rows_is_the_same_noise_in_each_of_them():
+    layer, keys = NoisyLinear(6, 3, key=jax.random.key(0)), jax.random.split(jax.random.key(2), 1)
+    x = jax.random.normal(jax.random.key(1), (4, 6))
+
+    def through(keys):
+        grads = jax.grad(lambda layer, x: jnp.sum(jnp.sin(layer(x, keys))), (0, 1))
+        return layer(x, keys), grads(layer, x)
+
+    both = zip(*map(jax.tree.leaves, (through(keys), through(jnp.repeat(keys, 4)))), strict=True)
+    for shared, separate in both:
+        np.testing.assert_allclose(shared, separate, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("inputs", [64, 512])

@@ -59,8 +59,8 @@ class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
     The noise comes from a key for each row `[N]` or one for all `[1]`. That of the weight from i to
-    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so it needs no matrix of its own. Initial
-    weights and biases are uniform within `1 / sqrt(n)`, the scales of their noise are
+    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so rows need no matrices of their own.
+    Initial weights and biases are uniform within `1 / sqrt(n)`, the scales of their noise are
     `noise_scale / sqrt(n)`. Source: Fortunato et al. 2018, section 3 (arXiv 1706.10295).
     """
 
@@ -78,14 +78,18 @@ class NoisyLinear(eqx.Module):
         self.bias_scale = jnp.full(outputs, noise_scale * limit)
 
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        mean: jax.Array = dense(x, self.weight) + self.bias[None]
         if noise is None:
-            return mean
+            return dense(x, self.weight) + self.bias[None]
         inputs, outputs = self.weight_scale.shape
         e = jax.vmap(lambda key: jax.random.normal(key, (inputs + outputs,)))(noise)
         e = jnp.sign(e) * jnp.sqrt(jnp.abs(e))
-        deviation: jax.Array = dense(x * e[:, :inputs], self.weight_scale)
-        return mean + (deviation + self.bias_scale[None]) * e[:, inputs:]
+        e_in, e_out = e[:, :inputs], e[:, inputs:]
+        if noise.shape[0] == 1:  # noisy weights for all rows, which spare a second product
+            weight = self.weight + self.weight_scale * (e_in.T * e_out)
+            return dense(x, weight) + (self.bias[None] + self.bias_scale[None] * e_out)
+        mean: jax.Array = dense(x, self.weight) + self.bias[None]
+        deviation: jax.Array = dense(x * e_in, self.weight_scale)
+        return mean + (deviation + self.bias_scale[None]) * e_out
 
 
 class Convolution(eqx.Module):

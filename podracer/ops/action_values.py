@@ -87,8 +87,9 @@ class Atoms:
         """Project a distribution over values onto the support, each to the two atoms next to it."""
         gap = (self.high - self.low) / (self.atoms - 1)
         values = jnp.clip(values, self.low, self.high)
-        distance = jnp.abs(values[:, None, :] - self.support[None, :, None]) / gap
-        return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[:, None, :], axis=-1)
+        # The support is the last axis: on a CPU a sum over the last axis is not vectorized.
+        distance = jnp.abs(values[:, :, None] - self.support[None, None]) / gap
+        return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[:, :, None], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
