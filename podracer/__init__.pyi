@@ -43,6 +43,7 @@ from podracer.evaluate import Evaluation as Evaluation
 from podracer.evaluate import make_evaluator as make_evaluator
 from podracer.experiments.experiment import Experiment as Experiment
 from podracer.experiments.loading import load as load
+from podracer.experiments.loading import load_policy as load_policy
 from podracer.experiments.training import Boundary as Boundary
 from podracer.experiments.training import Result as Result
 from podracer.experiments.training import RunInfo as RunInfo
@@ -60,6 +61,7 @@ from podracer.networks import NetworkBuilder as NetworkBuilder
 from podracer.networks import ResNet as ResNet
 from podracer.networks import Table as Table
 from podracer.networks import TorsoNetwork as TorsoNetwork
+from podracer.policy import Policy as Policy
 from podracer.replay import Replay as Replay
 from podracer.reports.console import console as console
 from podracer.schedules import Linear as Linear

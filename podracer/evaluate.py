@@ -45,7 +45,7 @@ from podracer.types import (
 
 MAX_STEPS = 30_000  # of an episode
 MAX_EPISODES = 2**20  # of an evaluation, each in its own environment
-Policy = Literal["greedy", "sampled"]
+PolicyKind = Literal["greedy", "sampled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Evaluator(Protocol):
 class ActingRule:
     """How an agent chooses actions in an evaluation."""
 
-    policy: Policy = "greedy"
+    policy: PolicyKind = "greedy"
     """`greedy` for the agent's best actions, `sampled` for those it explores with."""
     epsilon: float = 0.0
     """Probability, in [0, 1], of a uniformly random allowed action instead."""
@@ -136,7 +136,7 @@ def make_evaluator(
     env: Environment | HostEnvironments,
     episodes: int,
     *,
-    policy: Policy = "greedy",
+    policy: PolicyKind = "greedy",
     epsilon: float = 0.0,
     max_steps: int = MAX_STEPS,
 ) -> Evaluator:

@@ -22,7 +22,7 @@ FLOORS = (
     ("agents.lpg",),
     ("agents",),
     ("evaluate",),
-    ("drivers", "drivers.common"),
+    ("policy", "drivers", "drivers.common"),
     ("drivers.anakin", "drivers.sebulba"),
     ("drivers.population",),
     ("experiments",),

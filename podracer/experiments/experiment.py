@@ -14,7 +14,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
-from podracer.evaluate import MAX_EPISODES, ActingRule, Policy
+from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import nearest
 from podracer.types import ConfigError, bounded, check_ranges
 
@@ -47,7 +47,7 @@ class Experiment:
     at most 100,000."""
     evaluation_episodes: int = bounded(100, low=1, high=MAX_EPISODES)
     """Number of episodes in each evaluation, from 1 to 1,048,576."""
-    evaluation_policy: Policy = "greedy"
+    evaluation_policy: PolicyKind = "greedy"
     """Policy in evaluations: `greedy` for the agent's best actions, `sampled` to explore."""
     evaluation_epsilon: float = 0.0
     """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""

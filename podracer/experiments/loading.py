@@ -16,6 +16,7 @@ from podracer.experiments.run_setup import build, checkpointed_environment
 from podracer.experiments.serialization import read_experiment, recipe_name
 from podracer.io import checkpoint
 from podracer.mesh import make_mesh
+from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
 
 
@@ -36,6 +37,24 @@ def load(
     """
     agent, _, state = load_run(run_dir, recipe=recipe, environment=environment, pod=pod)
     return agent, state.learner
+
+
+def load_policy(
+    run_dir: str | Path,
+    *,
+    sampled: bool = False,
+    seed: int = 0,
+    recipe: Experiment | str | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+) -> Policy:
+    """Return the policy of a run at its newest valid checkpoint: `action = policy(observation)`.
+
+    It takes the best actions, or with `sampled` those that the agent explores with, drawn with
+    `seed`. The other arguments and what is raised are those of `load`.
+    """
+    agent, state = load(run_dir, recipe=recipe, environment=environment, pod=pod)
+    return Policy(agent, state, sampled=sampled, seed=seed)
 
 
 def load_run(

@@ -23,7 +23,7 @@ from podracer.environment import (
 )
 from podracer.evaluate import (
     ActingRule,
-    Policy,
+    PolicyKind,
     advance,
     episode_keys,
     evaluation_key,
@@ -52,7 +52,7 @@ def record_frames(
     *,
     episodes: int,
     max_steps: int,
-    policy: Policy = "greedy",
+    policy: PolicyKind = "greedy",
     epsilon: float = 0.0,
 ) -> tuple[np.ndarray, list[float]]:
     """Return pictures of episodes, uint8 `[T, H, W, 3]`, and returns of those that ended.

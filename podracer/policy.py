@@ -1,0 +1,146 @@
+"""Trained policies, for programs that have a loop of their own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent, policy_params
+from podracer.agents.common.actor_critic import require_spec
+from podracer.evaluate import ActingRule
+from podracer.types import (
+    ArraySpec,
+    Carry,
+    ConfigError,
+    LearnerState,
+    Params,
+    PyTree,
+    TimeStep,
+)
+
+
+class Policy:
+    """A trained policy: `action = policy(observation)`, for one observation or a batch.
+
+    Observations and actions are those of `spec`: normalization, memory and the scaling of actions
+    are inside. NumPy in, NumPy out, and JAX arrays likewise. A policy with memory remembers from
+    call to call; `reset` begins new episodes. Each batch size is compiled once.
+    """
+
+    def __init__(
+        self, agent: Agent, state: LearnerState, *, sampled: bool = False, seed: int = 0
+    ) -> None:
+        """Make the policy of an agent at a learner's state.
+
+        It takes the agent's best actions, or with `sampled` those that it explores with, drawn with
+        `seed`. Raises `ConfigError` for an agent that learns no policy.
+        """
+        params = policy_params(agent, state)
+        self.spec = require_spec(agent.spec)
+        self._initial_memory = agent.carry
+        rule = ActingRule("sampled" if sampled else "greedy")
+        self._act, self._params = jax.jit(partial(_act, agent, rule)), params
+        self._key = jax.random.key(seed)
+        self._num_calls = 0
+        self.reset()
+
+    def reset(self, rows: Any = None) -> None:
+        """Begin new episodes at the next call: everywhere, or in some rows of the batch.
+
+        `rows` is bool `[B]`, such as the dones of vectorized environments, or indices.
+        """
+        if rows is None:
+            self._memory, self._first = None, None
+        elif self._first is None:
+            raise ConfigError("reset(rows) needs a call with a batch before it.")
+        else:
+            self._first[np.asarray(rows)] = True
+
+    def __call__(self, observation: PyTree, reward: Any = 0.0) -> Any:
+        """Return the action for an observation as `spec` has it, or actions `[B, ...]` for a batch.
+
+        `reward`, of the step that led here, a number or `[B]`, matters only to agents that observe
+        it, such as R2D2. Raises `ConfigError` where shapes do not fit.
+        """
+        if isinstance(self.spec.observation, ArraySpec) and isinstance(observation, list):
+            observation = np.asarray(observation)
+        batch_size = _batch_size(self.spec.observation, observation)
+        rows = 1 if batch_size is None else batch_size
+        if self._first is None:
+            self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
+        if len(self._first) != rows:
+            raise ConfigError(
+                f"the policy was called with {len(self._first)} observations and now with {rows}: "
+                "call `reset` between them."
+            )
+        observations = jax.tree.map(
+            lambda spec, x: (x if isinstance(x, jax.Array) else np.asarray(x, spec.dtype)).reshape(
+                rows, *spec.shape
+            ),
+            self.spec.observation,
+            observation,
+        )
+        rewards = np.zeros(rows, np.float32) + np.asarray(reward, np.float32)
+        actions, self._memory = self._act(
+            self._params, self._memory, observations, rewards, self._first.copy(), self._key,
+            np.uint32(self._num_calls),
+        )  # fmt: skip
+        self._first[:] = False
+        self._num_calls += 1
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(observation)):
+            actions = np.asarray(actions)
+        return actions[0] if batch_size is None else actions
+
+
+def _act(
+    agent: Agent,
+    rule: ActingRule,
+    params: Params,
+    memory: Carry,
+    observation: PyTree,
+    reward: jax.Array,
+    first: jax.Array,
+    key: jax.Array,
+    call: jax.Array,
+) -> tuple[jax.Array, Carry]:
+    """Return actions `[B, ...]` and the new memory; all arrays lead with B but `key`, `call`."""
+    specs = require_spec(agent.spec).observation
+    timestep = TimeStep(
+        observation=jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation),
+        reward=reward,
+        discount=jnp.ones_like(reward),
+        first=first,
+        last=jnp.zeros_like(first),
+    )
+    indices = jnp.arange(len(first), dtype=jnp.uint32)
+    return rule.act(agent, params, memory, timestep, key, indices, call)
+
+
+def _batch_size(specs: PyTree, observation: PyTree) -> int | None:
+    """Return the size of a batch of observations, None for a single one."""
+    if jax.tree.structure(specs) != jax.tree.structure(observation):
+        raise ConfigError(
+            f"an observation must be {_spell(specs)}, but it is a {type(observation).__name__}."
+        )
+    expected = [spec.shape for spec in jax.tree.leaves(specs)]
+    shapes = [np.shape(x) for x in jax.tree.leaves(observation)]
+    if shapes == expected:
+        return None
+    batch = shapes[0][:1]
+    if batch and shapes == [batch + shape for shape in expected]:
+        return batch[0]
+    raise ConfigError(
+        f"an observation must be {_spell(specs)}, or a batch of B with [B, ...], but it has the "
+        f"shape {', '.join(map(str, shapes))}."
+    )
+
+
+def _spell(specs: PyTree) -> str:
+    def spell(spec: ArraySpec) -> str:
+        return f"{spec.dtype}{list(spec.shape)}"
+
+    return str(jax.tree.map(spell, specs)).replace("'", "")

@@ -1,0 +1,108 @@
+"""Trained policies act as their agents do, one observation or many at a time."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents import AGENTS
+from walk import BOX, Walk
+
+from podracer.policy import Policy
+from podracer.types import (
+    ACTION_MASK,
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    TimeStep,
+)
+
+STEPS, ROWS = 6, 3
+OBSERVATIONS = np.random.default_rng(0).normal(size=(STEPS, ROWS, 2)).astype(np.float32)
+REWARDS = np.random.default_rng(1).normal(size=(STEPS, ROWS)).astype(np.float32)
+FIRST = np.zeros((STEPS, ROWS), bool)
+FIRST[0], FIRST[3, 1], FIRST[4, 0] = True, True, True
+
+
+def build(name, spec=None):
+    """An agent, untrained but for larger weights, so that its actions differ; and its state."""
+    spec = spec or Walk(BOX if name == "sac" else Discrete(3)).spec
+    agent = dataclasses.replace(AGENTS[name], spec=spec)
+    state = agent.init(jax.random.key(1), ROWS)
+    shared = jax.tree.map(lambda x: x * 3 if jnp.ndim(x) == 2 else x, state.shared)
+    return agent, dataclasses.replace(state, shared=shared)
+
+
+def expected_actions(agent, state):
+    """Actions `[T, B, ...]` by the agent's own `act`."""
+    carry, params, actions = agent.carry(ROWS), agent.actor_params(state), []
+    keys = jax.random.split(jax.random.key(0), ROWS)
+    for observation, reward, first in zip(OBSERVATIONS, REWARDS, FIRST, strict=True):
+        ones, no = jnp.ones(ROWS), jnp.zeros(ROWS, bool)
+        timestep = TimeStep(
+            jnp.asarray(observation), jnp.asarray(reward), ones, jnp.asarray(first), no
+        )
+        action, _, carry = agent.act(params, carry, timestep, keys, False)
+        actions.append(np.asarray(action))
+    return np.stack(actions)
+
+
+@pytest.mark.parametrize("name", ["ppo-gru", "r2d2", "sac"])
+def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
+    agent, state = build(name)
+    expected = expected_actions(agent, state)
+    assert len(np.unique(expected)) > 1
+    batch, alone = Policy(agent, state), [Policy(agent, state) for _ in range(ROWS)]
+    for t in range(STEPS):
+        if t:
+            batch.reset(FIRST[t])
+        actions = batch(OBSERVATIONS[t], REWARDS[t])
+        assert isinstance(actions, np.ndarray)
+        np.testing.assert_allclose(actions, expected[t], rtol=1e-5)
+        for row, policy in enumerate(alone):
+            if FIRST[t, row]:
+                policy.reset()
+            action = policy(OBSERVATIONS[t, row], REWARDS[t, row])
+            np.testing.assert_allclose(action, expected[t, row], rtol=1e-5)
+
+
+def test_sampled_actions_are_repeated_by_their_seed():
+    agent, state = build("a2c")
+
+    def actions(seed):
+        policy = Policy(agent, state, sampled=True, seed=seed)
+        return np.stack([policy(np.zeros((20, 2))) for _ in range(3)])
+
+    assert (actions(0) == actions(0)).all()
+    assert (actions(0) != actions(1)).any()
+    assert len(np.unique(actions(0))) == 3
+
+
+def test_dictionaries_masks_and_arrays_of_jax():
+    spec = EnvironmentSpec(
+        "masked", {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((3,), np.bool_)}, Discrete(3)
+    )
+    policy = Policy(*build("a2c", spec))
+    for allowed in range(3):
+        mask = np.arange(3) == allowed
+        assert policy({"x": np.zeros(2), ACTION_MASK: mask}) == allowed
+    batch = {"x": jnp.zeros((4, 2)), ACTION_MASK: jnp.ones((4, 3), bool)}
+    assert isinstance(policy_actions := Policy(*build("a2c", spec))(batch), jax.Array)
+    assert policy_actions.shape == (4,)
+
+
+def test_what_does_not_fit_is_one_sentence():
+    policy = Policy(*build("ppo-gru"))
+    with pytest.raises(ConfigError, match=r"must be float32\[2\], or a batch of B .* \(5,\)"):
+        policy(np.zeros(5))
+    with pytest.raises(ConfigError, match=r"must be float32\[2\], but it is a dict"):
+        policy({"x": np.zeros(2)})
+    with pytest.raises(ConfigError, match="needs a call with a batch"):
+        policy.reset([0])
+    policy(np.zeros((3, 2)))
+    with pytest.raises(ConfigError, match="with 3 observations and now with 1: call `reset`"):
+        policy(np.zeros(2))
+    policy.reset()
+    policy([0.0, 1.0])
