@@ -12,6 +12,7 @@ import pytest
 from podracer.networks.layers import NoisyLinear
 from podracer.ops.action_values import Atoms, Mean, Quantiles
 from podracer.ops.distributions import SquashedNormal, from_bounds, to_bounds
+from podracer.ops.random import random_normals
 from podracer.ops.returns import n_step_returns, n_step_targets
 from podracer.ops.transforms import squash, two_hot, unsquash
 from podracer.types import ConfigError, Continuous, check_ranges
@@ -157,30 +158,27 @@ def test_a_support_has_two_ends():
         Atoms(2.0, 2.0)
 
 
-def test_noise_is_factorised_fresh_for_each_row_and_none_without_keys():
-    layer = NoisyLinear(6, 3, key=jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (4, 6))
+def test_noise_is_factorized_for_each_row_and_none_without_it():
+    layer, rng = NoisyLinear(6, 3, key=jax.random.key(0)), np.random.default_rng(0)
+    x, e = (jnp.asarray(rng.normal(size=(4, n)), jnp.float32) for n in (6, 9))
     plain = layer(x, None)
     np.testing.assert_allclose(plain, x @ layer.weight + layer.bias[None], rtol=1e-5, atol=1e-6)
-    keys = jax.random.split(jax.random.key(2), 4)
-    noisy = layer(x, keys)
+    noisy = layer(x, e)
     for row in range(4):
-        e = jax.random.normal(keys[row], (9,))
-        e = np.sign(e) * np.sqrt(np.abs(e))
-        weight = layer.weight + layer.weight_scale * np.outer(e[:6], e[6:])
-        bias = layer.bias + layer.bias_scale * e[6:]
+        weight = layer.weight + layer.weight_scale * np.outer(e[row, :6], e[row, 6:])
+        bias = layer.bias + layer.bias_scale * e[row, 6:]
         np.testing.assert_allclose(noisy[row], x[row] @ weight + bias, rtol=1e-4, atol=1e-5)
 
 
 def test_one_noise_for_all_rows_is_the_same_noise_in_each_of_them():
-    layer, keys = NoisyLinear(6, 3, key=jax.random.key(0)), jax.random.split(jax.random.key(2), 1)
-    x = jax.random.normal(jax.random.key(1), (4, 6))
+    layer, rng = NoisyLinear(6, 3, key=jax.random.key(0)), np.random.default_rng(0)
+    x, e = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((4, 6), (1, 9)))
 
-    def through(keys):
-        grads = jax.grad(lambda layer, x: jnp.sum(jnp.sin(layer(x, keys))), (0, 1))
-        return layer(x, keys), grads(layer, x)
+    def through(e):
+        grads = jax.grad(lambda layer, x: jnp.sum(jnp.sin(layer(x, e))), (0, 1))
+        return layer(x, e), grads(layer, x)
 
-    both = zip(*map(jax.tree.leaves, (through(keys), through(jnp.repeat(keys, 4)))), strict=True)
+    both = zip(*map(jax.tree.leaves, (through(e), through(jnp.repeat(e, 4, 0)))), strict=True)
     for shared, separate in both:
         np.testing.assert_allclose(shared, separate, rtol=1e-5, atol=1e-6)
 
@@ -201,7 +199,9 @@ def test_noise_is_as_large_as_in_its_paper(inputs):
     x = jax.random.normal(jax.random.key(1), (1, inputs))
     x = x / jnp.sqrt(jnp.mean(x**2))
     keys = jax.random.split(jax.random.key(2), 4000)
-    spread = np.std(layer(jnp.tile(x, (4000, 1)), keys) - layer(x, None))
+    e = random_normals(keys, inputs + 8)
+    e = jnp.sign(e) * jnp.sqrt(jnp.abs(e))
+    spread = np.std(layer(jnp.tile(x, (4000, 1)), e) - layer(x, None))
     # E f(e)^2 = E |e| = sqrt(2 / pi), once for the input and once for the output.
     of_f = np.sqrt(2 / np.pi)
     np.testing.assert_allclose(spread, np.sqrt(0.25 * (of_f**2 + of_f / inputs)), rtol=0.05)

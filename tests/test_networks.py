@@ -282,19 +282,27 @@ def test_heads_have_hidden_layers_of_their_own():
         close(outputs[name], x)
 
 
-def test_every_noisy_layer_has_noise_of_its_own(key, monkeypatch):
-    """Fortunato et al. 2018, section 3: two heads have, and so have two layers of one head."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_noisy_layer_has_noise_of_its_own(key, monkeypatch, shared):
+    """Fortunato et al. 2018, section 3: two heads have, and so have two layers of one head; each
+    row has a number for every input and output, |f(e)| = sqrt |e|."""
     heads = {name: Head(4, noisy=True, hidden=(4, 4)) for name in ("a", "b")}
-    network, keys, plain = TorsoNetwork(SMALL).build(VECTOR, heads), [], NoisyLinear.__call__
+    network = TorsoNetwork(MLP((4,)), shared=shared).build(VECTOR, heads)
+    noises, plain = [], NoisyLinear.__call__
 
     def spy(self, x, noise):
-        keys.append(tuple(np.ravel(jax.random.key_data(noise))))
+        noises.append(np.asarray(noise))
         return plain(self, x, noise)
 
     monkeypatch.setattr(NoisyLinear, "__call__", spy)
-    first = jnp.ones((1, 1), bool)
-    network.apply(random_params(network), (), jnp.ones((1, 1, 5)), first, key[None, None])
-    assert len(set(keys)) == len(keys) == 6
+    keys, first = jax.random.split(key, (1, 500)), jnp.ones((1, 500), bool)
+    network.apply(random_params(network), (), jnp.ones((1, 500, 5)), first, keys)
+    assert [noise.shape for noise in noises] == [(500, 8)] * 6
+    noise = np.concatenate(noises, axis=1)
+    assert len(np.unique(noise)) > 0.99 * noise.size
+    assert abs(np.mean(noise)) < 5 * np.sqrt(np.sqrt(2 / np.pi) / noise.size)
+    np.testing.assert_allclose(np.mean(noise**4), 1.0, atol=0.1)
+    np.testing.assert_array_less(np.abs(np.corrcoef(noise.T) - np.eye(48)), 6 / np.sqrt(500))
 
 
 @pytest.mark.parametrize("sizes", [(3, 8), (8, 3), (5, 5), (4, 1)])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.ops.random import random_uniform, random_word, random_words, unit
+from podracer.ops.random import random_normals, random_uniform, random_word, random_words, unit
 from podracer.rollout import Purpose, environment_keys, purpose_key
 
 COUNT = 1 << 16
@@ -80,3 +80,21 @@ def test_many_words_of_a_key_are_independent():
     alike = 12 * np.concatenate([uniform, np.roll(uniform, 1, axis=0)], axis=1).T @ uniform / COUNT
     np.testing.assert_array_less(np.abs(alike - np.eye(16, 8)), 6 * np.sqrt(1.8 / COUNT))
     assert COUNT * 8 - len(np.unique(words)) < 6 * (8 * COUNT) ** 2 / 2**33
+
+
+def test_normal_numbers_have_the_moments_and_tails_of_the_normal_distribution():
+    normal = np.asarray(random_normals(rollout_keys(), 8), np.float64).ravel()
+    for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0)):
+        deviation = np.std(normal**power) / np.sqrt(normal.size)
+        assert abs(np.mean(normal**power) - moment) < 5 * deviation
+    for limit, tail in ((1.0, 0.158655), (2.0, 0.0227501), (3.0, 0.00134990)):
+        for share in (np.mean(normal > limit), np.mean(normal < -limit)):
+            assert abs(share - tail) < 5 * np.sqrt(tail / normal.size)
+
+
+def test_normal_numbers_are_finite_at_both_ends(monkeypatch):
+    ends = jnp.asarray([0, 2**32 - 1], jnp.uint32)
+    monkeypatch.setattr("podracer.ops.random.random_words", lambda keys, count: ends)
+    low, high = np.asarray(random_normals(jax.random.key(0), 2))
+    assert -low == high
+    assert 5 < high < 6

@@ -58,10 +58,11 @@ class Linear(eqx.Module):
 class NoisyLinear(eqx.Module):
     """Linear layer `x [N, n] -> [N, m]` with learned noise on weights and biases.
 
-    The noise comes from a key for each row `[N]` or one for all `[1]`. That of the weight from i to
-    j is `f(e_i) f(e_j)` with `f(e) = sign(e) sqrt |e|`, so rows need no matrices of their own.
-    Initial weights and biases are uniform within `1 / sqrt(n)`, the scales of their noise are
-    `noise_scale / sqrt(n)`. Source: Fortunato et al. 2018, section 3 (arXiv 1706.10295).
+    The noise is `f(e) = sign(e) sqrt |e|` of a normal number e for each input and output, a row
+    for each of x, `[N, n + m]`, or one for all, `[1, n + m]`. That of the weight from i to j is
+    `f(e_i) f(e_j)`, so rows need no matrices of their own. Initial weights and biases are uniform
+    within `1 / sqrt(n)`, the scales of their noise are `noise_scale / sqrt(n)`. Source: Fortunato
+    et al. 2018, section 3 (arXiv 1706.10295).
     """
 
     weight: jax.Array
@@ -80,10 +81,8 @@ class NoisyLinear(eqx.Module):
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         if noise is None:
             return dense(x, self.weight) + self.bias[None]
-        inputs, outputs = self.weight_scale.shape
-        e = jax.vmap(lambda key: jax.random.normal(key, (inputs + outputs,)))(noise)
-        e = jnp.sign(e) * jnp.sqrt(jnp.abs(e))
-        e_in, e_out = e[:, :inputs], e[:, inputs:]
+        inputs = self.weight_scale.shape[0]
+        e_in, e_out = noise[:, :inputs], noise[:, inputs:]
         if noise.shape[0] == 1:  # noisy weights for all rows, which spare a second product
             weight = self.weight + self.weight_scale * (e_in.T * e_out)
             return dense(x, weight) + (self.bias[None] + self.bias_scale[None] * e_out)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.networks.layers import Linear, NoisyLinear, relu
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
+from podracer.ops.random import random_normals
 from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
 
 MAX_ONE_HOT = 4096  # values of an index that a torso takes; each has a row of weights
@@ -89,8 +91,9 @@ def _build(
         outputs: dict[str, jax.Array] = {}
         carries = {}
         observation = jax.tree.map(_one_hot, observation_spec, observation)
-        noises = {name: _fold(noise, i) for i, name in enumerate(heads)}
-        for name, trunk in eqx.combine(params, trunks).items():
+        combined = eqx.combine(params, trunks)
+        noises = _noises(noise, [trunk.heads for trunk in combined.values()])
+        for name, trunk in combined.items():
             memory = carry[name] if carry else ()
             head_outputs, carries[name] = trunk(memory, observation, first, noises)
             outputs |= head_outputs
@@ -99,11 +102,17 @@ def _build(
     return Network(init, carry, apply, 512 if isinstance(config.torso, MLP) else 256)
 
 
-def _fold(noise: jax.Array | None, index: int) -> jax.Array | None:
-    """Return keys `[N]` for the noise of one layer, independent of that of others."""
-    if noise is None:
-        return None
-    return jax.vmap(lambda key: jax.random.fold_in(key, index))(noise.reshape(-1))
+def _noises(
+    keys: jax.Array | None, groups: Sequence[dict[str, _Head]]
+) -> dict[str, jax.Array | None]:
+    """Return the noise `[N, n]` of each head: parts of one draw from each of N keys."""
+    heads = {name: head for group in groups for name, head in group.items()}
+    if keys is None:
+        return dict.fromkeys(heads)
+    ends = np.cumsum([head.noise_size for head in heads.values()])
+    e = random_normals(keys.reshape(-1), int(ends[-1]))
+    parts = jnp.split(jnp.sign(e) * jnp.sqrt(jnp.abs(e)), ends[:-1], axis=-1)
+    return dict(zip(heads, parts, strict=True))
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
@@ -155,10 +164,22 @@ class _Head(eqx.Module):
             for n, m, scale, k in zip(sizes, sizes[1:], scales, keys, strict=False)
         )
 
+    @property
+    def noise_size(self) -> int:
+        """Numbers of noise for a row: one for each input and output of each noisy layer."""
+        noisy = [layer for layer in self.layers if isinstance(layer, NoisyLinear)]
+        return sum(sum(layer.weight.shape) for layer in noisy)
+
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         for i, layer in enumerate(self.layers):
             x = relu(x) if i else x
-            x = layer(x, _fold(noise, i)) if isinstance(layer, NoisyLinear) else layer(x)
+            if isinstance(layer, Linear):
+                x = layer(x)
+            elif noise is None:
+                x = layer(x, None)
+            else:
+                size = sum(layer.weight.shape)
+                x, noise = layer(x, noise[:, :size]), noise[:, size:]
         return x
 
 

@@ -36,6 +36,16 @@ def unit(words: jax.Array) -> Float32[Array, "*b"]:
     return (words >> 8).astype(jnp.float32) * np.float32(2.0**-24)
 
 
+def random_normals(keys: jax.Array, count: int) -> Float32[Array, "*b n"]:
+    """Return `count` standard normal numbers for each key `[*b]`, from its `random_words`.
+
+    23 bits of a word make a number within (-1, 1), never at the ends; so the largest is 5.2.
+    """
+    words = random_words(keys, count) >> 9
+    uniform = (words.astype(jnp.float32) + 0.5) * np.float32(2.0**-22) - 1.0
+    return np.float32(np.sqrt(2.0)) * jax.lax.erf_inv(uniform)
+
+
 def random_uniform(keys: jax.Array) -> Float32[Array, "*b"]:
     """Return a number in [0, 1), a multiple of 2^-24, for each key `[*b]`; see `random_word`."""
     return unit(random_word(keys))
