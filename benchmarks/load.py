@@ -97,7 +97,8 @@ def sebulba(directory: Path, options: Any) -> tuple[list[str], str]:
 
 def tournament(directory: Path, options: Any) -> tuple[list[str], str]:
     flags = ("--pods", 2, "--rounds", options.rounds, "--round-frames", 40_960)
-    return ["tournament", "catch_a2c", "--run-dir", directory, *flags], "podracer.tournament.process"
+    command = ["tournament", "catch_a2c", "--run-dir", directory, *flags]
+    return command, "podracer.tournament.process"
 
 
 def closes(directory: Path, options: Any) -> bool:
