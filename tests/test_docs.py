@@ -5,6 +5,7 @@ A block that cannot run here says so above itself: `<!-- not run: needs an accel
 
 import re
 import shlex
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import jax
 import pytest
 
+import podracer
 from podracer.cli.completion import flags_of_commands, flags_of_recipes
 from podracer.cli.main import COMMANDS
 
@@ -122,3 +124,18 @@ def test_links_of_a_page_lead_to_files_and_headings(page):
 def headings(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = re.findall(r"^\.\. auto\w+:: podracer\.(\w+)$", text, re.M)
+    assert sorted(listed) == podracer.__all__
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning():
+    pytest.importorskip("sphinx")
+    build = [sys.executable, str(ROOT / "docs" / "build.py")]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (ROOT / "build" / "site" / "api" / "train.html").stat().st_size > 10_000

@@ -1,0 +1,155 @@
+"""The documentation as a site: `pip install -e ".[docs]" && python docs/build.py`.
+
+Writes `build/site/index.html`, for a browser or any web server. The pages of the repository are
+copied into `build/pages` first, with those outside of `docs/` and one for each source file that a
+page links to; every link leads to the copy, so the pages read the same in the repository. A link
+that leads nowhere is an error.
+"""
+
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = {  # file of the repository -> page of the site
+    "README.md": "index.md",
+    "docs/README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "deploy/README.md": "deployment.md",
+}
+LINK = re.compile(r"(\]\()([^)#\s]*)(#[^)\s]*)?(\))")
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: Understand
+data-flow
+agents
+sebulba
+numerics
+decisions/README
+```
+```{toctree}
+:hidden:
+:caption: Use
+scaling
+reliability
+tournaments
+meta-learning
+trading
+deployment
+```
+```{toctree}
+:hidden:
+:caption: Extend
+add-an-agent
+add-an-environment
+contributing
+```
+```{toctree}
+:hidden:
+:caption: Measure
+results
+benchmarks
+changelog
+```
+```{toctree}
+:hidden:
+:caption: API
+api/train
+api/agents
+api/environments
+api/networks
+api/drivers
+api/types
+```
+"""
+DECISIONS = """
+```{toctree}
+:hidden:
+:glob:
+0*
+```
+"""
+
+
+def page_of(path: str) -> str:
+    """Return the page of the site that shows a file or a folder of the repository."""
+    if path in PAGES:
+        return PAGES[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
+
+
+def target_of(path: str, link: str) -> str | None:
+    """Return the file of the repository that a link in one leads to, None if it leads outside."""
+    if not link or ":" in link:
+        return None
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+    if not (ROOT / target).exists():
+        raise SystemExit(f"{path} links to {link}, which is not there")
+    return target
+
+
+def assemble(pages: Path) -> None:
+    """Copy all pages below a folder, their links leading to each other."""
+    folders = [ROOT / "docs", ROOT / "docs" / "api", ROOT / "docs" / "decisions"]
+    paths = [str(f.relative_to(ROOT)) for folder in folders for f in folder.glob("*.md")]
+    linked = set()
+    for path in sorted({*paths, *PAGES} - {"docs/README.md"}):  # whose place the contents take
+
+        def replace(link: re.Match[str], path: str = path) -> str:
+            target = target_of(path, link[2])
+            if target is None:
+                return link[0]
+            linked.add(target)
+            page = posixpath.relpath(page_of(target), posixpath.dirname(page_of(path)) or ".")
+            return f"{link[1]}{page}{link[3] or ''}{link[4]}"
+
+        write(pages / page_of(path), LINK.sub(replace, (ROOT / path).read_text()))
+    for page, contents in (("index.md", CONTENTS), ("decisions/README.md", DECISIONS)):
+        write(pages / page, (pages / page).read_text() + contents)
+    shutil.copytree(ROOT / "docs" / "images", pages / "images")
+    shutil.copy(ROOT / "docs" / "architecture.svg", pages)
+    for path in sorted(linked):
+        if page_of(path).startswith("source/"):
+            write(pages / page_of(path), source_page(path, linked))
+
+
+def source_page(path: str, linked: set[str]) -> str:
+    """Return a page with a file, or with the list of the Python files in a folder."""
+    title = f"---\norphan: true\n---\n\n# `{path}`\n\n"
+    if (ROOT / path).is_file():
+        language = LANGUAGES.get(Path(path).suffix, "text")
+        return f"{title}`````{language}\n{(ROOT / path).read_text().rstrip()}\n`````\n"
+    names = sorted(file.name for file in (ROOT / path).glob("*.py"))
+    folder = posixpath.basename(path)
+    lines = (
+        f"- [`{name}`]({folder}/{name}.md)" if f"{path}/{name}" in linked else f"- `{name}`"
+        for name in names
+    )
+    return title + "\n".join(lines) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def main() -> None:
+    build = ROOT / "build"
+    for folder in ("pages", "site"):
+        shutil.rmtree(build / folder, ignore_errors=True)
+    assemble(build / "pages")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", ROOT / "docs"]
+    code = subprocess.call([*command, build / "pages", build / "site"])
+    print(f"{build / 'site' / 'index.html'}" if code == 0 else "the site has errors")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
