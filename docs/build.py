@@ -54,6 +54,7 @@ contributing
 ```{toctree}
 :hidden:
 :caption: Measure
+compared-with
 results
 benchmarks
 changelog
