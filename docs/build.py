@@ -61,7 +61,8 @@ changelog
 ```
 ```{toctree}
 :hidden:
-:caption: API
+:caption: Look up
+glossary
 api/train
 api/agents
 api/environments
