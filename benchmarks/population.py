@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def one_after_another(agent: Any, env: Any, config: AnakinConfig, pods: Sequence
     """The program of a single learner, on each pod's state in turn."""
     mesh, [device] = population_mesh(jax.devices(), len(pods)), find_devices(1)
     request = jnp.zeros(1, jnp.int32)
-    single = make_single(agent, env, make_mesh([device]), config)
+    single = partial(make_single(env, make_mesh([device]), config), agent)
     step = jax.jit(lambda state: single(state, request)[0], donate_argnums=0)
     first_states = init_states(agent, pods, env, mesh, config)
     states = [jax.tree.map(lambda x, i=i: x[i], first_states) for i in range(len(pods))]

@@ -36,9 +36,11 @@ _MOST = 2**31 - 1  # of an int32
 Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
 
-def static(*, default: Any = dataclasses.MISSING, low: float | int | None = None) -> Any:
-    """Declare a field of a `struct` as structure, not a leaf; its value is at least `low`."""
-    metadata = {"static": True} | ({} if low is None else {"range": (low, math.inf)})
+def static(
+    *, default: Any = dataclasses.MISSING, low: float | int | None = None, high: float = math.inf
+) -> Any:
+    """Declare a field of a `struct` as structure, not a leaf; its value lies in `[low, high]`."""
+    metadata = {"static": True} | ({} if low is None else {"range": (low, high)})
     return dataclasses.field(default=default, metadata=metadata)
 
 

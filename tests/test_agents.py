@@ -274,8 +274,8 @@ def one_update(name: str, devices: int) -> Any:
     mesh = make_mesh(find_devices(devices))
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
     state = jax.device_put(jax.tree.map(jnp.copy, first_state(name)), shardings)
-    chunk = make_chunk(agent, env, mesh, config)
-    state, metrics = chunk(state, jnp.zeros(devices, jnp.int32))
+    chunk = make_chunk(env, mesh, config)
+    state, metrics = chunk(agent, state, jnp.zeros(devices, jnp.int32))
     return jax.device_get((state.learner, metrics["mean"]))
 
 
@@ -346,8 +346,9 @@ def test_the_gradient_through_the_rollout_is_that_of_a_second_pass(name, memory)
 def test_the_fused_program_learns_what_the_other_learns():
     agent, env, config = CASES["q_lambda"]
     fused = dataclasses.replace(config, fused=True)
-    chunk = make_chunk(agent, env, make_mesh(find_devices(1)), fused)
-    state, metrics = chunk(jax.tree.map(jnp.copy, first_state("q_lambda")), jnp.zeros(1, jnp.int32))
+    chunk = make_chunk(env, make_mesh(find_devices(1)), fused)
+    state = jax.tree.map(jnp.copy, first_state("q_lambda"))
+    state, metrics = chunk(agent, state, jnp.zeros(1, jnp.int32))
     two_pass, expected = one_update("q_lambda", 1)
     close(gradient(state.learner), gradient(two_pass), atol=2e-6)
     close(metrics["mean"], expected, atol=1e-5)

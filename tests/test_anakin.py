@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from runs import anakin_setup, train_anakin
 from podracer import mesh as mesh_module
 from podracer.agents.a2c import A2C
 from podracer.drivers.anakin import anakin, make_chunk
+from podracer.drivers.anakin import chunk as anakin_chunk
 from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
 from podracer.rollout import Purpose, environment_keys, purpose_key
@@ -104,7 +106,21 @@ def compiled_text(devices, agent="ppo"):
         jnp.zeros(devices, jnp.int32),
         jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
     )
-    return make_chunk(agent, env, mesh, config).lower(state, request).compile().as_text()
+    return make_chunk(env, mesh, config).lower(agent, state, request).compile().as_text()
+
+
+def test_hyperparameters_that_are_arguments_compute_what_constants_do():
+    """But for rounding: XLA multiplies constants with each other (docs/decisions/0039)."""
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
+    request = jnp.zeros(1, jnp.int32)
+
+    def with_constants(state):
+        return anakin_chunk(agent, env, config, None, state, request)
+
+    expected, _ = jax.jit(with_constants)(state)
+    actual, _ = make_chunk(env, mesh, config)(agent, state, request)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, actual.learner, expected.learner)
 
 
 def test_the_program_has_no_callback_and_no_collective_but_reductions():

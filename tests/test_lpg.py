@@ -391,7 +391,7 @@ def test_the_number_of_devices_changes_nothing(devices):
 def test_no_reduction_of_its_program_can_overtake_another():
     agent, env, mesh, config, state = lpg(devices=2)
     request = jnp.zeros(2, jnp.int32)
-    text = make_chunk(agent, env, mesh, config).lower(state, request).compile().as_text()
+    text = make_chunk(env, mesh, config).lower(agent, state, request).compile().as_text()
     several = 0
     for waits in collectives_by_computation(text):
         order = list(waits)

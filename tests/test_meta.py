@@ -230,11 +230,11 @@ def chunk(agent: Stacx, devices: int) -> Any:
     """One update of 16 environments, and what places a state for it."""
     mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, WALK, mesh, config))
-    run_chunk = make_chunk(agent, WALK, mesh, config)
+    run_chunk = make_chunk(WALK, mesh, config)
 
     def update(state: TrainState) -> tuple[TrainState, Any]:
         state = jax.device_put(jax.tree.map(jnp.copy, state), shardings)
-        return run_chunk(state, jnp.zeros(devices, jnp.int32))
+        return run_chunk(agent, state, jnp.zeros(devices, jnp.int32))
 
     return update
 

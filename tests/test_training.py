@@ -57,6 +57,34 @@ def test_resumed_equals_uninterrupted(name, tmp_path):
     assert records(cut) == records(whole)
 
 
+@pytest.fixture
+def cache_misses(monkeypatch):
+    """Names of the programs that were compiled instead of read from the compile cache."""
+    found = []
+
+    def count(event, **_):
+        if event == "/jax/compilation_cache/cache_misses":
+            found.append(event)
+
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.monitoring.register_event_listener(count)
+    yield found
+    jax.monitoring.unregister_event_listener(count)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
+@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+def test_other_hyperparameters_compile_nothing(arch, tmp_path, cache_misses):
+    experiment = dataclasses.replace(EXPERIMENT, frames=5 * STEPS, evaluations=1).under(arch)
+    first = podracer.train(experiment, run_dir=tmp_path / "first")
+    cache_misses.clear()
+    agent = {"learning_rate": 1e-2, "entropy_cost": 0.02, "discount": 0.9, "max_gradient_norm": 2.0}
+    second = podracer.train(experiment, run_dir=tmp_path / "second", seed=3, agent=agent)
+    assert cache_misses == []
+    assert fingerprint(first.state) != fingerprint(second.state)
+
+
 def test_what_a_run_leaves(tmp_path):
     run = tmp_path / "run"
     result = podracer.train(EXPERIMENT, run_dir=run)

@@ -68,7 +68,7 @@ class R2D2:
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: Optimizer = Optimizer(epsilon=1e-3)
     """Optimizer of the parameters."""
-    priority_eta: float = bounded(0.9, high=1.0)
+    priority_eta: float = static(default=0.9, low=0.0, high=1.0)  # 1 - eta is a double
     """Weight eta, in [0, 1], of a sequence's largest TD error in its priority, against the mean."""
     target_update_period: int = static(default=250, low=1)
     """Number of updates between copies of the parameters to the target network."""

@@ -26,7 +26,7 @@ from podracer.agent import Agent
 from podracer.agents.impala import Impala
 from podracer.bench import sebulba as bench
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
-from podracer.drivers.common import TrainState, init_state
+from podracer.drivers.common import TrainState, init_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments, action_struct
 from podracer.envs.host.device import DeviceEnvironments
@@ -131,7 +131,7 @@ def training(
     agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh
 ) -> tuple[Program, TrainState]:
     """Return one chunk of the whole program, and its initial state."""
-    chunk = make_chunk(agent, env, mesh, config)
+    chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
 

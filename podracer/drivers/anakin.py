@@ -30,6 +30,7 @@ from podracer.drivers.common import (
     TrainState,
     apply_if_finite,
     learn_key,
+    place_agent,
     reduce_metrics,
     reset_episode_totals,
     to_progress,
@@ -60,6 +61,9 @@ from podracer.types import (
     bounded,
     check_ranges,
 )
+
+Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
+"""Compiled chunk `(state, request) -> (state, metrics)`, see `compile_chunk`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +121,7 @@ def anakin(
     num_updates: int,
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
+    compile: Callable[[], Program] | None = None,
 ) -> Iterator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
 
@@ -124,11 +129,11 @@ def anakin(
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
     boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
     next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
+    `compile` returns what `compile_chunk` does, for who began to compile it earlier.
     Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
     """
-    program = make_chunk(agent, env, mesh, config)
     yield from run_chunks(
-        lambda *args: check_program_memory(program.lower(*args).compile(), mesh),  # type: ignore[attr-defined]
+        compile or partial(compile_chunk, agent, env, mesh, config, state),
         state,
         mesh,
         config,
@@ -142,23 +147,33 @@ def anakin(
 # --- the compiled program -------------------------------------------------------------------------
 
 
-def make_chunk(
-    agent: Agent, env: Environment, mesh: Mesh, config: AnakinConfig
-) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
-    """Return the jitted program `(state, request) -> (state, metrics)`; it donates the state.
+def compile_chunk(
+    agent: Agent, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
+) -> Program:
+    """Return the compiled program for a state, of which shapes and shardings suffice.
 
-    `request`, i32 `[devices]`, holds the `Request` of each device's host. The metrics hold the
-    largest one, so that all hosts save or stop at the same update.
+    Raises `ConfigError` if its memory exceeds that of the mesh.
+    """
+    agent = place_agent(agent, mesh)
+    program = make_chunk(env, mesh, config).lower(agent, state, abstract_request(mesh)).compile()
+    return partial(check_program_memory(program, mesh), agent)
+
+
+def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages.Wrapped:
+    """Return the jitted program `(agent, state, request) -> (state, metrics)`.
+
+    It donates the state. `request`, i32 `[devices]`, holds the `Request` of each device's host.
+    The metrics hold the largest one, so that all hosts save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
     program = jax.shard_map(
-        partial(chunk, agent, env, config, axis),
+        lambda agent, state, request: chunk(agent, env, config, axis, state, request),
         mesh=mesh,
-        in_specs=(TRAIN_SPEC, SHARDED),
+        in_specs=(REPLICATED, TRAIN_SPEC, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED),
         check_vma=False,
     )
-    return jax.jit(program, donate_argnums=0)
+    return jax.jit(program, donate_argnums=1)
 
 
 def chunk(
@@ -234,8 +249,14 @@ def _rollout_and_learn(
 # --- the loop around it ---------------------------------------------------------------------------
 
 
+def abstract_request(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Return shape, dtype and sharding of the requests of all hosts."""
+    sharding = shardings(mesh, PartitionSpec(mesh.axis_names))
+    return jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding)
+
+
 def run_chunks(
-    compile: Callable[[TrainState, jax.Array], Callable[..., tuple[TrainState, Metrics]]],
+    compile: Callable[[], Program],
     state: TrainState,
     mesh: Mesh,
     config: AnakinConfig,
@@ -247,7 +268,7 @@ def run_chunks(
 ) -> Iterator[Progress]:
     """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`."""
     multi_host = jax.process_count() > 1
-    request_sharding = shardings(mesh, PartitionSpec(mesh.axis_names))
+    request_sharding = abstract_request(mesh).sharding
     num_local_devices = len(mesh.local_devices)
 
     def request_array() -> jax.Array:
@@ -256,7 +277,7 @@ def run_chunks(
 
     updates = int(np.max(jax.device_get(state.update)))
     start = time.perf_counter()
-    compiled = compile(state, request_array())
+    compiled = compile()
     compile_seconds = time.perf_counter() - start
     pending: tuple[int, Metrics] | None = None  # of the chunk that may still run
     agreed_request = Request.NONE.value

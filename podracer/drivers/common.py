@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
 from podracer.environment import Environment, action_mask
@@ -100,8 +100,22 @@ def init_state(
 
     Without an environment its `actor` is (): acting then begins with a reset.
     """
-    target = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
+    target = shardings(mesh, TRAIN_SPEC)
     return jax.jit(partial(make_initial_state, agent, env, config), out_shardings=target)(key)
+
+
+def place_agent(agent: Any, mesh: Mesh) -> Any:
+    """Return the agent with its leaves, the hyperparameters, as arrays: arguments of a program.
+
+    As constants of the program, other values would be compiled again (docs/decisions/0039).
+    """
+
+    def place(leaf: Any) -> jax.Array:
+        value = np.asarray(leaf, jnp.result_type(leaf))
+        sharding = NamedSharding(mesh, REPLICATED)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return jax.tree.map(place, agent)
 
 
 def abstract_state(

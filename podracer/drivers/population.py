@@ -144,6 +144,7 @@ def population(
     num_updates: int,
     request: Callable[[], int] = lambda: 0,
     boundary: Callable[[int], bool] = lambda updates: False,
+    compile: Callable[[], anakin.Program] | None = None,
 ) -> Iterator[Progress]:
     """Train all pods, as `anakin` trains one learner, until `num_updates` updates are done.
 
@@ -151,14 +152,8 @@ def population(
     pod that meets a non-finite value keeps the state before it, and the others continue. Raises
     `NonFiniteError` when all pods have failed.
     """
-    program = make_chunk(env, mesh, config)
-    agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
-
-    def compile(*args: Any) -> Callable[..., tuple[TrainState, Metrics]]:
-        return partial(check_program_memory(program.lower(agents, *args).compile(), mesh), agents)
-
     yield from anakin.run_chunks(
-        compile,
+        compile or partial(compile_chunk, agent, pods, env, mesh, config, state),
         state,
         mesh,
         config,
@@ -167,6 +162,21 @@ def population(
         request=request,
         boundary=boundary,
     )
+
+
+def compile_chunk(
+    agent: Agent,
+    pods: Sequence[Pod],
+    env: Environment,
+    mesh: Mesh,
+    config: AnakinConfig,
+    states: TrainState,
+) -> anakin.Program:
+    """Return the compiled program of all pods, as `anakin.compile_chunk`."""
+    agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
+    program = make_chunk(env, mesh, config)
+    compiled = program.lower(agents, states, anakin.abstract_request(mesh)).compile()
+    return partial(check_program_memory(compiled, mesh), agents)
 
 
 def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import math
 import os
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 from jax.sharding import Mesh
@@ -37,6 +39,8 @@ from podracer.io.differences import differences
 from podracer.io.run_directory import run_directory
 from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
 from podracer.types import ConfigError, EnvironmentSpec
+
+T = TypeVar("T")
 
 
 def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments]:
@@ -109,6 +113,7 @@ class RunSetup:
     like: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]
+    program: Callable[[], Future[Any]] | None  # begins to compile what `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
 
@@ -142,17 +147,19 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         anakin.check(agent, env, config, len(devices))
         if experiment.evaluations:
             check_policy(agent, "take --evaluations 0")
-        split, mesh = None, make_mesh(devices)
-        drive = partial(anakin.anakin, agent, env, mesh, config)
+        saved_env, split, mesh = env, None, make_mesh(devices)
+        like = abstract_state(agent, env, mesh, config)
+        program = in_thread(partial(anakin.compile_chunk, agent, env, mesh, config, like))
+        drive = partial(anakin.anakin, agent, env, mesh, config, compile=lambda: program().result())
     else:
         checked_spec(env)
         host = to_host_environments(env)
         split = sebulba.split_devices(devices, config)
         sebulba.check(agent, host, config, split)
-        mesh = split.mesh
+        saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
+        like = abstract_state(agent, saved_env, mesh, config)
+        program = None  # the driver compiles among the other things that it makes
         drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
-    saved_env = checkpointed_environment(experiment, env)
-    like = abstract_state(agent, saved_env, mesh, config)
     play = make_evaluator(
         agent,
         env,
@@ -174,9 +181,23 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         like,
         _checked_size(like, mesh),
         init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
+        program=program,
         drive=drive,
         evaluate=evaluate,
     )
+
+
+def in_thread(function: Callable[[], T]) -> Callable[[], Future[T]]:
+    """Return a function that starts another in a thread, once, and returns its future."""
+
+    @functools.cache
+    def start() -> Future[T]:
+        executor = ThreadPoolExecutor(1, "podracer-compile")
+        future = executor.submit(function)
+        executor.shutdown(wait=False)  # after this one
+        return future
+
+    return start
 
 
 def _find_devices(count: int, saved: int) -> list[Device]:
@@ -202,6 +223,9 @@ def _population_setup(
     check_policy(agent, "train it alone, not in a population")
     mesh = population.population_mesh(devices, len(pods))
     like = population.abstract_states(agent, pods, env, mesh, config)
+    parts = (agent, pods, env, mesh, config)
+    program = in_thread(partial(population.compile_chunk, *parts, like))
+    drive = partial(population.population, *parts, compile=lambda: program().result())
     return RunSetup(
         agent,
         env,
@@ -210,8 +234,9 @@ def _population_setup(
         None,
         like,
         _checked_size(like, mesh),
-        init=lambda: population.init_states(agent, pods, env, mesh, config),
-        drive=partial(population.population, agent, pods, env, mesh, config),
+        init=lambda: population.init_states(*parts),
+        program=program,
+        drive=drive,
         evaluate=population.make_evaluator(
             agent,
             pods,

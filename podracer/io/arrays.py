@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from podracer.io.schema import Schema
 from podracer.types import CheckpointError, StorageError
@@ -22,6 +21,8 @@ def read_arrays(
     path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
 ) -> dict[str, Any]:
     """Read arrays by path: onto their devices, or onto the host where there is no sharding."""
+    import orbax.checkpoint as ocp  # takes long, see `Checkpointer`
+
     stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
     host = ocp.RestoreArgs(restore_type=np.ndarray)
     targets = {

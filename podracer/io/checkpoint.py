@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -22,7 +23,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils  # no stable home yet
 
 from podracer.io.arrays import place, read_arrays, sharding_of, stored_array
@@ -100,7 +100,6 @@ class Checkpointer:
                     shutil.rmtree(path, ignore_errors=True)
             for path in self.run.glob(f".{SAVED}.*"):  # of a process killed while it wrote
                 path.unlink(missing_ok=True)
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -140,7 +139,7 @@ class Checkpointer:
                 shutil.rmtree(draft, ignore_errors=True)  # remains of a failed save
                 draft.mkdir()
             arrays = {path: stored_array(leaf) for path, leaf in leaves.items()}
-            self._orbax.save(draft / "state", args=ocp.args.PyTreeSave(arrays))
+            self._save_arrays(draft / "state", arrays)
         except OSError as error:
             raise _storage_error(step, error) from error
         self._pending = self._worker.submit(self._finish, draft, target, meta)
@@ -187,7 +186,8 @@ class Checkpointer:
             self.wait()
         finally:
             self._worker.shutdown()
-            self._orbax.close()
+            if "_orbax" in vars(self):
+                self._orbax.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -199,6 +199,17 @@ class Checkpointer:
             if error is None:
                 raise
             self._report(str(late))  # the first error is raised
+
+    @functools.cached_property
+    def _orbax(self) -> Any:
+        import orbax.checkpoint as ocp  # takes longer than the start of a small run
+
+        return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+
+    def _save_arrays(self, path: Path, arrays: dict[str, Any]) -> None:
+        import orbax.checkpoint as ocp
+
+        self._orbax.save(path, args=ocp.args.PyTreeSave(arrays))
 
     def _finish(self, draft: Path, target: Path, meta: bytes) -> None:
         """Seal a save and give it its name, so that a directory with a step's name is complete."""

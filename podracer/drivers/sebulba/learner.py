@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from podracer.agent import Agent
-from podracer.drivers.common import Progress, Request, TrainState, to_progress
+from podracer.drivers.common import Progress, Request, TrainState, place_agent, to_progress
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
@@ -39,10 +40,12 @@ class Learner:
         self._request_sharding = shardings(split.mesh, SHARDED)
         self._no_request = self._request_array(Request.NONE)
         shard = abstract_on_mesh(split.mesh, actors.shard)
-        update = make_update(agent, split.mesh, split.threads, config.updates_per_batch)
-        self._update = update.lower(  # type: ignore[attr-defined]
-            dataclasses.replace(state, actor=()), [shard] * split.threads, self._no_request
+        update = make_update(split.mesh, split.threads, config.updates_per_batch)
+        agent = place_agent(agent, split.mesh)
+        compiled = update.lower(
+            agent, dataclasses.replace(state, actor=()), [shard] * split.threads, self._no_request
         ).compile()
+        self._update = partial(compiled, agent)
         self._version = actors.first_update  # number of updates dispatched
         self._timer = StageTimer("collect", "learn", "report")
         self._pending: list[Metrics] = []  # of updates that may still run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,29 +30,27 @@ def _partition_spec(axis: int) -> PartitionSpec:
 SHARD_SPEC = jax.tree.map(_partition_spec, ROW_AXES)
 
 
-def make_update(
-    agent: Agent, mesh: Mesh, num_actors: int, updates_per_batch: int
-) -> Callable[..., tuple[TrainState, Params, Metrics]]:
-    """Return the jitted program `(state, shards, request) -> (state, actor params, metrics)`.
+def make_update(mesh: Mesh, num_actors: int, updates_per_batch: int) -> jax.stages.Wrapped:
+    """Return the jitted program `(agent, state, shards, request) -> (state, params, metrics)`.
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
     actors' parameters are an output of their own, so that they can be sent during the next update.
     """
     axis = DATA if mesh.size > 1 else None
     update = jax.shard_map(
-        partial(_update, agent, updates_per_batch, axis),
+        partial(_update, updates_per_batch, axis),
         mesh=mesh,
-        in_specs=(TRAIN_SPEC, [SHARD_SPEC] * num_actors, SHARDED),
+        in_specs=(REPLICATED, TRAIN_SPEC, [SHARD_SPEC] * num_actors, SHARDED),
         out_specs=(TRAIN_SPEC, REPLICATED, REPLICATED),
         check_vma=False,
     )
-    return jax.jit(update, donate_argnums=0)
+    return jax.jit(update, donate_argnums=1)
 
 
 def _update(
-    agent: Agent,
     num_parts: int,
     axis: str | None,
+    agent: Agent,
     state: TrainState,
     shards: list[TrajectoryShard],
     request: jax.Array,
