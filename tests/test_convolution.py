@@ -10,13 +10,15 @@ import numpy as np
 import optax
 import pytest
 
-from podracer.ops.convolution import LAYOUT, convolution
+from podracer.ops.convolution import LAYOUT, _rows_at_once, convolution
 
 # Image [H, W, C], kernel [h, w, D], stride, padding.
 CASES = {
     "atari 1": ((84, 84, 4), (8, 8, 8), 4, 0),
     "atari 2": ((20, 20, 8), (4, 4, 4), 2, 0),
     "atari 3": ((9, 9, 8), (3, 3, 4), 1, 0),
+    "products": ((5, 6, 32), (3, 2, 4), 1, 0),
+    "products of blocks": ((6, 8, 16), (4, 2, 4), 2, 0),
     "minatar": ((10, 10, 4), (3, 3, 16), 1, 0),
     "residual": ((11, 11, 3), (3, 3, 5), 1, 1),
     "rows left over": ((10, 11, 2), (3, 3, 3), 3, 0),
@@ -74,10 +76,11 @@ def test_value_and_gradients_equal_jax(case):
     close(*both(x, w))
 
 
-@pytest.mark.parametrize(("case", "batch"), [("padded and left over", 3), ("residual", 134)])
-def test_gradients_through_the_gradients_equal_jax(case, batch):
-    """As updates that learn how to learn take them; 134 images are summed over in two parts."""
-    x, w, stride, padding = inputs(case, batch)
+@pytest.mark.parametrize("case", ["padded and left over", "residual", "products of blocks"])
+def test_gradients_through_the_gradients_equal_jax(case, monkeypatch):
+    """As updates that learn how to learn take them, summed over parts of the batch."""
+    monkeypatch.setattr("podracer.ops.convolution._rows_at_once", lambda g, w: 2)
+    x, w, stride, padding = inputs(case, batch=4)
 
     def through(function):
         def bent(x, w):
@@ -91,6 +94,12 @@ def test_gradients_through_the_gradients_equal_jax(case, batch):
     got, expected = jax.jit(lambda: [through(f) for f in (convolution, plain)])()
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()), rtol=1e-3)
+
+
+def test_parts_of_the_batch_have_bounded_patches():
+    """And divide it; a batch that nothing near the bound divides is one part."""
+    w, rows = jnp.zeros((8, 8, 4, 32)), {24: 8, 64: 8, 37: 37, 9: 9}
+    assert {n: _rows_at_once(jnp.zeros((n, 20, 20, 32)), w) for n in rows} == rows
 
 
 def test_under_vmap_over_inputs_and_over_weights():

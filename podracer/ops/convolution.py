@@ -1,9 +1,9 @@
-"""A two-dimensional convolution whose gradients stay fast inside loops on a CPU.
+"""A two-dimensional convolution that is fast on a CPU, also inside loops.
 
 XLA's CPU backend brings convolutions into the layout of its fast kernel in a program's entry
 computation only. Inside the body of a `scan` the two gradient convolutions, which JAX writes with
-permuted dimensions, fall to a naive loop. Written as plain forward convolutions they are fast
-everywhere. `benchmarks/convolution.py` measures it; see `docs/numerics.md`.
+permuted dimensions, fall to a naive loop. So gradients are written as plain forward convolutions,
+or, where that is faster still, as matrix products. `benchmarks/limits.py --parts` measures them.
 """
 
 # Types of JAX itself are partly unknown to pyright.
@@ -13,7 +13,8 @@ everywhere. `benchmarks/convolution.py` measures it; see `docs/numerics.md`.
 
 from __future__ import annotations
 
-from functools import partial
+import math
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +44,89 @@ def _gradients(stride: int, padding: int, saved: tuple[jax.Array, jax.Array], g:
     x, w = saved
     return jax.lax.platform_dependent(
         x, w, g,
-        cpu=partial(_canonical_gradients, stride, padding),
+        cpu=partial(_fast_gradients, stride, padding),
         default=partial(_plain_gradients, stride, padding),
     )  # fmt: skip
 
 
 def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
     return jax.vjp(lambda x, w: _forward(x, w, stride, padding), x, w)[1](g)
+
+
+def _fast_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
+    """Choose the form by shape, as measured for the layers of our networks.
+
+    Without padding, products are faster from 32 channels on, also where these are the pixels of
+    blocks that a stride skips; a first layer of few channels loses by making the blocks.
+    """
+    if w.shape[2] >= 16 and _divides(x, w, stride, padding):
+        dx, dw = _product_gradients(_blocks(x, stride), _kernel_blocks(w, stride), g)
+        return _pixels(dx, stride), _kernel_pixels(dw, stride)
+    if w.shape[2] >= 32 and stride == 1 and padding == 0:
+        return _product_gradients(x, w, g)
+    return _canonical_gradients(stride, padding, x, w, g)
+
+
+def _divides(x: jax.Array, w: jax.Array, stride: int, padding: int) -> bool:
+    """Say whether the convolution is one of stride 1 over blocks of `stride` x `stride` pixels."""
+    sizes = (*x.shape[1:3], *w.shape[:2])
+    return stride > 1 and padding == 0 and all(size % stride == 0 for size in sizes)
+
+
+def _blocks(x: jax.Array, n: int) -> jax.Array:
+    """Make the pixels of each block of `n` x `n` the channels of one pixel."""
+    batch, height, width, channels = x.shape
+    rows = x.reshape(batch, height // n, n, width // n, n * channels)
+    return jnp.concatenate([rows[:, :, i] for i in range(n)], axis=-1)
+
+
+def _pixels(x: jax.Array, n: int) -> jax.Array:
+    """Invert `_blocks`."""
+    batch, height, width, channels = x.shape
+    rows = x.reshape(batch, height, width, n, channels // n).swapaxes(2, 3)
+    return rows.reshape(batch, height * n, width * n, channels // n**2)
+
+
+def _kernel_blocks(w: jax.Array, n: int) -> jax.Array:
+    height, width, channels, outputs = w.shape
+    w = w.reshape(height // n, n, width // n, n, channels, outputs).swapaxes(1, 2)
+    return w.reshape(height // n, width // n, n * n * channels, outputs)
+
+
+def _kernel_pixels(w: jax.Array, n: int) -> jax.Array:
+    """Invert `_kernel_blocks`."""
+    height, width, channels, outputs = w.shape
+    w = w.reshape(height, width, n, n, channels // n**2, outputs).swapaxes(1, 2)
+    return w.reshape(height * n, width * n, channels // n**2, outputs)
+
+
+def _product_gradients(x: jax.Array, w: jax.Array, g: jax.Array):
+    """Compute both gradients of a convolution with stride 1.
+
+        dx[i + k] = Σ g[i] w[k]ᵀ        dw[k] = Σ x[i + k]ᵀ g[i]
+
+    The former is one product for all k and shifted sums, the latter a product for each k, with the
+    transpose of `g` made once: XLA is slow at products of transposes.
+    """
+    height, width, channels, outputs = w.shape
+    rows, columns = g.shape[1:3]
+    places = [(i, j) for i in range(height) for j in range(width)]
+    # In float32: 16-bit numbers would lose small parts of a sum.
+    dtype = jnp.promote_types(g.dtype, jnp.float32)
+    y = jnp.matmul(g, w.reshape(-1, outputs).T, preferred_element_type=dtype)
+    y = y.reshape(*g.shape[:3], height, width, channels)
+    shifted = [
+        jnp.pad(y[..., i, j, :], ((0, 0), (i, height - 1 - i), (j, width - 1 - j), (0, 0)))
+        for i, j in places
+    ]
+    dx = reduce(jnp.add, shifted).astype(x.dtype)
+    barrier = jax.lax.optimization_barrier
+    transposed = barrier(g.reshape(-1, outputs).T)
+    dw = [
+        barrier(transposed @ x[:, i : i + rows, j : j + columns].reshape(-1, channels)).T
+        for i, j in places
+    ]
+    return dx, jnp.stack(dw).reshape(w.shape)
 
 
 def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
@@ -85,7 +162,7 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
             dimension_numbers=LAYOUT,
         )
 
-    rows = _rows_at_once(*g.shape[:3])
+    rows = _rows_at_once(g, w)
     if rows == len(x):
         return dx, weights(x, g).transpose(1, 2, 0, 3)
     parts = [array.reshape(-1, rows, *array.shape[1:]) for array in (x, g)]
@@ -95,13 +172,16 @@ def _canonical_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, 
     return dx, dw.astype(w.dtype).transpose(1, 2, 0, 3)
 
 
-def _rows_at_once(batch: int, height: int, width: int) -> int:
+def _rows_at_once(g: jax.Array, w: jax.Array) -> int:
     """Return the number of rows of a part of the batch; it divides the batch.
 
-    An output of the weights' gradient then sums over about 8000 numbers of each channel. Where no
-    divisor comes near that, the part is the whole batch.
+    The patches of a part have about 2^20 numbers, or 2^21 where there are fewer than 32 output
+    channels, for which XLA has another kernel. Where no divisor comes near that, the part is the
+    whole batch.
     """
-    best = max(1, 8192 // (height * width))
+    batch, height, width, outputs = g.shape
+    limit = 2**21 if outputs < 32 else 2**20
+    best = max(1, limit // (height * width * math.prod(w.shape[:3])))
     divisors = [rows for rows in range(best, best // 4, -1) if batch % rows == 0]
     return divisors[0] if divisors and best < batch else batch
 
