@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import (
     RunPath,
+    Trackers,
     find_recipe,
     join_values,
     own_recipe,
@@ -46,6 +47,7 @@ class SweepOptions:
     """Number of random configurations to draw where a hyperparameter has a range."""
     run_dir: Path | None = None
     """Directory that keeps the sweep. By default a new one is made in runs/."""
+    track: Trackers = ()
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -65,8 +67,10 @@ def sweep(arguments: Sequence[str]) -> int:
     initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)
     from podracer.experiments.training import train
     from podracer.reports.console import console
+    from podracer.reports.tracking import trackers
 
-    result = train(experiment, run_dir=options.run_dir, sinks=[console])
+    sinks = [console, *trackers(options.track)]
+    result = train(experiment, run_dir=options.run_dir, sinks=sinks)
     if result.exit_code == 0:
         _print_sweep(result.run_dir, experiment)
     return result.exit_code

@@ -13,6 +13,7 @@ from podracer.cli.arguments import (
     ImportingEnvironment,
     OwnRecipe,
     RunPath,
+    Trackers,
     find_recipe,
     own_recipe,
     parse,
@@ -42,6 +43,7 @@ class TrainOptions:
     update_rule: Path | None = None
     """File of a learned update rule (see `podracer rule`), which replaces the recipe's agent and
     trains its network."""
+    track: Trackers = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,7 @@ class ResumeOptions:
     """Directory of the run, sweep or tournament."""
     recipe: OwnRecipe = None
     environment: ImportingEnvironment = None
+    track: Trackers = ()
     settings: FreeSettings = dataclasses.field(default_factory=FreeSettings)
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
@@ -105,7 +108,10 @@ def train(arguments: Sequence[str]) -> int:
         f"train {recipe}", flags, experiment, TrainOptions(arch=experiment.arch),
         {"hosts": Hosts()}, "Train an agent. `podracer list recipes` names the recipes.",
     )  # fmt: skip
-    return run(experiment, options.run_dir, extra["hosts"], resume=False, recipe=own_recipe(recipe))
+    return run(
+        experiment, options.run_dir, extra["hosts"],
+        resume=False, recipe=own_recipe(recipe), track=options.track,
+    )  # fmt: skip
 
 
 def resume(arguments: Sequence[str]) -> int:
@@ -124,7 +130,10 @@ def resume(arguments: Sequence[str]) -> int:
         return pods.resume_tournament(options.run, options.recipe)
     experiment = reopen_run(options.run, options.recipe, options.environment)
     experiment = dataclasses.replace(experiment, **changes)
-    return run(experiment, options.run, options.hosts, resume=True, recipe=options.recipe)
+    return run(
+        experiment, options.run, options.hosts,
+        resume=True, recipe=options.recipe, track=options.track,
+    )  # fmt: skip
 
 
 def run(
@@ -134,6 +143,7 @@ def run(
     *,
     resume: bool,
     recipe: str | None = None,
+    track: Trackers = (),
 ) -> int:
     """Train an experiment, shown on the terminal, and return the exit code.
 
@@ -152,8 +162,10 @@ def run(
 
     from podracer.experiments.training import train
     from podracer.reports.console import console
+    from podracer.reports.tracking import trackers
 
-    result = train(experiment, run_dir=run_dir, resume=resume, sinks=[console])
+    sinks = [console, *trackers(track)]
+    result = train(experiment, run_dir=run_dir, resume=resume, sinks=sinks)
     if jax.process_index() == 0:
         with contextlib.suppress(OSError):  # a reader of the output that has left, as in `| head`
             _print_summary(experiment, result, recipe)

@@ -31,7 +31,11 @@ _SEBULBA_PREFIXES = ("actor_time_", "learner_time_", "environment_faults")
 
 
 class Sink(Protocol):
-    """Receiver of records, called from one thread until it is closed."""
+    """Receiver of records, called from one thread until it is closed.
+
+    A sink that needs long to close, such as one that sends its records elsewhere, says so by an
+    attribute `close_seconds`.
+    """
 
     def write(self, record: Record) -> None: ...
 
@@ -49,6 +53,12 @@ def group(key: str) -> str:
         return "sebulba"
     prefix = key.partition("_")[0]
     return prefix if prefix in ("episode", "evaluation", "time") else "learn"
+
+
+def tag(key: str) -> str:
+    """Return the name under which a tracker shows a metric: its group, and the name within it."""
+    prefix, _, name = key.partition("_")
+    return f"{group(key)}/{name if group(key) == prefix else key}"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -123,7 +133,7 @@ class TensorBoardSink:
 
         self._file = self._file or self._open()
         values = [
-            Summary.Value(tag=f"{group(key)}/{_short(key)}", simple_value=value)
+            Summary.Value(tag=tag(key), simple_value=value)
             for key, value in record.items()
             if isinstance(value, int | float) and key != "updates"
         ]
@@ -155,25 +165,19 @@ class TensorBoardSink:
         return file
 
 
-def _short(key: str) -> str:
-    prefix, _, name = key.partition("_")
-    return name if group(key) == prefix else key
-
-
 class Sinks:
     """All sinks of a run. The first is written by the caller; the others have a thread each.
 
     Each background sink has a queue of `queue_size` records that drops its oldest when full. A sink
     that raises is removed with one warning. Leaving the context closes all sinks within
-    `close_seconds`; a sink that is still busy then is abandoned with a warning.
+    `close_seconds`, or those of the sink; one that is still busy then is abandoned with a warning.
     """
 
     def __init__(
         self, sinks: Sequence[Sink], *, queue_size: int = 1024, close_seconds: float = 5.0
     ) -> None:
         self._record: Sink | None = sinks[0] if sinks else None
-        self._workers = [_Worker(sink, queue_size) for sink in sinks[1:]]
-        self._close_seconds = close_seconds
+        self._workers = [_Worker(sink, queue_size, close_seconds) for sink in sinks[1:]]
         self._closed = False
 
     @property
@@ -199,7 +203,7 @@ class Sinks:
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + self._close_seconds
+        start = time.monotonic()
         for worker in self._workers:
             worker.finish()
         if self._record is not None:
@@ -208,7 +212,7 @@ class Sinks:
             except Exception as error:
                 _warn_dropped(self._record, error)
         for worker in self._workers:
-            worker.join(deadline)
+            worker.join(start + worker.close_seconds)
 
     def __enter__(self) -> Sinks:
         return self
@@ -220,7 +224,8 @@ class Sinks:
 class _Worker:
     """Thread of one sink, behind a queue whose `put` never waits and drops the oldest record."""
 
-    def __init__(self, sink: Sink, queue_size: int) -> None:
+    def __init__(self, sink: Sink, queue_size: int, close_seconds: float) -> None:
+        self.close_seconds = getattr(sink, "close_seconds", close_seconds)
         self.dropped = 0
         self._sink = sink
         self._records: deque[Record] = deque(maxlen=queue_size)

@@ -1,0 +1,144 @@
+"""Sinks for experiment trackers: Weights & Biases, trackio and MLflow.
+
+Where a tracker keeps its runs, under which project and whether it is online are the tracker's own
+settings, such as `WANDB_PROJECT`, `WANDB_MODE`, `TRACKIO_DIR` or `MLFLOW_TRACKING_URI`. A resumed
+run goes on in the tracker's run that it began.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from podracer.experiments.serialization import to_json
+from podracer.experiments.training import MakeSink, RunInfo
+from podracer.io.sinks import Record, Sink, tag
+from podracer.io.steps import identity_of
+from podracer.types import ConfigError
+
+_PROJECT = "podracer"  # where nothing else is set
+
+
+def trackers(names: Sequence[str]) -> list[MakeSink]:
+    """Return what makes the sinks of these trackers. Raises `ConfigError` for one not installed."""
+    makers: dict[str, MakeSink] = {"wandb": wandb, "trackio": trackio, "mlflow": mlflow}
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f'--track {name} needs its package: pip install "podracer[{name}]".')
+    return [makers[name] for name in names]
+
+
+def wandb(info: RunInfo) -> Sink:
+    """Return a sink for Weights & Biases; for `sinks` of `podracer.train`."""
+    return _WandbSink("wandb", info, {"id": _run_id(info), "dir": str(info.run_dir)})
+
+
+def trackio(info: RunInfo) -> Sink:
+    """Return a sink for trackio; for `sinks` of `podracer.train`."""
+    return _WandbSink("trackio", info, {})
+
+
+def mlflow(info: RunInfo) -> Sink:
+    """Return a sink for MLflow; for `sinks` of `podracer.train`."""
+    return _MlflowSink(info)
+
+
+class _WandbSink:
+    """Sink for a library with the interface of wandb, which is opened by the first record."""
+
+    close_seconds = 60.0  # to send what is left
+
+    def __init__(self, library: str, info: RunInfo, settings: dict[str, Any]) -> None:
+        config = {**dict(_flat(to_json(info.experiment))), "devices_used": info.devices}
+        self._open = partial(
+            _init, library, name=info.run_dir.name, config=config, resume="allow", **settings
+        )
+        self._run: Any = None
+
+    def write(self, record: Record) -> None:
+        if self._run is None:
+            self._run = self._open()
+        self._run.log(_numbers(record), step=int(record["updates"]))
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+def _init(library: str, **settings: Any) -> Any:
+    project = os.environ.get(f"{library.upper()}_PROJECT", _PROJECT)
+    return importlib.import_module(library).init(project=project, **settings)
+
+
+class _MlflowSink:
+    """Sink for MLflow, which is opened by the first record."""
+
+    close_seconds = 60.0
+
+    def __init__(self, info: RunInfo) -> None:
+        self._info = info
+        self._client: Any = None
+        self._run = ""
+
+    def write(self, record: Record) -> None:
+        from mlflow.entities import Metric  # type: ignore[import-not-found]
+
+        if self._client is None:
+            self._open()
+        now, step = int(time.time() * 1000), int(record["updates"])
+        metrics = [Metric(name, value, now, step) for name, value in _numbers(record).items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.set_terminated(self._run)
+
+    def _open(self) -> None:
+        from mlflow import MlflowClient  # type: ignore[import-not-found]
+        from mlflow.entities import Param  # type: ignore[import-not-found]
+
+        client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        experiment = client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else client.create_experiment(name)
+        run_id = _run_id(self._info)
+        runs = client.search_runs([number], f"tags.podracer = '{run_id}'")
+        if runs:
+            self._run = runs[0].info.run_id
+            client.update_run(self._run, status="RUNNING")
+        else:
+            run = client.create_run(
+                number, run_name=self._info.run_dir.name, tags={"podracer": run_id}
+            )
+            self._run = run.info.run_id
+            settings = _flat(to_json(self._info.experiment))
+            params = [Param(key, str(value)[:500]) for key, value in settings]
+            client.log_batch(self._run, params=params)
+        self._client = client
+
+
+def _run_id(info: RunInfo) -> str:
+    return str(identity_of(info.run_dir)["id"])
+
+
+def _numbers(record: Record) -> dict[str, float]:
+    """Return the metrics of a record by the names that TensorBoard shows."""
+    return {
+        tag(key): value
+        for key, value in record.items()
+        if isinstance(value, int | float) and key != "updates"
+    }
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of an experiment with the path of each: `agent.learning_rate`."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

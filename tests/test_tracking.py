@@ -1,0 +1,102 @@
+"""Experiment trackers get every record, and a resumed run goes on in the run that it began."""
+
+import os
+import sqlite3
+import sys
+import types
+
+import pytest
+
+from podracer.experiments import recipes
+from podracer.experiments.training import RunInfo
+from podracer.io.seal import seal_json
+from podracer.io.sinks import Sinks
+from podracer.reports.tracking import trackers
+from podracer.types import ConfigError
+
+RECORDS = [
+    {"updates": n, "frames": 100 * n, "episode_return": n / 10, "time_step": 0.5, "loss": None}
+    for n in (10, 20)
+]
+
+
+@pytest.fixture
+def info(tmp_path):
+    seal_json(tmp_path / "config.json", {"run": {"id": "abc", "experiment": "d"}})
+    return RunInfo(recipes.find("catch_a2c"), tmp_path, "1 x cpu", 100)
+
+
+def write(info, *names, records=RECORDS):
+    with Sinks([Nothing(), *(make(info) for make in trackers(names))]) as sinks:
+        for record in records:
+            sinks.write(record)
+
+
+class Nothing:
+    def write(self, record): ...
+
+    def close(self): ...
+
+
+class FakeRun:
+    def __init__(self, settings):
+        self.settings, self.logged, self.finished = settings, [], False
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_a_tracker_gets_settings_and_records(library, info, monkeypatch):
+    runs = []
+
+    def init(**settings):
+        runs.append(FakeRun(settings))
+        return runs[-1]
+
+    fake = types.ModuleType(library)
+    fake.init, fake.__spec__ = init, types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, library, fake)
+    write(info, library)
+    write(info, library)  # as after a resume
+    first, second = runs
+    assert first.settings["config"]["agent.learning_rate"] > 0
+    assert first.settings["project"] == "podracer"
+    assert first.settings["resume"] == "allow"
+    assert {**first.settings} == {**second.settings}
+    if library == "wandb":
+        assert first.settings["id"] == "abc"
+    assert first.finished
+    assert first.logged == [
+        (n, {"run/frames": 100 * n, "episode/return": n / 10, "time/step": 0.5}) for n in (10, 20)
+    ]
+
+
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'--track mlflow .* pip install "podracer\[mlflow\]"'):
+        trackers(["mlflow"])
+
+
+@pytest.mark.slow
+def test_real_trackers_hold_what_was_written(info, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    for library in ("wandb", "trackio", "mlflow"):
+        pytest.importorskip(library)
+    write(info, "wandb", "trackio", "mlflow")
+    write(info, "mlflow", records=[{"updates": 30, "episode_return": 3.0}])
+    database = sqlite3.connect(tmp_path / "mlflow.db")
+    rows = database.execute(
+        "select run_uuid, step, value from metrics where key = 'episode/return'"
+    )
+    assert [(step, value) for _, step, value in rows] == [(10, 1.0), (20, 2.0), (30, 3.0)]
+    assert len(database.execute("select * from runs").fetchall()) == 1
+    (offline,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert any(path.suffix == ".wandb" for path in offline.iterdir())
+    assert os.path.getsize(tmp_path / "trackio" / "podracer.db") > 0
