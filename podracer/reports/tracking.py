@@ -88,17 +88,16 @@ class _MlflowSink:
     def write(self, record: Record) -> None:
         from mlflow.entities import Metric  # type: ignore[import-not-found]
 
-        if self._client is None:
-            self._open()
+        client = self._client = self._client or self._open()
         now, step = int(time.time() * 1000), int(record["updates"])
         metrics = [Metric(name, value, now, step) for name, value in _numbers(record).items()]
-        self._client.log_batch(self._run, metrics=metrics)
+        client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
         if self._client is not None:
             self._client.set_terminated(self._run)
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         from mlflow import MlflowClient  # type: ignore[import-not-found]
         from mlflow.entities import Param  # type: ignore[import-not-found]
 
@@ -119,7 +118,7 @@ class _MlflowSink:
             settings = _flat(to_json(self._info.experiment))
             params = [Param(key, str(value)[:500]) for key, value in settings]
             client.log_batch(self._run, params=params)
-        self._client = client
+        return client
 
 
 def _run_id(info: RunInfo) -> str:
