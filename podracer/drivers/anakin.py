@@ -63,7 +63,7 @@ from podracer.types import (
 )
 
 Program = Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]
-"""Compiled chunk `(state, request) -> (state, metrics)`, see `compile_chunk`."""
+"""Compiled chunk `(state, request) -> (state, metrics)`, see `lower_chunk`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +129,11 @@ def anakin(
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
     boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
     next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
-    `compile` returns what `compile_chunk` does, for who began to compile it earlier.
+    `compile` returns the program, as what `lower_chunk` returns does, for who began it earlier.
     Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
     """
     yield from run_chunks(
-        compile or partial(compile_chunk, agent, env, mesh, config, state),
+        compile or (lambda: lower_chunk(agent, env, mesh, config, state)()),
         state,
         mesh,
         config,
@@ -147,16 +147,16 @@ def anakin(
 # --- the compiled program -------------------------------------------------------------------------
 
 
-def compile_chunk(
+def lower_chunk(
     agent: Agent, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
-) -> Program:
-    """Return the compiled program for a state, of which shapes and shardings suffice.
+) -> Callable[[], Program]:
+    """Trace the program for a state, of which shapes and shardings suffice; return what compiles.
 
-    Raises `ConfigError` if its memory exceeds that of the mesh.
+    What it returns raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     agent = place_agent(agent, mesh)
-    program = make_chunk(env, mesh, config).lower(agent, state, abstract_request(mesh)).compile()
-    return partial(check_program_memory(program, mesh), agent)
+    lowered = make_chunk(env, mesh, config).lower(agent, state, abstract_request(mesh))
+    return lambda: partial(check_program_memory(lowered.compile(), mesh), agent)
 
 
 def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages.Wrapped:

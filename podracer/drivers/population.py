@@ -153,7 +153,7 @@ def population(
     `NonFiniteError` when all pods have failed.
     """
     yield from anakin.run_chunks(
-        compile or partial(compile_chunk, agent, pods, env, mesh, config, state),
+        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state)()),
         state,
         mesh,
         config,
@@ -164,19 +164,18 @@ def population(
     )
 
 
-def compile_chunk(
+def lower_chunk(
     agent: Agent,
     pods: Sequence[Pod],
     env: Environment,
     mesh: Mesh,
     config: AnakinConfig,
     states: TrainState,
-) -> anakin.Program:
-    """Return the compiled program of all pods, as `anakin.compile_chunk`."""
+) -> Callable[[], anakin.Program]:
+    """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
     agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
-    program = make_chunk(env, mesh, config)
-    compiled = program.lower(agents, states, anakin.abstract_request(mesh)).compile()
-    return partial(check_program_memory(compiled, mesh), agents)
+    lowered = make_chunk(env, mesh, config).lower(agents, states, anakin.abstract_request(mesh))
+    return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
 
 
 def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:

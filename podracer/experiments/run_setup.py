@@ -149,7 +149,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
             check_policy(agent, "take --evaluations 0")
         saved_env, split, mesh = env, None, make_mesh(devices)
         like = abstract_state(agent, env, mesh, config)
-        program = in_thread(partial(anakin.compile_chunk, agent, env, mesh, config, like))
+        program = in_thread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
         drive = partial(anakin.anakin, agent, env, mesh, config, compile=lambda: program().result())
     else:
         checked_spec(env)
@@ -187,13 +187,16 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     )
 
 
-def in_thread(function: Callable[[], T]) -> Callable[[], Future[T]]:
-    """Return a function that starts another in a thread, once, and returns its future."""
+def in_thread(prepare: Callable[[], Callable[[], T]]) -> Callable[[], Future[T]]:
+    """Return a function that prepares a call here, makes it in a thread, and returns its future.
+
+    That happens once. What JAX traces depends on settings of the thread, so it is traced here.
+    """
 
     @functools.cache
     def start() -> Future[T]:
         executor = ThreadPoolExecutor(1, "podracer-compile")
-        future = executor.submit(function)
+        future = executor.submit(prepare())
         executor.shutdown(wait=False)  # after this one
         return future
 
@@ -224,7 +227,7 @@ def _population_setup(
     mesh = population.population_mesh(devices, len(pods))
     like = population.abstract_states(agent, pods, env, mesh, config)
     parts = (agent, pods, env, mesh, config)
-    program = in_thread(partial(population.compile_chunk, *parts, like))
+    program = in_thread(partial(population.lower_chunk, *parts, like))
     drive = partial(population.population, *parts, compile=lambda: program().result())
     return RunSetup(
         agent,
