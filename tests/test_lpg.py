@@ -38,7 +38,6 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
-from podracer.ops.lstm import backward_lstm
 from podracer.tournament.config import Tournament
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
@@ -276,33 +275,6 @@ def test_rewards_are_told_by_world():
         lives = (np.asarray(world) == kind) & counted  # not those that ended on the way
         want = (valid * np.asarray(now.reward))[lives].sum() / valid[lives].sum()
         assert float(totals[kind] / steps[kind]) == pytest.approx(want, rel=1e-4)
-
-
-def test_the_backward_memory_is_that_of_a_plain_scan(key):
-    keys = jax.random.split(key, 3)
-    pushed, weight = jax.random.normal(keys[0], (5, 3, 8)), jax.random.normal(keys[1], (2, 8))
-    ends = jax.random.bernoulli(keys[2], 0.3, (5, 3))
-
-    def plain(pushed, weight):
-        hidden = cell = jnp.zeros((3, 2))
-        made = []
-        for t in reversed(range(5)):
-            hidden = jnp.where(ends[t][:, None], 0.0, hidden)
-            cell = jnp.where(ends[t][:, None], 0.0, cell)
-            i, f, g, o = jnp.split(pushed[t] + hidden @ weight, 4, axis=-1)
-            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
-            made.append(hidden)
-        return jnp.stack(made[::-1])
-
-    np.testing.assert_allclose(
-        backward_lstm(pushed, weight, ends), plain(pushed, weight), rtol=1e-5, atol=1e-6
-    )
-    for a, b in zip(*(
-        jax.grad(lambda p, w, f=f: jnp.sum(jnp.cos(f(p, w))), argnums=(0, 1))(pushed, weight)
-        for f in (lambda p, w: backward_lstm(p, w, ends), plain)
-    ), strict=True):  # fmt: skip
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("end", ["terminal", "time-out"])

@@ -13,6 +13,7 @@ from podracer.checks import check_agent
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, torso_network
 from podracer.networks.layers import Convolution, NoisyLinear, relu
 from podracer.ops.dense import dense
+from podracer.ops.lstm import lstm
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
 
 T, B = 6, 3
@@ -142,6 +143,39 @@ def test_an_lstm_begins_by_remembering(key):
     cell = eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[:7].set(-100.0))  # nothing is written
     _, kept = cell(jnp.zeros(16), (jnp.zeros(7), jnp.ones(7)))
     np.testing.assert_allclose(kept, jax.nn.sigmoid(1.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_lstm_and_its_gradient_are_those_of_a_plain_loop_over_cells(reverse, key):
+    cell = eqx.nn.LSTMCell(4, 2, key=key)
+    keys = jax.random.split(key, 3)
+    inputs, resets = (
+        jax.random.normal(keys[0], (5, 3, 4)),
+        jax.random.bernoulli(keys[1], 0.3, (5, 3)),
+    )
+    start = tuple(jax.random.normal(keys[2], (2, 3, 2)))
+
+    def ours(cell, inputs, state):
+        pushed = inputs @ cell.weight_ih.T + cell.bias[None, None]
+        return lstm(pushed, cell.weight_hh.T, resets, state, reverse)
+
+    def plain(cell, inputs, state):
+        hidden = {}
+        for t in reversed(range(5)) if reverse else range(5):
+            state = tuple(jnp.where(resets[t][:, None], 0.0, x) for x in state)
+            state = jax.vmap(cell)(inputs[t], state)
+            hidden[t] = state[0]
+        return jnp.stack([hidden[t] for t in range(5)]), state
+
+    def through(run):
+        def total(*args):
+            return sum(jnp.sum(jnp.cos(x)) for x in jax.tree.leaves(run(*args)))
+
+        return run(cell, inputs, start), jax.grad(total, (0, 1, 2))(cell, inputs, start)
+
+    both = zip(*map(jax.tree.leaves, (through(ours), through(plain))), strict=True)
+    for a, b in both:
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_convolutions_begin_orthogonal():

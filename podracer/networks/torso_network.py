@@ -19,6 +19,8 @@ import numpy as np
 from podracer.networks.layers import Linear, NoisyLinear, relu
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
+from podracer.ops.dense import dense
+from podracer.ops.lstm import lstm
 from podracer.ops.random import random_normals
 from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
 
@@ -235,9 +237,7 @@ class _Trunk(eqx.Module):
             features = jnp.concatenate([features, *parts], axis=-1)
         if self.cell is not None:
             features = features.reshape(T, B, -1)
-            carry, features = jax.lax.scan(
-                lambda c, x: self._remember(c, *x), carry, (features, first)
-            )
+            carry, features = self._remember(carry, features, first)
             features = features.reshape(T * B, -1)
         outputs = {name: head(features, noises[name]) for name, head in self.heads.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
@@ -245,6 +245,18 @@ class _Trunk(eqx.Module):
     def _remember(
         self, carry: Carry, features: jax.Array, first: jax.Array
     ) -> tuple[Carry, jax.Array]:
-        carry = jax.tree.map(lambda c: jnp.where(first[:, None], 0.0, c), carry)
-        carry = jax.vmap(self.cell)(features, carry)
-        return carry, carry if self.config.memory == "gru" else carry[0]
+        """Return the recurrent layer's state after the last step, and its outputs `[T, B, H]`."""
+        if self.config.memory == "lstm":
+            # Behind a barrier, or the gradients of the transposes become slow products on a CPU.
+            weights = (self.cell.weight_ih.T, self.cell.weight_hh.T)
+            weight_ih, weight_hh = jax.lax.optimization_barrier(weights)
+            pushed = dense(features, weight_ih) + self.cell.bias.reshape(1, 1, -1)
+            unrolled: Any = lstm(pushed, weight_hh, first, carry, False)
+            return unrolled[1], unrolled[0]
+
+        def step(memory: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            features, first = x
+            memory = jax.vmap(self.cell)(features, jnp.where(first[:, None], 0.0, memory))
+            return memory, memory
+
+        return jax.lax.scan(step, carry, (features, first))

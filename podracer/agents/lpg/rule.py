@@ -20,7 +20,7 @@ from podracer.agents.common.actor_critic import mask_logits
 from podracer.networks import Head, Network
 from podracer.ops.dense import dense
 from podracer.ops.distributions import Categorical
-from podracer.ops.lstm import backward_lstm
+from podracer.ops.lstm import lstm
 from podracer.types import Carry, Params, PyTree, Trajectory, static, struct
 
 
@@ -123,7 +123,10 @@ class UpdateRule:
         gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
         # No information flows back across the end of an episode: the LSTM is reset there.
         is_cut = jnp.concatenate([~data.valid[1:], jnp.zeros_like(data.valid[:1])])
-        hidden: jax.Array = backward_lstm(gates, core.weight_hh.T, is_terminal | is_cut)
+        zeros = jnp.zeros((gates.shape[1], core.hidden_size))
+        resets = is_terminal | is_cut
+        unrolled: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
+        hidden = unrolled[0]
         return Targets(
             _linear(params.policy, hidden)[..., 0],
             jax.nn.softmax(_linear(params.prediction, hidden)),
