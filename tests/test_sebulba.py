@@ -15,6 +15,7 @@ from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import place_agent
 from podracer.drivers.sebulba import SebulbaConfig, actor_pool, check, sebulba, split_devices
 from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool
 from podracer.drivers.sebulba.config import environment_indices
@@ -253,8 +254,9 @@ def update_program(name, learners=2):
         batch = abstract_on_mesh(split.mesh, actors.shard)
     placed = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec("data"))
     request = jax.device_put(jax.numpy.zeros(learners, np.int32), placed)
-    update = make_update(agent, split.mesh, split.threads, 1)
-    return update.lower(state, [batch] * split.threads, request).compile()
+    update = make_update(split.mesh, split.threads, 1)
+    agent = place_agent(agent, split.mesh)
+    return update.lower(agent, state, [batch] * split.threads, request).compile()
 
 
 @pytest.mark.parametrize("name", EVERY_AGENT)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from pathlib import Path
 
 import jax
@@ -129,17 +130,16 @@ def visited(place, function):
 
 
 class Compiled:
-    """An update program that is compiled once for all runs of this file."""
+    """Update programs that are compiled once for all runs of this file: one for each agent."""
 
     def __init__(self, program):
-        self.program, self.compiled = program, None
+        self.program, self.programs = program, {}
 
-    def lower(self, *args):
-        self.compiled = self.compiled or self.program.lower(*args).compile()
-        return self
-
-    def compile(self):
-        return visited("update", self.compiled)
+    def lower(self, agent, *args):
+        kind = jax.tree.structure(agent)
+        if kind not in self.programs:
+            self.programs[kind] = self.program.lower(agent, *args).compile()
+        return types.SimpleNamespace(compile=lambda: visited("update", self.programs[kind]))
 
 
 @pytest.fixture(scope="module")

@@ -38,13 +38,7 @@ ImportingEnvironment = Annotated[
         "such as gymnasium:my_package:Maze-v0: no file decides that.",
     ),
 ]
-Trackers = Annotated[
-    tuple[Literal["wandb", "trackio", "mlflow"], ...],
-    tyro.conf.arg(
-        help="Experiment trackers that get every record too. Their own environment variables say "
-        "where they keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."
-    ),
-]
+Trackers = tuple[Literal["wandb", "trackio", "mlflow"], ...]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (

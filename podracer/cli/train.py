@@ -44,6 +44,8 @@ class TrainOptions:
     """File of a learned update rule (see `podracer rule`), which replaces the recipe's agent and
     trains its network."""
     track: Trackers = ()
+    """Experiment trackers that get every record too. Their own environment variables say where they
+    keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,8 @@ class ResumeOptions:
     recipe: OwnRecipe = None
     environment: ImportingEnvironment = None
     track: Trackers = ()
+    """Experiment trackers that get every record too. Their own environment variables say where they
+    keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
     settings: FreeSettings = dataclasses.field(default_factory=FreeSettings)
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
