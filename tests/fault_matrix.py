@@ -228,13 +228,12 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one record: each figure as in the last one that ran its tests, on one machine."""
-    first, *others = records
-    figures = dict(first["figures"])
-    for record in others:
-        if (record["machine"], record["versions"]) != (first["machine"], first["versions"]):
-            raise SystemExit("the records are of different machines or versions")
-        figures |= {n: row for n, row in record["figures"].items() if row["tests"]}
+    """Return one record: each figure as in the one with the most cases of it, on one machine."""
+    about = {(record["machine"], *record["versions"].items()) for record in records}
+    if len(about) > 1:
+        raise SystemExit("the records are of different machines or versions")
+    rows = {n: [record["figures"][n] for record in records] for n in records[0]["figures"]}
+    figures = {n: max(reversed(each), key=lambda row: row["total"]) for n, each in rows.items()}
     commands = [command for record in records for command in record["commands"]]
     return {**records[-1], "commands": commands, "figures": figures}
 

@@ -63,17 +63,18 @@ def test_cases_are_counted_also_of_tests_that_fail(pytester):
     assert set(lines) <= set(result.outlines)
 
 
-def test_later_records_replace_the_figures_that_they_ran(pytester):
+def test_each_figure_is_of_the_record_with_the_most_cases(pytester):
     pytester.makepyfile(TESTS)
     options = ("-p", "fault_matrix", "-p", "no:cacheprovider", "-n", "0", "--fault-matrix")
     pytester.runpytest(*options, "all.json")
     result = pytester.runpytest(*options, "some.json", "--figures", "3,4", "-k", "9 or left_out")
     result.assert_outcomes(passed=1, skipped=1, deselected=6)
     records = [json.loads((pytester.path / f"{name}.json").read_text()) for name in ("all", "some")]
-    record = fault_matrix.merged(records)
-    counts = {n: (row["passed"], row["total"]) for n, row in record["figures"].items()}
-    assert (counts["1"], counts["2"], counts["3"]) == ((5, 5), (0, 1), (5, 5))
-    assert len(record["commands"]) == 2
+    for pair in (records, records[::-1]):
+        record = fault_matrix.merged(pair)
+        counts = {n: (row["passed"], row["total"]) for n, row in record["figures"].items()}
+        assert (counts["1"], counts["2"], counts["3"]) == ((9, 11), (0, 1), (8, 10))
+        assert len(record["commands"]) == 2
 
 
 def test_an_unknown_figure_is_refused(pytester):
