@@ -110,7 +110,7 @@ def compiled_text(devices, agent="ppo"):
 
 
 def test_hyperparameters_that_are_arguments_compute_what_constants_do():
-    """But for rounding: XLA multiplies constants with each other (docs/decisions/0039)."""
+    """But for rounding: XLA multiplies constants with each other (docs/decisions/0038)."""
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
     request = jnp.zeros(1, jnp.int32)
 

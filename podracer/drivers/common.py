@@ -107,7 +107,7 @@ def init_state(
 def place_agent(agent: Any, mesh: Mesh) -> Any:
     """Return the agent with its leaves, the hyperparameters, as arrays: arguments of a program.
 
-    As constants of the program, other values would be compiled again (docs/decisions/0039).
+    As constants of the program, other values would be compiled again (docs/decisions/0038).
     """
 
     def place(leaf: Any) -> jax.Array:

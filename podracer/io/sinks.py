@@ -55,10 +55,13 @@ def group(key: str) -> str:
     return prefix if prefix in ("episode", "evaluation", "time") else "learn"
 
 
-def tag(key: str) -> str:
-    """Return the name under which a tracker shows a metric: its group, and the name within it."""
-    prefix, _, name = key.partition("_")
-    return f"{group(key)}/{name if group(key) == prefix else key}"
+def scalars(record: Record) -> dict[str, float]:
+    """Return the numbers of a record but `updates`, named `group/metric` as trackers show them."""
+    return {
+        f"{group(key)}/{key.removeprefix(group(key) + '_')}": value
+        for key, value in record.items()
+        if isinstance(value, int | float) and key != "updates"
+    }
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -133,9 +136,7 @@ class TensorBoardSink:
 
         self._file = self._file or self._open()
         values = [
-            Summary.Value(tag=tag(key), simple_value=value)
-            for key, value in record.items()
-            if isinstance(value, int | float) and key != "updates"
+            Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()
         ]
         step = int(record["updates"] or 0)
         self._file.write_event(

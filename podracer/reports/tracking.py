@@ -17,7 +17,7 @@ from typing import Any
 
 from podracer.experiments.serialization import to_json
 from podracer.experiments.training import MakeSink, RunInfo
-from podracer.io.sinks import Record, Sink, tag
+from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
 from podracer.types import ConfigError
 
@@ -63,7 +63,7 @@ class _WandbSink:
     def write(self, record: Record) -> None:
         if self._run is None:
             self._run = self._open()
-        self._run.log(_numbers(record), step=int(record["updates"]))
+        self._run.log(scalars(record), step=int(record["updates"]))
 
     def close(self) -> None:
         if self._run is not None:
@@ -90,7 +90,7 @@ class _MlflowSink:
 
         client = self._client = self._client or self._open()
         now, step = int(time.time() * 1000), int(record["updates"])
-        metrics = [Metric(name, value, now, step) for name, value in _numbers(record).items()]
+        metrics = [Metric(name, value, now, step) for name, value in scalars(record).items()]
         client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
@@ -123,15 +123,6 @@ class _MlflowSink:
 
 def _run_id(info: RunInfo) -> str:
     return str(identity_of(info.run_dir)["id"])
-
-
-def _numbers(record: Record) -> dict[str, float]:
-    """Return the metrics of a record by the names that TensorBoard shows."""
-    return {
-        tag(key): value
-        for key, value in record.items()
-        if isinstance(value, int | float) and key != "updates"
-    }
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
