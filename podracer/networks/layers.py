@@ -1,4 +1,8 @@
-"""Layers of the built-in networks: Equinox modules that hold arrays only."""
+"""Layers of the built-in networks: Equinox modules that hold arrays only.
+
+Parameters are float32. A layer multiplies in the dtype of its input, adds biases in float32 and
+returns the dtype of its input.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +55,8 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        product: jax.Array = dense(x, self.weight)
-        return product + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)
+        product: jax.Array = dense(x, self.weight.astype(x.dtype))
+        return (product + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)).astype(x.dtype)
 
 
 class NoisyLinear(eqx.Module):
@@ -79,16 +83,19 @@ class NoisyLinear(eqx.Module):
         self.bias_scale = jnp.full(outputs, noise_scale * limit)
 
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        dtype = x.dtype
         if noise is None:
-            return dense(x, self.weight) + self.bias[None]
+            return (dense(x, self.weight.astype(dtype)) + self.bias[None]).astype(dtype)
         inputs = self.weight_scale.shape[0]
         e_in, e_out = noise[:, :inputs], noise[:, inputs:]
         if noise.shape[0] == 1:  # noisy weights for all rows, which spare a second product
             weight = self.weight + self.weight_scale * (e_in.T * e_out)
-            return dense(x, weight) + (self.bias[None] + self.bias_scale[None] * e_out)
-        mean: jax.Array = dense(x, self.weight) + self.bias[None]
-        deviation: jax.Array = dense(x * e_in, self.weight_scale)
-        return mean + (deviation + self.bias_scale[None]) * e_out
+            bias = self.bias[None] + self.bias_scale[None] * e_out
+            return (dense(x, weight.astype(dtype)) + bias).astype(dtype)
+        mean: jax.Array = dense(x, self.weight.astype(dtype)) + self.bias[None]
+        scaled = (x * e_in).astype(dtype)
+        deviation: jax.Array = dense(scaled, self.weight_scale.astype(dtype))
+        return (mean + (deviation + self.bias_scale[None]) * e_out).astype(dtype)
 
 
 class Convolution(eqx.Module):
@@ -113,5 +120,5 @@ class Convolution(eqx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         padding = self.weight.shape[0] // 2 if self.same else 0
-        y: jax.Array = convolution(x, self.weight, self.stride, padding)
-        return y + self.bias.reshape(1, 1, 1, -1)
+        y: jax.Array = convolution(x, self.weight.astype(x.dtype), self.stride, padding)
+        return (y + self.bias.reshape(1, 1, 1, -1)).astype(x.dtype)

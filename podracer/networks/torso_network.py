@@ -43,6 +43,9 @@ class TorsoNetwork:
     """Kind of the recurrent layer; the forget gates of an LSTM begin with biases of 1."""
     memory_size: int = bounded(128, low=1)
     """Number of units of the recurrent layer."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype in which the torso and the hidden layers of the heads multiply. Parameters, the
+    recurrent layer, the outputs and the losses are float32."""
 
     def build(self, observation: PyTree, heads: Mapping[str, Head]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
@@ -172,9 +175,12 @@ class _Head(eqx.Module):
         noisy = [layer for layer in self.layers if isinstance(layer, NoisyLinear)]
         return sum(sum(layer.weight.shape) for layer in noisy)
 
-    def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+    def __call__(self, x: jax.Array, noise: jax.Array | None, dtype: str) -> jax.Array:
+        """Return outputs, float32; hidden layers compute in `dtype`."""
+        last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             x = relu(x) if i else x
+            x = x.astype(dtype if i < last else jnp.float32)
             if isinstance(layer, Linear):
                 x = layer(x)
             elif noise is None:
@@ -231,15 +237,16 @@ class _Trunk(eqx.Module):
         T, B = first.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
         flat, last_step = _split_last_step(flat)
-        features = apply_torso(self.config.torso, self.layers, flat)
+        dtype = self.config.compute_dtype
+        features = apply_torso(self.config.torso, self.layers, flat, dtype)
         if last_step:
             parts = [x.reshape(T * B, -1) for x in jax.tree.leaves(last_step)]
             features = jnp.concatenate([features, *parts], axis=-1)
         if self.cell is not None:
-            features = features.reshape(T, B, -1)
+            features = features.reshape(T, B, -1).astype(jnp.float32)
             carry, features = self._remember(carry, features, first)
             features = features.reshape(T * B, -1)
-        outputs = {name: head(features, noises[name]) for name, head in self.heads.items()}
+        outputs = {name: head(features, noises[name], dtype) for name, head in self.heads.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
 
     def _remember(

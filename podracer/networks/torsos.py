@@ -92,9 +92,11 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
     return tuple(layers), size
 
 
-def apply_torso(config: Torso, layers: tuple[Any, ...], observation: PyTree) -> jax.Array:
-    """Return features `[N, size]` of observation leaves `[N, ...]`."""
-    leaves = [_as_float(x) for x in jax.tree.leaves(observation)]
+def apply_torso(
+    config: Torso, layers: tuple[Any, ...], observation: PyTree, dtype: str
+) -> jax.Array:
+    """Return features `[N, size]` of observation leaves `[N, ...]`, computed in a dtype."""
+    leaves = [_as_float(x).astype(dtype) for x in jax.tree.leaves(observation)]
     images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
     parts = [x.reshape(x.shape[0], -1) for x in vectors]
     if images:

@@ -95,7 +95,11 @@ def build_model(
     support_max: float,
     support_size: int,
 ) -> Model:
-    """Build the model for observations of a specification; `network` is the representation."""
+    """Build the model for observations of a specification; `network` is the representation.
+
+    The other networks compute in its dtype.
+    """
+    dtype = network.compute_dtype if isinstance(network, TorsoNetwork) else "float32"
     latent = ArraySpec((latent_size,))
     inputs = {"action": ArraySpec((num_actions,)), "state": latent}
     transition = {"state": Head(latent_size), "reward": Head(support_size, 0.01)}
@@ -105,9 +109,9 @@ def build_model(
         num_actions,
         support_max,
         support_size,
-        dynamics_network=TorsoNetwork(MLP(dynamics_hidden)).build(inputs, transition),
+        dynamics_network=TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype).build(inputs, transition),
         representation_network=network.build(observation, {"state": Head(latent_size)}),
-        prediction_network=TorsoNetwork(MLP(prediction_hidden)).build(latent, evaluation),
+        prediction_network=TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype).build(latent, evaluation),
     )
 
 
