@@ -211,24 +211,27 @@ class CatchBoard(Catch):
 
 def ppo_speed(plan: Plan) -> Iterator[Case]:
     networks = {"mlp": MLP((64, 64)), "cnn": MINATAR, "nature": CNN()}
-    for world, torso, num_envs, length, updates in (
-        ("cartpole", "mlp", 8192, 32, 20),
-        ("minatar", "mlp", 4096, 32, 20),
-        ("minatar", "cnn", 4096, 32, 10),
-        ("pixels", "nature", 256, 32, 4),
+    for world, torso, num_envs, length, updates, dtype in (
+        ("cartpole", "mlp", 8192, 32, 20, "float32"),
+        ("minatar", "mlp", 4096, 32, 20, "float32"),
+        ("minatar", "cnn", 4096, 32, 10, "float32"),
+        ("pixels", "nature", 256, 32, 4, "float32"),
+        ("pixels", "nature", 256, 32, 4, "bfloat16"),
     ):
         num_envs, length = plan.size(num_envs, 4), plan.size(length, 4)
         config = AnakinConfig(num_envs, length, plan.size(updates, 1))
+        network = TorsoNetwork(networks[torso], compute_dtype=dtype)
 
         def measure(
-            world: str = world, torso: Any = networks[torso], config: Any = config
+            world: str = world, network: Any = network, config: Any = config
         ) -> dict[str, Any]:
             env = device_world(world)
-            agent = PPO(num_minibatches=4, network=TorsoNetwork(torso), spec=env.spec)
+            agent = PPO(num_minibatches=4, network=network, spec=env.spec)
             about = {"environment": env.spec.name, **dataclasses.asdict(config)}
             return speed(anakin("ppo", agent, env, config), plan, **about)
 
-        yield Case(f"ppo/{world}-{torso}", measure, goal=None if torso == "nature" else 5e6)
+        name = f"ppo/{world}-{torso}" + f"-{dtype}" * (dtype != "float32")
+        yield Case(name, measure, goal=None if torso == "nature" else 5e6)
 
 
 def device_world(name: str) -> Any:

@@ -109,9 +109,13 @@ def build_model(
         num_actions,
         support_max,
         support_size,
-        dynamics_network=TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype).build(inputs, transition),
+        dynamics_network=TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype).build(
+            inputs, transition
+        ),
         representation_network=network.build(observation, {"state": Head(latent_size)}),
-        prediction_network=TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype).build(latent, evaluation),
+        prediction_network=TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype).build(
+            latent, evaluation
+        ),
     )
 
 
