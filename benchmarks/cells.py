@@ -302,7 +302,9 @@ def configuration_of(experiment: Experiment) -> str:
     """Return the digest of an experiment: of all that its results depend on but the seeds."""
     neutral = {"seed": 0, "pods": (), "devices": 0, "max_seconds": None}
     neutral |= {"save_seconds": 0.0, "stall_seconds": 1.0}
-    return digest(to_json(dataclasses.replace(experiment, **neutral)))
+    settings = to_json(dataclasses.replace(experiment, **neutral))
+    del settings["keep_best"]  # decides what stays on disk
+    return digest(settings)
 
 
 def seeds_of(cell: Cell) -> list[int]:

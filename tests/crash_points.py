@@ -14,7 +14,6 @@ import warnings
 from pathlib import Path
 
 SOURCE = Path(__file__).with_suffix(".c")
-STEPS = {step: f"step {step}" for step in (1, 2, 3, 4)}
 
 
 class Server:
@@ -52,15 +51,19 @@ def state(step: int) -> dict:
     return {"a": np.full(300, step, np.float32), "b": np.arange(step, step + 3, dtype=np.int32)}
 
 
+def best(step: int) -> dict:
+    return {"best": {"updates": step}}
+
+
 def save(run: str, number: str, journal: str) -> dict:
-    """Save step 3 after steps 1 and 2, of which 1 is then deleted; killed at a call."""
+    """Save step 3, the new best, after 0 to 2, of which 1 is then deleted; killed at a call."""
     from podracer.io.checkpoint import Checkpointer
 
     calls = ctypes.CDLL(None)
     log = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     calls.crash_at(run.encode(), int(number), log)
     with Checkpointer(Path(run), keep=2) as checkpointer:
-        checkpointer.save(3, state(3), {})
+        checkpointer.save(3, state(3), best(3))
     return {"calls": calls.crash_calls()}
 
 
@@ -68,22 +71,23 @@ def prepare(run: str) -> dict:
     from podracer.io.checkpoint import Checkpointer
 
     with Checkpointer(Path(run), keep=2) as checkpointer:
-        for step in (1, 2):
-            checkpointer.save(step, state(step), {})
+        for step in (0, 1, 2):
+            checkpointer.save(step, state(step), best(0))
     return {}
 
 
 def check(run: str) -> dict:
-    """Restore the newest step, and save one more; return what was found and said."""
+    """Restore the newest step and its best, and save one more; return what was found and said."""
     from podracer.io.checkpoint import Checkpointer, fingerprint, load
 
     reports: list[str] = []
     with Checkpointer(Path(run), keep=2, report=reports.append) as checkpointer:
         restored = checkpointer.restore(state(0))
         is_right = fingerprint(restored.state) == fingerprint(state(restored.step))
-        checkpointer.save(4, state(4), {})
-    after = load(Path(run), state(0), report=reports.append)
-    is_right = is_right and fingerprint(after.state) == fingerprint(state(4))
+        checkpointer.save(4, state(4), restored.metadata)
+    for choice, step in (("newest", 4), ("best", restored.metadata["best"]["updates"])):
+        after = load(Path(run), state(0), choice, report=reports.append)
+        is_right = is_right and fingerprint(after.state) == fingerprint(state(step))
     left = sorted(path.name for path in (Path(run) / "checkpoints").iterdir())
     return {"step": restored.step, "right": is_right, "said": reports, "left": left}
 

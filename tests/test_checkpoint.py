@@ -622,6 +622,70 @@ def test_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
     assert stored_fingerprint(tmp_path) == (5, prints[-1])
 
 
+def test_the_best_step_is_kept_as_long_as_a_step_names_it(tmp_path: Path) -> None:
+    best_of = {1: 1, 2: 1, 3: 1, 4: 4, 5: 4, 6: 4, 7: 4}
+    kept = [[1], [1, 2], [1, 2, 3], [1, 3, 4], [4, 5], [4, 5, 6], [4, 6, 7]]
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        for (step, best), steps in zip(best_of.items(), kept, strict=True):
+            checkpointer.save(step, small(step), {"best": {"updates": best}})
+            checkpointer.wait()
+            assert checkpointer.steps() == steps
+            restored = load(tmp_path, small(), "best")
+            assert (restored.step, fingerprint(restored.state)) == (best, fingerprint(small(best)))
+
+
+@pytest.mark.figure(3)
+def test_a_best_step_that_is_lost_is_refused_and_no_other_taken(tmp_path: Path, cases) -> None:
+    run, other = own(tmp_path / "run", "a"), own(tmp_path / "other", "b")
+    for directory in (run, other):
+        with Checkpointer(directory) as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step, small(step), {"best": {"updates": 1}})
+    path = step_path(run, 1)
+
+    def lose() -> None:
+        shutil.rmtree(path)
+
+    def swap() -> None:
+        shutil.rmtree(path)
+        shutil.copytree(step_path(other, 1), path)
+
+    def rename() -> None:
+        shutil.rmtree(path)
+        shutil.copytree(step_path(run, 2), path)
+
+    for change in cases([lambda: damage(path, random.Random(0)), swap, rename, lose]):
+        change()
+        with pytest.raises(CheckpointError, match="the best checkpoint is lost: "):
+            load(run, small(), "best", report=pytest.fail)
+        assert load(run, small(), report=pytest.fail).step == 2
+
+
+@pytest.mark.parametrize("metadata", [{}, {"best": None}, {"best": []}, {"best": {"updates": "1"}}])
+def test_a_choice_that_no_checkpoint_fits_is_refused(tmp_path: Path, metadata: dict) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        for step in (5, 10):
+            checkpointer.save(step, small(step), metadata)
+    assert load(tmp_path, small(), 5).step == 5
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        load(tmp_path, small(), "best")
+    for step in (-1, 6, 10**12):
+        with pytest.raises(CheckpointError, match=f"no checkpoint of update {step}, but of 5, 10"):
+            load(tmp_path, small(), step)
+
+
+def test_a_best_step_is_read_back_at_once(tmp_path: Path, monkeypatch) -> None:
+    def rotten_disk(path: Path, name: str) -> None:
+        seal.seal(path, name)
+        damage(path / "state", random.Random(0))
+
+    monkeypatch.setattr(checkpoint, "seal", rotten_disk)
+    with Checkpointer(tmp_path, report=lambda _: None) as checkpointer:
+        checkpointer.save(2, small(2), {"best": {"updates": 2}})
+        with pytest.raises(StorageError, match="step 2 could not be written"):
+            checkpointer.wait()
+
+
 def test_an_old_step_outlives_a_newer_one_that_reads_back_wrong(
     tmp_path: Path, monkeypatch
 ) -> None:

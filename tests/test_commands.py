@@ -270,6 +270,7 @@ MISTAKES_ABOUT_A_RUN = [
     ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
     ("eval RUN --episodes 99999999999", "--episodes must lie in [1, 1,048,576]"),
     ("eval RUN --seed 99999999999999999999999", "--seed must lie in [0, 4,294,967,295]"),
+    ("eval RUN --checkpoint newer", "newest|best|UPDATES"),
     ("eval RUN --epsilon 3", "evaluation_epsilon must lie in [0, 1]"),
     ("eval RUN --recipe nothing", "There is no recipe 'nothing'"),
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
@@ -437,11 +438,14 @@ METADATA = {
         {"topologies": None}, {"topologies": ["\x1b[2J"]}, {"topologies": [1]},
         {"records": None}, {"records": {"metrics.jsonl": 5}},
         {"records": {"metrics.jsonl": {"size": -1, "sha256": ""}}},
+        {"best": 5}, {"best": {"updates": 5}}, {"best": {"updates": -5, "mean_return": 1.0}},
+        {"best": {"updates": 5, "mean_return": math.inf}},
     ],
     ids=str,
 )  # fmt: skip
 def test_forged_metadata_of_a_checkpoint_is_refused(change):
     check_metadata(METADATA)
+    check_metadata({**METADATA, "best": {"updates": 5, "mean_return": -1}})
     (name,) = change
     with pytest.raises(CheckpointError, match=f"the checkpoint's {name} cannot be those of a run"):
         check_metadata({**METADATA, **change})

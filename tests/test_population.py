@@ -27,6 +27,7 @@ from podracer.drivers.population import (
 from podracer.envs import make
 from podracer.experiments import sweep
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.loading import load_run
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.mesh import make_mesh
@@ -187,6 +188,13 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
     best_agent, best_state = podracer.load(run)
     agent, state = podracer.load(run, pod=int(np.argmax(last)))
     assert (best_agent, fingerprint(best_state)) == (agent, fingerprint(state))
+    returns = {
+        line["updates"]: max(line["evaluation_return"])
+        for line in pods
+        if "evaluation_return" in line
+    }
+    state = load_run(run, checkpoint="best")[2]
+    assert int(state.update) == max(returns, key=returns.__getitem__)
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
     assert state.shared.params is not None

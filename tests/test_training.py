@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import shutil
 
@@ -16,10 +17,12 @@ import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
-from podracer.experiments import recipes
+from podracer.evaluate import Evaluation
+from podracer.experiments import recipes, training
 from podracer.experiments.errors import DeviceError
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
+from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
@@ -104,6 +107,36 @@ def test_what_a_run_leaves(tmp_path):
     assert fingerprint(state) == fingerprint(result.state)
     assert agent == result.agent
     assert not (run / "crash.json").exists()
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
+    returns = {10: 1.0, 20: 4.0, 30: 4.0, 40: 2.0, 60: 5.0, 80: math.nan, 85: 9.0}
+    evaluated = {}
+
+    def scripted_setup(experiment, saved_devices=0):
+        def evaluate(state):
+            update = int(state.update)
+            evaluated[update] = fingerprint(state)
+            return Evaluation(np.full(3, returns[update]), np.ones(3, int), 0, np.array(3))
+
+        setup = make_run_setup(experiment, saved_devices)
+        return dataclasses.replace(setup, evaluate=evaluate)
+
+    def loaded(checkpoint):
+        state = load_run(run, checkpoint=checkpoint)[2]
+        return int(state.update), fingerprint(state)
+
+    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
+    assert loaded("best") == loaded(20) == (20, evaluated[20])
+    assert loaded("newest")[0] == 40
+    podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=80 * STEPS)  # other evaluations
+    assert loaded("best") == (60, evaluated[60])
+    podracer.load_policy(run, checkpoint=60)
+    podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=85 * STEPS, keep_best=False)
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        loaded("best")
 
 
 def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):

@@ -38,13 +38,23 @@ ImportingEnvironment = Annotated[
         "such as gymnasium:my_package:Maze-v0: no file decides that.",
     ),
 ]
+AtCheckpoint = Annotated[
+    Literal["newest", "best"] | int,
+    tyro.conf.arg(
+        name="checkpoint",
+        metavar="newest|best|UPDATES",
+        help="Checkpoint to take: the `newest`, that of the `best` evaluation, or by its number of "
+        "updates. The best of many evaluations is biased upward: `podracer eval` with another "
+        "--seed tells what it is worth.",
+    ),
+]
 Trackers = tuple[Literal["wandb", "trackio", "mlflow"], ...]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (
     "frames", "seed", "run_dir", "arch", "devices", "environment", "evaluations",
     "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
-    "target_return", "max_seconds", "save_seconds", "stall_seconds",
+    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds",
 )  # fmt: skip
 
 

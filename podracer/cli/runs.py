@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from podracer.cli.arguments import (
+    AtCheckpoint,
     ImportingEnvironment,
     OwnRecipe,
     RunPath,
@@ -39,6 +40,7 @@ class EvalOptions:
     """Directory of the run."""
     recipe: OwnRecipe = None
     environment: ImportingEnvironment = None
+    checkpoint: AtCheckpoint = "newest"
     episodes: int = 100
     """Number of episodes, each in its own environment; at least 1."""
     policy: PolicyName | None = None
@@ -46,17 +48,16 @@ class EvalOptions:
     epsilon: float | None = None
     """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
     seed: int | None = None
-    """Random seed of the episodes. By default the run's, which repeats its last evaluation."""
+    """Random seed of the episodes. By default the run's, which repeats the evaluation at
+    this checkpoint."""
     json: bool = False
     """Print one JSON object."""
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Run `podracer eval`: evaluate the newest checkpoint in whole episodes."""
+    """Run `podracer eval`: evaluate a checkpoint in whole episodes."""
 
-    options = parse(
-        EvalOptions, "eval", arguments, about="Evaluate a run at its newest checkpoint."
-    )
+    options = parse(EvalOptions, "eval", arguments, about="Evaluate a run at a checkpoint.")
     from podracer.agent import policy_params
     from podracer.evaluate import MAX_EPISODES, make_evaluator
     from podracer.experiments.hosts import use_compilation_cache
@@ -64,7 +65,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     use_compilation_cache()
     experiment = reopen_run(options.run, options.recipe, options.environment)
-    agent, env, state = load_run(options.run, recipe=experiment)
+    agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
     acting = _acting(experiment, options)
     episodes = require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
     evaluator = make_evaluator(agent, env, episodes, **acting)
@@ -125,6 +126,7 @@ class PlayOptions:
     """Directory of the run."""
     recipe: OwnRecipe = None
     environment: ImportingEnvironment = None
+    checkpoint: AtCheckpoint = "newest"
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
@@ -138,13 +140,14 @@ class PlayOptions:
     fps: int = 0
     """Frames per second of the film, up to 1,000; 0 chooses by its length."""
     seed: int | None = None
-    """Random seed of the episodes. By default the run's, which shows its last evaluation."""
+    """Random seed of the episodes. By default the run's, which shows the evaluation at this
+    checkpoint."""
 
 
 def play(arguments: Sequence[str]) -> int:
-    """Run `podracer play`: film episodes of the newest checkpoint."""
+    """Run `podracer play`: film episodes of a checkpoint."""
 
-    options = parse(PlayOptions, "play", arguments, about="Film a run at its newest checkpoint.")
+    options = parse(PlayOptions, "play", arguments, about="Film a run at a checkpoint.")
     from podracer.agent import policy_params
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.loading import load_run
@@ -156,7 +159,7 @@ def play(arguments: Sequence[str]) -> int:
     experiment = reopen_run(options.run, options.recipe, options.environment)
     out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
     require_in_range("--fps", options.fps, 0, 1000)
-    agent, env, state = load_run(options.run, recipe=experiment)
+    agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
     acting = _acting(experiment, options)
     frames, returns = record_frames(
         agent,

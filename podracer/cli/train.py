@@ -73,6 +73,8 @@ class FreeSettings:
     """Time limit in seconds, those before the resume included."""
     save_seconds: float | None = None
     """Longest time between two checkpoints, in seconds; 0 saves after every chunk."""
+    keep_best: bool | None = None
+    """Whether to keep the checkpoint of the best evaluation besides the newest ones."""
     stall_seconds: float | None = None
     """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
     devices: int | None = None

@@ -14,7 +14,8 @@ from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build, checkpointed_environment
 from podracer.experiments.serialization import read_experiment, recipe_name
-from podracer.io import checkpoint
+from podracer.io import checkpoint as checkpoints
+from podracer.io.checkpoint import Choice
 from podracer.mesh import make_mesh
 from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
@@ -26,16 +27,25 @@ def load(
     recipe: Experiment | str | None = None,
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
+    checkpoint: Choice = "newest",
 ) -> tuple[Agent, LearnerState]:
-    """Return the agent of a run and its state at the newest valid checkpoint, on one device.
+    """Return the agent of a run and its state at a checkpoint, on one device.
+
+    `checkpoint` is `"newest"`, the newest valid one, or `"best"`, that of the evaluation with the
+    highest mean return, or a number of updates. The best of many evaluations is biased upward:
+    evaluate its checkpoint in other episodes before you report a number.
 
     A run with an agent, a network or an environment of your own needs the `recipe` that makes them,
     as an `Experiment` or by name. `environment` replaces the run's own. For a
-    population the agent is that of one pod: `pod`, or the best one in the last evaluation.
+    population the agent is that of one pod: `pod`, or the best one in the last evaluation before
+    the checkpoint, and the best checkpoint is that of the best evaluation of any pod.
 
-    Raises `ConfigError` if there is no run, `CheckpointError` if no checkpoint is valid.
+    Raises `ConfigError` if there is no run, `CheckpointError` if there is no such
+    checkpoint that is valid.
     """
-    agent, _, state = load_run(run_dir, recipe=recipe, environment=environment, pod=pod)
+    agent, _, state = load_run(
+        run_dir, recipe=recipe, environment=environment, pod=pod, checkpoint=checkpoint
+    )
     return agent, state.learner
 
 
@@ -47,13 +57,16 @@ def load_policy(
     recipe: Experiment | str | None = None,
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
+    checkpoint: Choice = "newest",
 ) -> Policy:
-    """Return the policy of a run at its newest valid checkpoint: `action = policy(observation)`.
+    """Return the policy of a run at a checkpoint: `action = policy(observation)`.
 
     It takes the best actions, or with `sampled` those that the agent explores with, drawn with
     `seed`. The other arguments and what is raised are those of `load`.
     """
-    agent, state = load(run_dir, recipe=recipe, environment=environment, pod=pod)
+    agent, state = load(
+        run_dir, recipe=recipe, environment=environment, pod=pod, checkpoint=checkpoint
+    )
     return Policy(agent, state, sampled=sampled, seed=seed)
 
 
@@ -63,6 +76,7 @@ def load_run(
     recipe: Experiment | str | None = None,
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
+    checkpoint: Choice = "newest",
 ) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
     """Return the agent, the environment and the whole state of a run, see `load`."""
     directory = Path(run_dir)
@@ -72,10 +86,10 @@ def load_run(
     if not experiment.pods:
         saved_env = checkpointed_environment(experiment, env)
         like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
-        return agent, env, checkpoint.load(directory, like).state
+        return agent, env, checkpoints.load(directory, like, checkpoint).state
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
-    restored = checkpoint.load(directory, like)
+    restored = checkpoints.load(directory, like, checkpoint)
     pod = sweep.best_pod(directory, restored) if pod is None else pod
     if not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from podracer.drivers.common import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
@@ -34,6 +35,17 @@ class Totals:
     dropped: int = 0  # of these, lost when the run stopped
 
 
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Evaluation with the highest mean return, the first of equal ones; part of every checkpoint.
+
+    Of a population it is that of the best pod.
+    """
+
+    updates: int
+    mean_return: float
+
+
 def check_metadata(metadata: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` if the metadata of a checkpoint is not what a run writes.
 
@@ -47,6 +59,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         "records": isinstance(records, dict) and all(map(_is_seal, records.values())),
         "topologies": isinstance(topologies, list)
         and all(isinstance(text, str) and text.isprintable() for text in topologies),
+        "best": metadata.get("best") is None or _is_best(metadata["best"]),
     }
     if unsound := [name for name, value in is_sound.items() if not value]:
         raise CheckpointError(f"the checkpoint's {', '.join(unsound)} cannot be those of a run.")
@@ -64,6 +77,17 @@ def _are_totals(values: dict[str, Any]) -> bool:
         and isinstance(values["seconds"], int | float)
         and 0 <= values["seconds"] < math.inf
         and (score is None or isinstance(score, int | float))
+    )
+
+
+def _is_best(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"updates", "mean_return"}
+        and type(value["updates"]) is int
+        and 0 <= value["updates"] < 2**63
+        and isinstance(value["mean_return"], int | float)
+        and -math.inf < value["mean_return"] < math.inf
     )
 
 
@@ -93,18 +117,20 @@ class Recorder:
 
     def __init__(self, experiment: Experiment, env: Environment | HostEnvironments) -> None:
         self.totals = Totals()
+        self.best: Best | None = None
         self.chunk_seconds = 0.0  # that the driver took for the last record
-        self._env = env
+        self._env, self._keeps_best = env, experiment.keep_best
         self._steps_per_update = experiment.driver.steps_per_update // jax.process_count()
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # of environments
         self._has_warned = False  # of an evaluation that repeats few episodes
 
-    def count_on_from(self, totals: Totals) -> None:
+    def count_on_from(self, totals: Totals, best: Best | None = None) -> None:
         """Continue from these totals; steps that were in flight when the run stopped are lost."""
         learned = totals.updates * self._steps_per_update
         totals.dropped = totals.collected - learned if totals.collected else 0
         self.totals, self._collected_before = totals, totals.collected
+        self.best = best if self._keeps_best else None
 
     def record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
         """Return a line of the log; its speed leaves out compiling, evaluating and saving."""
@@ -131,6 +157,8 @@ class Recorder:
         self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
     ) -> None:
         """Add an evaluation to the record; of a population the means over its pods."""
+        if self._keeps_best:
+            self._compare(evaluation, progress)
         self.totals.evaluation_return = float(evaluation.returns.mean())
         record["evaluation_return"] = self.totals.evaluation_return
         record["evaluation_length"] = float(evaluation.lengths.mean())
@@ -145,6 +173,16 @@ class Recorder:
                 "0.01, or fewer --evaluation-episodes.",
                 evaluation.repetition,
             )
+
+    def _compare(self, evaluation: Evaluation, progress: Progress) -> None:
+        """Remember an evaluation that is better than all before; a pod with a fault is not."""
+        returns = evaluation.returns.mean(axis=-1)
+        if progress.pods is not None:
+            returns = np.where(np.isnan(progress.pods["episodes"]), -np.inf, returns)
+        score = float(returns.max())
+        highest = self.best.mean_return if self.best else -math.inf
+        if highest < score < math.inf:
+            self.best = Best(progress.updates, score)
 
     def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
         """Say new faults of environments in a process whose records nobody sees."""

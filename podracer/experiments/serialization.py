@@ -156,6 +156,7 @@ FREE_ON_RESUME = {
     "target_return",
     "max_seconds",
     "save_seconds",
+    "keep_best",
     "stall_seconds",
 }
 

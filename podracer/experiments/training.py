@@ -18,7 +18,7 @@ from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
-from podracer.experiments.records import Recorder, Totals, check_metadata, shows_saves
+from podracer.experiments.records import Best, Recorder, Totals, check_metadata, shows_saves
 from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
@@ -203,7 +203,8 @@ class Run:
         if self.is_main:
             update_config(self.directory, self.experiment)
         self._go_on_from(restored.metadata["topologies"])
-        self.recorder.count_on_from(Totals(**restored.metadata["totals"]))
+        best = restored.metadata.get("best")
+        self.recorder.count_on_from(Totals(**restored.metadata["totals"]), best and Best(**best))
         self._sealed = restored.metadata["records"]
         self.saved = restored.step
         return restored.state
@@ -280,10 +281,12 @@ class Run:
                 self._write(sinks, record, progress)
                 boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
                 # Decided together: clocks and signals of several processes differ.
-                done, stopped = any_process(
-                    self._call_back(boundary) or self._is_done(), signals.exit_code is not None
+                done, stopped, is_best = any_process(
+                    self._call_back(boundary) or self._is_done(),
+                    signals.exit_code is not None,
+                    self._is_best(),
                 )
-                if done or stopped or progress.request:
+                if done or stopped or is_best or progress.request:
                     with tag_component("checkpointer"):
                         self._save(checkpointer, progress.state)
                     times.add("time_save")
@@ -326,6 +329,11 @@ class Run:
         with tag_component("callback"):
             return any([callback(boundary) for callback in self.callbacks])
 
+    def _is_best(self) -> bool:
+        """Return whether this update has the best evaluation so far, to be kept."""
+        best = self.recorder.best
+        return best is not None and best.updates == self.totals.updates
+
     def _is_done(self, unrecorded_seconds: float = 0.0) -> bool:
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
@@ -336,11 +344,13 @@ class Run:
         return self.totals.updates >= self.experiment.num_updates
 
     def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
+        best = self.recorder.best
         metadata = {
             "totals": dataclasses.asdict(self.totals),
             "experiment": to_json(self.experiment),
             "topologies": self.topologies,
             "records": {name: file.seal() for name, file in self._files.items()},
+            "best": None if best is None else dataclasses.asdict(best),
         }
         checkpointer.save(self.totals.updates, state, metadata)
         self.saved = self.totals.updates

@@ -38,7 +38,10 @@ from podracer.io.steps import (
     CHECKPOINTS,
     FORMAT,
     SAVED,
+    Choice,
     Report,
+    best_step,
+    chosen_step,
     identity_of,
     newest_saved,
     paths_in,
@@ -46,6 +49,7 @@ from podracer.io.steps import (
     step_directories,
     step_name,
     valid_step,
+    verified_step,
 )
 from podracer.types import CheckpointError, PodracerError, PyTree, StorageError
 
@@ -79,7 +83,8 @@ class Checkpointer:
 
     Args:
         run: directory of the run; what is saved belongs to the run of its `config.json`.
-        keep: number of sealed steps to keep; an older one is deleted once a newer one was verified.
+        keep: number of sealed steps to keep, besides those that their metadata names best; an older
+            one is deleted once a newer one was verified.
         report: called with one sentence for each checkpoint that is missing or refused.
 
     Raises `ConfigError` if `RUN/checkpoints` is a link or a file.
@@ -116,7 +121,8 @@ class Checkpointer:
         """Start to save `state` under `step`; a sealed step stays unchanged.
 
         Waits for the previous save, then returns once `state` is copied to the host: its buffers
-        may be donated or overwritten at once. `metadata` must be JSON-serializable.
+        may be donated or overwritten at once. `metadata` must be JSON-serializable; the step of its
+        `["best"]["updates"]`, if it has that, is kept as long as this one.
         Raises `StorageError` if this save or the previous one failed.
         """
         self.wait()
@@ -172,8 +178,13 @@ class Checkpointer:
         """
         self.wait()
         aside = self.directory / QUARANTINE
-        newest = _from_first_process(lambda: valid_step(self.run, step, self._report, aside))
-        return _read(self.directory / step_name(newest), like)
+
+        def decide() -> int:
+            if step is None:
+                return valid_step(self.run, self._report, aside)
+            return verified_step(self.run, step)
+
+        return _read(self.directory / step_name(_from_first_process(decide)), like)
 
     def steps(self) -> list[int]:
         """Return the sealed steps, oldest first, without verifying their bytes."""
@@ -230,11 +241,14 @@ class Checkpointer:
             raise _storage_error(step, error) from error
 
     def _retire(self, step: int) -> None:
-        """Delete the oldest steps of this run, once this newer one was read back."""
+        """Delete the oldest steps of this run that none names best, once this one was read back."""
         own = [path for path in step_directories(self.directory) if self._is_own(path)]
         old = [path for path in own if int(path.name) <= step][: -self._keep]
-        if old:
-            verify_seal(self.directory / step_name(step))
+        best = {path: best_step(read_meta(path)["metadata"]) for path in own if path not in old}
+        old = [path for path in old if int(path.name) not in best.values()]
+        path = self.directory / step_name(step)
+        if old or best.get(path) == step:
+            verify_seal(path)
         # Renamed first: a kill half way leaves remains to remove, not a damaged step.
         remains = [path.rename(path.with_suffix(_REMOVED)) for path in old]
         if remains:
@@ -261,11 +275,11 @@ class Checkpointer:
 
 
 def load(
-    run: Path, like: PyTree, step: int | None = None, *, report: Report = _to_stderr
+    run: Path, like: PyTree, step: Choice = "newest", *, report: Report = _to_stderr
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running."""
     run = Path(run).absolute()
-    return _read(run / CHECKPOINTS / step_name(valid_step(run, step, report)), like)
+    return _read(run / CHECKPOINTS / step_name(chosen_step(run, step, report)), like)
 
 
 def fingerprint(state: PyTree) -> str:
@@ -284,7 +298,7 @@ def stored_fingerprint(run: Path, *, report: Report = _to_stderr) -> tuple[int, 
     valid, or if it declares more than this machine's memory.
     """
     run = Path(run).absolute()
-    step = valid_step(run, None, report)
+    step = valid_step(run, report)
     path = run / CHECKPOINTS / step_name(step)
     stored = read_meta(path)["schema"]
     return step, _digest(stored, read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)

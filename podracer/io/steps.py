@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from podracer.io.run_directory import own_directory, read_limited, unused
 from podracer.io.seal import (
@@ -20,6 +20,8 @@ from podracer.io.seal import (
 from podracer.types import CheckpointError, StorageError
 
 Report = Callable[[str], None]
+Choice = Literal["newest", "best"] | int
+"""Checkpoint of a run: the newest valid one, that of its best evaluation, or by its updates."""
 
 CHECKPOINTS = "checkpoints"
 SAVED = "saved.json"  # outlives `checkpoints/`, so that its loss is noticed
@@ -27,12 +29,54 @@ FORMAT = 2
 _STEP = re.compile(r"[0-9]{12}")
 
 
-def valid_step(run: Path, step: int | None, report: Report, quarantine: Path | None = None) -> int:
+def chosen_step(run: Path, choice: Choice, report: Report) -> int:
+    """Return the step of a choice, whole and of this run.
+
+    Raises `CheckpointError` if there is none: only in the place of a newest one comes another.
+    """
+    if choice == "newest":
+        return valid_step(run, report)
+    if choice != "best":
+        return verified_step(run, choice)
+    newest = valid_step(run, report)
+    step = best_step(read_meta(run / CHECKPOINTS / step_name(newest))["metadata"])
+    if step is None:
+        raise CheckpointError(
+            f"{run} has no best checkpoint: up to update {newest} no evaluation was made that "
+            "keeps one."
+        )
+    try:
+        return verified_step(run, step)
+    except CheckpointError as error:
+        raise CheckpointError(f"the best checkpoint is lost: {error}") from error
+
+
+def best_step(metadata: dict[str, Any]) -> int | None:
+    """Return the step that is best by the metadata of a checkpoint, None if it names none.
+
+    That is `metadata["best"]["updates"]`; it is kept as long as the checkpoint that names it.
+    """
+    best = metadata.get("best")
+    step = best.get("updates") if isinstance(best, dict) else None
+    return step if type(step) is int else None
+
+
+def verified_step(run: Path, step: int) -> int:
+    """Return `step` if it is whole and belongs to the run; raise `CheckpointError` if not."""
+    directory = run / CHECKPOINTS
+    path = directory / step_name(step) if 0 <= step < 10**12 else None
+    if path is None or not is_there(path):
+        there = ", ".join(str(int(path.name)) for path in step_directories(directory))
+        raise CheckpointError(
+            f"{run} has no checkpoint of update {step}, but of {there or 'no update'}."
+        )
+    _verify(path, identity_of(run))
+    return step
+
+
+def valid_step(run: Path, report: Report, quarantine: Path | None = None) -> int:
     """Return the newest step that is whole and belongs to the run; report what is not."""
     directory, identity = run / CHECKPOINTS, identity_of(run)
-    if step is not None:
-        _verify(directory / step_name(step), identity)
-        return step
     newest = newest_saved(run)  # before the list: a run may be saving
     refused: dict[Path, CheckpointError] = {}
     for path in reversed(step_directories(directory)):
