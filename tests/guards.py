@@ -427,7 +427,7 @@ GUARDS = [
     ),
     # --- pages ---
     Guard(
-        "reports/run.py",
+        "reports/page.py",
         "<{tag}{attributes}>{html.escape(value)}</{tag}>",
         "<{tag}{attributes}>{value}</{tag}>",
         "test_report.py::test_a_report_is_self_contained_and_runs_nothing",

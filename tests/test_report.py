@@ -19,7 +19,7 @@ from PIL import Image, ImageSequence
 from podracer.io.sinks import read_metrics
 from podracer.reports.curves import RunRecords, bootstrap_interval, interquartile_mean, running_mean
 from podracer.reports.run import write_report
-from podracer.reports.timeline import _segments
+from podracer.reports.timeline import segments
 from podracer.reports.video import write_video
 from podracer.types import ConfigError, PodracerError
 
@@ -303,7 +303,7 @@ def test_panels_show_what_was_recorded(tmp_path, without, shown):
 def test_a_gap_while_compiling_is_left_blank(tmp_path):
     directory = make_sebulba_run(tmp_path / "run", starts=(1, 7))
     records = read_metrics(directory / "metrics.jsonl")
-    (start, end, _), (again, last, _) = _segments(
+    (start, end, _), (again, last, _) = segments(
         RunRecords("", {}, records, {}), ["actor_time_transfer"]
     )
     assert (start[0], end[-1]) == pytest.approx((20.0, records[5]["seconds"]))

@@ -201,7 +201,7 @@ def style_axes(axes: Axes, title: str, over: str) -> None:
     axes.grid(axis="y")
     for axis, ticks in ((axes.xaxis, 6), (axes.yaxis, 5)):
         axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(_tick))
+        axis.set_major_formatter(FuncFormatter(tick_text))
 
 
 def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -> None:
@@ -223,7 +223,7 @@ def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -
         axes.plot(at, interquartile_mean(values), color=color, lw=1.8)
 
 
-def _tick(value: float, _: int | None) -> str:
+def tick_text(value: float, _: int | None) -> str:
     """Format a round number, without the trailing zeros that `compact` keeps for alignment."""
     if abs(value) < 1000:
         return f"{value:.4g}"

@@ -17,14 +17,14 @@ from podracer.reports.console import compact, percent
 from podracer.reports.curves import COLORS, RunRecords, legend, render, running_mean, style_axes
 
 # Stages from the bottom up: key, label, color. Warm colors are for waiting.
-_ACTOR = (
+ACTOR_STAGES = (
     ("actor_time_environment", "steps environments", "#3f8fdb"),
     ("actor_time_inference", "chooses actions", "#2ca58d"),
     ("actor_time_transfer", "sends trajectories", "#a99be6"),
     ("actor_time_parameters", "waits for parameters", "#f5bf57"),
     ("actor_time_queue", "waits for the learner", "#e8746d"),
 )
-_LEARNER = (
+LEARNER_STAGES = (
     ("learner_time_learn", "learns", "#3f8fdb"),
     ("learner_time_report", "reports and saves", "#8fa3b8"),
     ("learner_time_collect", "waits for trajectories", "#e8746d"),
@@ -58,7 +58,7 @@ class Shares(NamedTuple):
 
 def utilization_section(runs: Sequence[RunRecords]) -> str:
     """Return the utilization section of a report: verdicts, and panels of the first runs."""
-    kinds = (("Actors", _ACTOR), ("Learner", _LEARNER))
+    kinds = (("Actors", ACTOR_STAGES), ("Learner", LEARNER_STAGES))
     recorded = {title: [key for key, *_ in stages] for title, stages in kinds}
     drawn_keys = [*_SHARED, *itertools.chain(*recorded.values())]
     named, runs = len(runs) > 1, [run for run in runs if verdict(run) or _has(run, drawn_keys)]
@@ -106,13 +106,13 @@ def time_shares(run: RunRecords) -> Shares | None:
     Records that include compilation are left out if there are others: each is the first after a
     start or a resume, when actors also create their environments and fill the queue.
     """
-    keys = [key for key, *_ in (*_ACTOR, *_LEARNER)]
+    keys = [key for key, *_ in (*ACTOR_STAGES, *LEARNER_STAGES)]
     table = _table(run, (*keys, "time_compile"))
     warm = table[table[:, -1] == 0]
     total = dict(zip(keys, (warm if warm[:, :-1].any() else table).sum(axis=0), strict=False))
     acting = {key: total[key] for key in _ADVICE}
     waits = total["actor_time_parameters"] + total["actor_time_queue"]
-    actor, learner = sum(acting.values()) + waits, sum(total[key] for key, *_ in _LEARNER)
+    actor, learner = sum(acting.values()) + waits, sum(total[key] for key, *_ in LEARNER_STAGES)
     if actor and learner:
         ordered = sorted(acting.items(), key=lambda item: -item[1])
         collects, reports = total["learner_time_collect"], total["learner_time_report"]
@@ -200,12 +200,12 @@ def _panels(run: RunRecords, *, in_a_row: bool) -> str:
     stages = {
         title: partial(
             _areas,
-            stretches=_segments(run, [key for key, *_ in parts]),
+            stretches=segments(run, [key for key, *_ in parts]),
             colors=[color for *_, color in parts],
         )
         for title, parts in (
-            ("Actors: share of time", _ACTOR),
-            ("Learner: share of time", _LEARNER),
+            ("Actors: share of time", ACTOR_STAGES),
+            ("Learner: share of time", LEARNER_STAGES),
         )
         if _has(run, [key for key, *_ in parts])
     }
@@ -223,8 +223,8 @@ def _panels(run: RunRecords, *, in_a_row: bool) -> str:
     heights = [2.3 if row.keys() & stages.keys() else 1.7 for row in rows]
     widths = [1.4 if title in stages else 1.0 for title in mosaic[0]] if in_a_row else None
     end = run.series("seconds", "seconds")[0].max()
-    segments = [stretch for part in stages.values() for stretch in part.keywords["stretches"]]
-    begin = min((start[0] for start, *_ in segments), default=0.0)
+    drawn = [stretch for part in stages.values() for stretch in part.keywords["stretches"]]
+    begin = min((start[0] for start, *_ in drawn), default=0.0)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplot_mosaic(mosaic, height_ratios=heights, width_ratios=widths)
@@ -246,12 +246,13 @@ def _areas(axes: Axes, stretches: list[tuple[np.ndarray, ...]], colors: list[str
     _as_share(axes)
 
 
-def _segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
+def segments(run: RunRecords, keys: Sequence[str]) -> list[tuple[np.ndarray, ...]]:
     """Split a run into contiguous stretches of bins: start `[n]`, end `[n]`, seconds `[n, keys]`.
 
     A record describes the time before it, as long as the learner's stages in it took.
     """
-    seconds, lengths = _table(run, keys), _table(run, [key for key, *_ in _LEARNER]).sum(axis=1)
+    seconds = _table(run, keys)
+    lengths = _table(run, [key for key, *_ in LEARNER_STAGES]).sum(axis=1)
     end = _table(run, ["seconds"])[:, 0]
     recorded = seconds.any(axis=1) & (end > 0)
     if not recorded.any():

@@ -10,7 +10,8 @@ from podracer.io.run_directory import write_bytes
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import RunRecords
-from podracer.reports.run import configuration, page, section, table, tiles
+from podracer.reports.page import page, section, table, tiles
+from podracer.reports.run import configuration
 from podracer.reports.tournament_log import (
     TournamentLog,
     read_tournament_log,
@@ -31,20 +32,20 @@ def write_tournament_report(directory: Path, out: Path) -> Path:
     course = read_tournament_log(directory)
     check_settings(course.state.header)
     body = [
-        tiles(_facts(course)),
-        section("Leaderboard", _board(course)),
+        tiles(facts(course)),
+        section("Leaderboard", leaderboard(course)),
         section("Scores", pictures.scores(course)),
-        section("Lineage", _ancestry(course) + pictures.lineage(course)),
+        section("Lineage", ancestry(course) + pictures.lineage(course)),
         section("Hyperparameters", pictures.hyperparameters(course)),
         section("Pods", pictures.pods_in_time(course)),
-        section("Failures", _failures(course)),
+        section("Failures", failures(course)),
         section("Configuration", configuration(_experiments(course))),
     ]
     write_bytes(out, page(directory.name, body).encode(errors="replace"))
     return out
 
 
-def _facts(course: TournamentLog) -> dict[str, str]:
+def facts(course: TournamentLog) -> dict[str, str]:
     """Return the facts of the summary."""
     state, settings = course.state, course.state.header.tournament
     best = state.board[0] if state.board else None
@@ -78,7 +79,7 @@ def _frames(course: TournamentLog, entry: Entry) -> int:
     return entry.frames - (course.entries[entry.parents[0]].frames if entry.parents else 0)
 
 
-def _board(course: TournamentLog) -> str:
+def leaderboard(course: TournamentLog) -> str:
     """Return a table of the entries, best first."""
     names = varying_hyperparameters(course.state.board)
     rows = [
@@ -96,7 +97,7 @@ def _board(course: TournamentLog) -> str:
     return table(head, rows) if rows else ""
 
 
-def _ancestry(course: TournamentLog) -> str:
+def ancestry(course: TournamentLog) -> str:
     """Return a sentence about the ancestors of the winner."""
     if not course.ancestry:
         return ""
@@ -107,7 +108,7 @@ def _ancestry(course: TournamentLog) -> str:
     return f"<p><b>{best}</b> descends from {', '.join(ancestors[:_NAMED])}{remainder}.</p>"
 
 
-def _failures(course: TournamentLog) -> str:
+def failures(course: TournamentLog) -> str:
     """Return the failures in the order of time."""
     rows = [
         [clock(course.since(event.time)), *_what(event)]

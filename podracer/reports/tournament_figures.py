@@ -22,8 +22,8 @@ from podracer.reports.curves import legend, render, style_axes
 from podracer.reports.tournament_log import Link, TournamentLog, varying_hyperparameters
 from podracer.tournament.events import Entry, Stopped
 
-_POD, _WINNER = "#3f8fdb", "#f28e2b"
-_OUTCOMES = {
+POD, WINNER = "#3f8fdb", "#f28e2b"
+OUTCOMES = {
     "reported": "#3f8fdb",
     "failed": "#e15759",
     "running": "#2ca58d",
@@ -45,7 +45,7 @@ Where = Callable[[Entry], float]
 def scores(course: TournamentLog) -> str:
     """Draw scores over wall time with the best so far, and over the frames of the lineage."""
     entries = list(course.entries.values())
-    name, unit = _unit(course.seconds)
+    name, unit = time_unit(course.seconds)
 
     def time(entry: Entry) -> float:
         return course.since(entry.created) / unit
@@ -66,7 +66,7 @@ def scores(course: TournamentLog) -> str:
 
     if not entries:
         return ""
-    names = [("a pod", _POD), ("the winner and its ancestors", _WINNER)]
+    names = [("a pod", POD), ("the winner and its ancestors", WINNER)]
     names.append(("the best so far", "var(--text)"))
     return legend(names) + render("Scores over wall time, over frames", 3.4, draw)
 
@@ -110,8 +110,8 @@ def _score(entry: Entry) -> float:
 
 def _lines(axes: Axes, course: TournamentLog, links: Sequence[Link], x: Where, y: Where) -> None:
     """Draw thin lines and dots for all entries, and the winner's ancestors over them."""
-    thin = {"color": _POD, "alpha": 0.35 if len(course.state.pods) > 16 else 0.6}
-    bold = {"color": _WINNER, "alpha": 1.0, "zorder": 3}
+    thin = {"color": POD, "alpha": 0.35 if len(course.state.pods) > 16 else 0.6}
+    bold = {"color": WINNER, "alpha": 1.0, "zorder": 3}
     winners = course.links(course.ancestry)
     for style, width, links_, entries in (
         (thin, 0.8, links, course.entries.values()),
@@ -124,7 +124,7 @@ def _lines(axes: Axes, course: TournamentLog, links: Sequence[Link], x: Where, y
     axes.margins(x=0.02, y=0.08)
 
 
-def _unit(seconds: float) -> tuple[str, float]:
+def time_unit(seconds: float) -> tuple[str, float]:
     """Return the unit that suits a duration, and its seconds."""
     fitting = ((name, unit) for name, unit, limit in _UNITS if seconds < limit)
     return next(fitting, ("days", 86_400))
@@ -148,10 +148,10 @@ def lineage(course: TournamentLog) -> str:
         alpha = float(np.clip(500 / max(len(every), 1), 0.1, 0.45))  # many, if they are fused
         axes.add_collection(_curved(every, color=soft, lw=0.7, alpha=alpha))
         width = 2.2 if len(winners) < len(course.ancestry) else 1.0
-        axes.add_collection(_curved(winners, color=_WINNER, lw=width))
+        axes.add_collection(_curved(winners, color=WINNER, lw=width))
         values = [entry.score for entry in entries]
         norm = Normalize(float(np.percentile(values, 5)), max(values))  # one may be far below
-        for group, edge in ((entries, "none"), (course.ancestry, _WINNER)):
+        for group, edge in ((entries, "none"), (course.ancestry, WINNER)):
             x, y, score = np.array([(e.round, e.pod, e.score) for e in group]).T
             style = {"cmap": _SCALE, "norm": norm, "ec": edge, "lw": 1.6, "zorder": 3}
             axes.scatter(x, y, s=size**2, c=score, **style)
@@ -162,7 +162,7 @@ def lineage(course: TournamentLog) -> str:
         )
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
-    names = [("the winner and its ancestors", _WINNER)]
+    names = [("the winner and its ancestors", WINNER)]
     return legend(names) + render("Lineage by round and pod", height, draw)
 
 
@@ -182,7 +182,7 @@ def pods_in_time(course: TournamentLog) -> str:
     attempts = course.attempts()
     if not attempts:
         return ""
-    name, unit = _unit(course.seconds)
+    name, unit = time_unit(course.seconds)
     gap = 0.0015 * course.seconds  # so that rounds are distinguishable
     marks = [(a.pod, a.end, a.outcome, "x") for a in attempts if a.outcome == "failed"]
     stops = [event for event in course.events if isinstance(event, Stopped)]
@@ -195,16 +195,16 @@ def pods_in_time(course: TournamentLog) -> str:
             [max(attempt.end - attempt.start - gap, gap) / unit for attempt in attempts],
             left=[attempt.start / unit for attempt in attempts],
             height=0.6,
-            color=[_OUTCOMES[attempt.outcome] for attempt in attempts],
+            color=[OUTCOMES[attempt.outcome] for attempt in attempts],
             alpha=0.8,
         )
         for pod, at, outcome, mark in marks:
-            axes.plot(at / unit, pod, mark, color=_OUTCOMES[outcome], ms=5, mew=1.6)
+            axes.plot(at / unit, pod, mark, color=OUTCOMES[outcome], ms=5, mew=1.6)
         _rows(axes, course, name)
         axes.set_xlim(left=0)
 
     kinds = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
-    names = [(outcome, color) for outcome, color in _OUTCOMES.items() if outcome in kinds]
+    names = [(outcome, color) for outcome, color in OUTCOMES.items() if outcome in kinds]
     return legend(names) + render("Pods in time", _height(course), draw)
 
 

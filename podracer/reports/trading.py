@@ -16,7 +16,7 @@ from matplotlib.ticker import PercentFormatter
 
 from podracer.io.run_directory import write_bytes
 from podracer.reports.curves import COLORS, legend, render, style_axes
-from podracer.reports.run import page, section, table, tiles
+from podracer.reports.page import page, section, table, tiles
 from podracer.trading.backtest import POLICY, Backtest, PeriodResult, date_range
 
 _COLUMNS = {
