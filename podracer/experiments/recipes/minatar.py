@@ -9,7 +9,7 @@ from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
-from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
 from podracer.schedules import Linear
@@ -43,6 +43,20 @@ def breakout_cnn_ppo() -> Experiment:
         breakout_ppo(),
         agent=PPO(learning_rate=1e-3, num_minibatches=8, network=TorsoNetwork(MINATAR)),
         frames=5_000_000,
+    )
+
+
+@recipe
+def breakout_resnet_ppo() -> Experiment:
+    """PPO with a residual network of any width and depth (`--channels`, `--blocks`)."""
+    torso = ResNet(channels=(16,), blocks=1)
+    return dataclasses.replace(
+        breakout_cnn_ppo(),
+        agent=PPO(learning_rate=1e-3, num_minibatches=8, network=TorsoNetwork(torso)),
+        driver=AnakinConfig(num_envs=128, rollout_length=64, updates_per_chunk=4),
+        frames=500_000,
+        evaluations=15,
+        evaluation_episodes=64,
     )
 
 
