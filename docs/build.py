@@ -56,6 +56,7 @@ contributing
 :caption: Measure
 compared-with
 results
+reproduction
 benchmarks
 changelog
 ```

@@ -28,6 +28,7 @@ FLOORS = (
     ("experiments",),
     ("tournament", "trading"),
     ("reports", "bench"),
+    ("reproduce",),
     ("cli",),
     ("__init__", "__main__"),
 )

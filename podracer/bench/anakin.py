@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
         "podracer": importlib.metadata.version("podracer"),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -66,7 +66,7 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """Return the commit of the checkout, `-dirty` if it was changed; None outside of one."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:

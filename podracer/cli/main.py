@@ -46,6 +46,7 @@ COMMANDS = {
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
+    "reproduce": Command("reproduce", "reproduce", "[FIGURE ...]", "published figures beside ours"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
     "backtest": Command("trading", "backtest", "RUN", "a trading run beside the baselines"),
     "promote": Command("trading", "promote", "MODELS RUN", "make it the current model, if better"),

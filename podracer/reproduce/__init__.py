@@ -1,0 +1,1 @@
+"""Published figures beside ours: what they claim, what is run for them, and the verdicts."""

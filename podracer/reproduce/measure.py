@@ -1,0 +1,138 @@
+"""Measuring: the commands of each case in processes of their own, recorded as each case ends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from podracer.bench.anakin import commit, processor
+from podracer.reproduce.figure import Case, Figure, Record, Scale, Values
+from podracer.reproduce.records import append_record, read_records
+
+RECORDS = "records.jsonl"
+Show = Callable[[str], None]
+_TAIL = 400  # characters of what a failed command said last
+
+
+def measure_figures(
+    figures: Iterable[Figure], scale: Scale, out: Path, show: Show, done: Callable[[], None]
+) -> None:
+    """Measure the cases that have no record in `out` yet, and append each one as it ends.
+
+    A case that failed, and a rate that was measured while the machine was busy, are tried again.
+    `done` is called after each figure.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    figures = list(figures)
+    for number, figure in enumerate(figures, 1):
+        known = {
+            record.case
+            for record in read_records(out / RECORDS)
+            if (record.figure, record.scale) == (figure.name, scale)
+            and not record.error
+            and not (figure.measures == "rate" and record.is_busy)
+        }
+        cases = figure.cases(scale)
+        show(f"[{number}/{len(figures)}] {figure.name}: {figure.title}")
+        if not cases:
+            show(f"    nothing to run at the scale of a {scale}: {figure.impossible or figure.run}")
+        for case in cases:
+            if case.name in known:
+                show(f"    {case.name}: measured before")
+                continue
+            began = time.perf_counter()
+            record = _measure(figure, case, scale, out)
+            append_record(out / RECORDS, record)
+            outcome = record.error or ("busy machine" if record.is_busy else "done")
+            show(f"    {case.name}: {outcome} ({time.perf_counter() - began:.0f} s)")
+        done()
+
+
+def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
+    """Run the commands of a case, and return its record."""
+    folder = out / "runs" / figure.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if case.inputs is not None:
+        case.inputs(folder)
+    began, others, used = time.perf_counter(), _busy_seconds(), _child_seconds()
+    values: Values = {}
+    printed: list[Values] = []
+    shown, error = [], ""
+    for template in case.commands:
+        arguments = _resumed([part.format(folder=folder) for part in template])
+        shown.append(shlex.join(["podracer", *template]))
+        code, lines = _run(arguments)
+        printed += [json.loads(line) for line in lines if line.startswith("{")]
+        if code:
+            error = f"exit code {code}: {' '.join(lines)[-_TAIL:]}"
+            break
+    else:
+        values = case.read(printed, folder)
+    seconds, cpu_seconds = time.perf_counter() - began, _child_seconds() - used
+    context = {**_machine(), "commands": shown, "seconds": seconds, "cpu_seconds": cpu_seconds}
+    if others is not None and (now := _busy_seconds()) is not None:
+        total = seconds * (os.cpu_count() or 1)
+        context["busy"] = round(max(0.0, now - others - cpu_seconds) / total, 3)
+    return Record(figure.name, case.name, scale, values, context, error)
+
+
+def _resumed(arguments: list[str]) -> list[str]:
+    """Return the command that continues a run, if the directory of `--run-dir` holds one."""
+    if "--run-dir" in arguments:
+        run = Path(arguments[arguments.index("--run-dir") + 1])
+        if (run / "config.json").exists() or (run / "leaderboard.jsonl").exists():
+            return ["resume", str(run)]
+    return arguments
+
+
+def _run(arguments: list[str]) -> tuple[int, list[str]]:
+    """Run `podracer` with arguments; return its exit code and the lines that it printed.
+
+    If this process is stopped, the command is, which saves a run.
+    """
+    command = [sys.executable, "-m", "podracer", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        try:
+            output = process.communicate()[0]
+        finally:
+            if process.poll() is None:
+                process.terminate()
+    return process.returncode, output.splitlines()
+
+
+def _machine() -> Values:
+    """Return what a record says about its machine; no device is touched here."""
+    return {
+        "machine": f"{os.cpu_count()} x {processor()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+        "podracer": importlib.metadata.version("podracer"),
+        "commit": commit(),
+    }
+
+
+def _child_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _busy_seconds() -> float | None:
+    """Return the processor seconds that all programs used since the start, None if unknown."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return None
+    user, nice, system = (int(x) for x in first[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,50 @@
+"""Records of measured cases: JSON lines, those of the package and those of a user's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from podracer.reproduce.figure import Record
+from podracer.types import ConfigError
+
+SHIPPED = Path(__file__).parent / "records.jsonl"  # measured by the project
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the newest record of each case in a file, none if there is no file.
+
+    A torn last line, which a kill leaves, is ignored. Raises `ConfigError` for any other line that
+    is not a record.
+    """
+    newest: dict[tuple[str, str, str], Record] = {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = Record(**json.loads(line))
+        except (ValueError, TypeError):
+            if not line.endswith("\n"):
+                break
+            raise ConfigError(f"{path}: line {number} is not a record of a figure.") from None
+        newest[record.figure, record.scale, record.case] = record
+    return list(newest.values())
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Append a record to a file, as a line of its own also after a torn one."""
+    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+
+
+def shown_records(own: Iterable[Record], shipped: Iterable[Record]) -> list[Record]:
+    """Return a user's records, and the project's of those figures that he has not run.
+
+    Records of two machines are never mixed within a figure.
+    """
+    own = list(own)
+    run = {record.figure for record in own}
+    return [*own, *(record for record in shipped if record.figure not in run)]

@@ -1,0 +1,231 @@
+"""Published figures: they are complete, verdicts are no better than the points, runs resume."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from podracer.cli.main import main
+from podracer.reproduce import measure
+from podracer.reproduce.figure import (
+    SCALES,
+    Axes,
+    Case,
+    Curve,
+    Figure,
+    Outcome,
+    Paper,
+    Record,
+    Verdict,
+    verdict,
+)
+from podracer.reproduce.figures import FIGURES
+from podracer.reproduce.page import html_page, markdown_page
+from podracer.reproduce.read import learning_curve
+from podracer.reproduce.records import SHIPPED, append_record, read_records, shown_records
+
+ROOT = Path(__file__).parents[1]
+COMMAND = ("train", "catch", "--frames", "2048", "--num-envs", "8", "--rollout-length", "8")
+COMMAND += ("--updates-per-chunk", "8", "--evaluations", "2", "--run-dir", "{folder}/run")
+
+
+def a_figure(outcome=Outcome.REPRODUCED, cases=("one",), **changes):
+    made = [Case(name, (COMMAND,), learning_curve("run")) for name in cases]
+    return Figure(
+        **{
+            "name": "figure",
+            "title": "A figure",
+            "paper": Paper("Paper", "A paper (2021)"),
+            "place": "Figure 1",
+            "claim": "It learns.",
+            "measures": "learning",
+            "axes": Axes("frames", "return"),
+            "cases": lambda scale: made if scale == "laptop" else [],
+            "judge": lambda measured: Verdict(outcome, "It did."),
+            "curves": lambda measured: [Curve("return", ((1.0, 2.0),))],
+            **changes,
+        }
+    )
+
+
+def a_record(case="one", scale="laptop", busy=0.0, error=""):
+    return Record("figure", case, scale, {}, {"busy": busy}, error)
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_a_figure_is_complete(figure):
+    for text in (figure.title, figure.paper.reference, figure.place, figure.claim):
+        assert text.strip()
+    assert figure.claim.endswith(".")
+    for sentence in (*figure.deviations, figure.run, figure.impossible):
+        assert not sentence or sentence.endswith(".")
+    for curve in figure.published:
+        assert curve.kind == "published"
+        assert curve.reading is not None, "how was it read?"
+    runs = any(figure.cases(scale) for scale in SCALES)
+    assert figure.run if runs else figure.impossible, "neither run nor a reason"
+    assert bool(figure.cases("laptop")) == bool(figure.minutes)
+    for scale in SCALES:
+        names = [case.name for case in figure.cases(scale)]
+        assert len(names) == len(set(names))
+        assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
+
+
+def test_all_figures_fit_into_two_hours_of_a_laptop():
+    assert sum(figure.minutes for figure in FIGURES.values()) <= 120
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_the_projects_records_give_curves_and_a_verdict(figure):
+    records = read_records(SHIPPED)
+    assert {record.figure for record in records} <= FIGURES.keys()
+    figure.our_curves(records)
+    assert verdict(figure, records).reason.endswith(".")
+
+
+def test_the_projects_numbers_stand_in_the_files_that_they_name():
+    named = 0
+    for record in read_records(SHIPPED):
+        if match := re.match(r"from (\S+\.jsonl)", record.context.get("note", "")):
+            named += 1
+            text = (ROOT / match[1]).read_text()
+            numbers = re.findall(r"-?\d+\.\d{4,}", json.dumps(record.values))
+            assert all(number in text for number in numbers), (record.figure, record.case)
+    assert named > 20
+
+
+def test_the_page_in_the_documentation_is_that_of_the_projects_records():
+    page = markdown_page(list(FIGURES.values()), read_records(SHIPPED))
+    assert (ROOT / "docs" / "reproduction.md").read_text() == page, (
+        "podracer reproduce --page --out build/figures && "
+        "cp build/figures/reproduction.md docs/reproduction.md"
+    )
+
+
+def test_a_verdict_waits_for_all_cases():
+    figure = a_figure(cases=("one", "two"))
+    assert verdict(figure, []).outcome is Outcome.NOT_RUN
+    partial = verdict(figure, [a_record("one")])
+    assert (partial.outcome, partial.reason[:6]) == (Outcome.NOT_RUN, "1 of 2")
+    failed = [a_record("one"), a_record("two", error="exit code 71")]
+    assert verdict(figure, failed).outcome is Outcome.NOT_RUN
+    both = [a_record("one"), a_record("two")]
+    assert verdict(figure, both).outcome is Outcome.REPRODUCED
+
+
+def test_a_laptop_reproduces_the_shape_of_a_rate_only():
+    figure = a_figure(measures="rate")
+    judged = verdict(figure, [a_record()])
+    assert judged.outcome is Outcome.SHAPE
+    assert "not the rate" in judged.reason
+    missed = verdict(a_figure(Outcome.NOT_REPRODUCED, measures="rate"), [a_record()])
+    assert missed.outcome is Outcome.NOT_REPRODUCED
+
+
+def test_a_task_that_stands_in_reproduces_no_more_than_a_shape():
+    judged = verdict(a_figure(stand_in="Catch"), [a_record()])
+    assert judged.outcome is Outcome.SHAPE
+    assert "Catch stands in" in judged.reason
+
+
+def test_a_rate_of_a_busy_machine_counts_for_nothing():
+    assert verdict(a_figure(measures="rate"), [a_record(busy=0.4)]).outcome is Outcome.NOT_RUN
+    assert verdict(a_figure(), [a_record(busy=0.4)]).outcome is Outcome.REPRODUCED
+
+
+def test_what_an_accelerator_measured_counts_before_a_laptop():
+    case = Case("one", (COMMAND,), learning_curve("run"))
+    figure = dataclasses.replace(a_figure(measures="rate"), cases=lambda scale: [case])
+    records = [a_record(scale="laptop"), a_record(scale="accelerator")]
+    assert verdict(figure, records).outcome is Outcome.REPRODUCED
+    assert verdict(figure, records[:1]).outcome is Outcome.SHAPE
+
+
+def test_what_is_impossible_says_why():
+    judged = verdict(a_figure(cases=(), impossible="It needs a pod."), [])
+    assert judged == Verdict(Outcome.NOT_POSSIBLE, "It needs a pod.")
+
+
+def test_a_modeled_point_is_always_called_one():
+    curve = Curve("hours", ((1.0, 7.1),), "modeled")
+    figure = a_figure(curves=lambda measured: [curve])
+    for page in (html_page, markdown_page):
+        assert "hours (modeled, not measured)" in page([figure], [a_record()])
+    for figure in FIGURES.values():  # a curve named so is drawn in this style, and no other
+        for ours in figure.our_curves(read_records(SHIPPED)):
+            assert ("modeled" in ours.name) == (ours.kind == "modeled")
+
+
+def test_the_page_is_self_contained_and_draws_published_points_with_ours():
+    text = html_page(list(FIGURES.values()), read_records(SHIPPED))
+    assert not re.search(r'(src|href)="(?!#|data:)', text)
+    assert "<script" not in text
+    chart = text.split('id="notebook"')[1].split("</svg>")[0]
+    assert 'class="published"' in chart
+    assert 'class="measured"' in chart
+
+
+def test_records_of_two_machines_are_not_mixed():
+    shipped = [Record("a", "one", "laptop", {}, {}), Record("b", "one", "laptop", {}, {})]
+    own = [Record("a", "two", "laptop", {}, {})]
+    assert shown_records(own, shipped) == [own[0], shipped[1]]
+
+
+def test_a_torn_line_of_records_is_replaced(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, a_record("one"))
+    with path.open("a") as file:
+        file.write('{"figure": "fig')
+    assert [record.case for record in read_records(path)] == ["one"]
+    append_record(path, a_record("two"))
+    assert [record.case for record in read_records(path)] == ["one", "two"]
+
+
+def test_measuring_resumes_and_repeats_only_what_failed(tmp_path, monkeypatch):
+    figure = a_figure(cases=("one", "two"))
+    calls = []
+
+    def run(arguments):
+        calls.append(arguments[0])
+        (tmp_path / "runs" / "figure" / "run").mkdir(parents=True, exist_ok=True)
+        for file in ("config.json", "metrics.jsonl"):
+            (tmp_path / "runs" / "figure" / "run" / file).touch()
+        return (0, []) if len(calls) != 2 else (71, ["out of memory"])
+
+    monkeypatch.setattr(measure, "_run", run)
+    said = []
+    for _ in range(3):
+        measure.measure_figures([figure], "laptop", tmp_path, said.append, lambda: None)
+    assert calls == ["train", "resume", "resume"]  # two fails, and is tried again once
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    errors = [json.loads(line)["error"] for line in lines]
+    assert errors == ["", "exit code 71: out of memory", ""]
+    assert any("measured before" in line for line in said)
+
+
+def test_a_small_figure_from_the_command_to_the_page(tmp_path, monkeypatch, capsys):
+    figure = a_figure(curves=lambda measured: [Curve("return", ((1.0, 0.5),))])
+    monkeypatch.setitem(FIGURES, "figure", figure)
+    with pytest.raises(SystemExit) as leaving:
+        main(["reproduce", "figure", "--out", str(tmp_path)])
+    assert leaving.value.code == 0
+    assert "figure: reproduced. It did." in capsys.readouterr().out
+    (record,) = read_records(tmp_path / "records.jsonl")
+    assert record.values["frames"] == [1024, 2048]
+    assert record.context["cpu_seconds"] > 0
+    assert 'id="figure"' in (tmp_path / "index.html").read_text()
+
+
+def test_a_mistyped_figure_is_refused_with_the_nearest(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["reproduce", "notebok"])
+    assert leaving.value.code == 78
+    assert "did you mean notebook" in capsys.readouterr().err
+
+
+def test_records_are_plain_json(tmp_path):
+    record = dataclasses.replace(a_record(), values={"frames": [1, 2], "returns": [0.5, 1.0]})
+    append_record(tmp_path / "records.jsonl", record)
+    assert read_records(tmp_path / "records.jsonl") == [record]
