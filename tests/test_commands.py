@@ -261,6 +261,8 @@ MISTAKES = [
     ("promote models nowhere", "holds no run"),
     ("rollback nowhere", "has no model yet"),
     ("leaderboard nowhere", "holds no tournament"),
+    ("watch nowhere", "there is no directory nowhere"),
+    ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 99999999999", "holds no run"),
 ]
 MISTAKES_ABOUT_A_RUN = [

@@ -9,6 +9,7 @@ import html
 import io
 import itertools
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,8 @@ from podracer.reports.tournament_log import (
     read_tournament_log,
     varying_hyperparameters,
 )
+from podracer.reports.watch.server import live_page
+from podracer.reports.watch.watcher import Watcher
 from podracer.tournament import leaderboard
 from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, replay
 from podracer.tournament.leaderboard import Leaderboard
@@ -103,6 +106,27 @@ def rows_of(page, title):
     section = page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", section)
     return [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t", row)] for row in rows]
+
+
+def test_the_live_page(tournament, tmp_path):
+    """It says the same, also while the log grows, and runs nothing that the log says."""
+    directory = shutil.copytree(tournament, tmp_path / "growing")
+    watcher = Watcher(directory)
+    parts = watcher.parts()
+    assert list(parts) == ["overview", "leaderboard", "course", "lineage", "failures"]
+    assert rows_of(parts["leaderboard"], "Leaderboard")[1][1:3] == ["p1r1", "1,234 ± 0.250"]
+    assert parts["course"].count("<rect") == 6
+    assert parts["lineage"].count("<circle") == 4
+    assert parts["lineage"].count("<path") == 2 + 1  # that of the winner is drawn twice
+    whole = live_page(watcher)
+    assert html.escape(HOSTILE) in whole
+    assert whole.count("<script") == 1
+    with Leaderboard(directory, header("catch_a2c")) as board:
+        submit(board, start(board, 1, "p1r1"), 2000.0)
+    watcher = Watcher(directory)
+    assert rows_of(watcher.parts()["leaderboard"], "Leaderboard")[1][1] == "p1r2"
+    (directory / "leaderboard.jsonl").write_text("damaged\n")
+    assert "The rest cannot be shown" in Watcher(directory).parts()["unreadable"]
 
 
 def test_the_summary(page):

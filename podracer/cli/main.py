@@ -42,6 +42,7 @@ COMMANDS = {
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at the newest checkpoint"),
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
+    "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),

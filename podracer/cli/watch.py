@@ -1,0 +1,48 @@
+"""The command `podracer watch`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from podracer.cli.arguments import RunPath, parse, require_in_range
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchOptions:
+    """Flags of `podracer watch`."""
+
+    directory: RunPath
+    """Directory of a run, a sweep or a tournament, or one that holds runs, even future ones."""
+    port: int = 7007
+    """Port of the page, up to 65,535; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """Address to listen at. By default only this machine can open the page; at 0.0.0.0 everybody
+    can who reaches the machine, without a password."""
+
+
+def watch(arguments: Sequence[str]) -> int:
+    """Run `podracer watch`: serve a live page until Ctrl-C."""
+    options: WatchOptions = parse(
+        WatchOptions, "watch", arguments,
+        about="Serve a live page about runs, a sweep or a tournament, until Ctrl-C.",
+    )  # fmt: skip
+    from podracer.types import ConfigError
+
+    port = require_in_range("--port", options.port, 0, 65_535)
+    if not options.directory.is_dir():
+        raise ConfigError(f"there is no directory {options.directory}.")
+    from podracer.reports.watch.server import LiveServer
+    from podracer.reports.watch.watcher import Watcher
+
+    try:
+        server = LiveServer(Watcher(options.directory), options.host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {options.host}, port {port}: {error.strerror}; take another --port."
+        ) from error
+    with server, contextlib.suppress(KeyboardInterrupt):
+        print(f"{server.address}  Ctrl-C ends it", flush=True)
+        server.serve_forever()
+    return 0

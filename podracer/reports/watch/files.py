@@ -1,0 +1,105 @@
+"""Reading of files that somebody else writes at the same time, without a trace in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from podracer.io.sinks import parse_record
+
+_KEPT = 4000  # records of a file, at least, once it has more
+_LONGEST_LINE = 2**24  # bytes
+_LARGEST_OBJECT = 2**26  # bytes
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises `OSError` for anything else, such as a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def signature(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file does; nothing if there is none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, an empty one if there is none."""
+    try:
+        with open_file(path) as file:
+            content = json.loads(file.read(_LARGEST_OBJECT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+class Tail:
+    """Records of a file that grows, of which only what is new is read.
+
+    Of a long file some are left out, evenly, but none with an evaluation and not the last one. A
+    file that was replaced, as by a resumed run, is read anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin_anew(None)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Records, oldest first."""
+        return [record for _, record in self._kept] + self._last
+
+    def update(self) -> None:
+        """Read the whole lines that are new."""
+        try:
+            file = open_file(self._path)
+        except OSError:
+            self._begin_anew(None)
+            return
+        with file:
+            status = os.fstat(file.fileno())
+            if self._inode != status.st_ino or status.st_size < self._size:
+                self._begin_anew(status.st_ino)
+            file.seek(self._size)
+            while line := file.readline(_LONGEST_LINE):
+                is_whole = line.endswith(b"\n")
+                if not is_whole and len(line) < _LONGEST_LINE:
+                    break  # it is being written
+                self._size += len(line)
+                record = parse_record(line)
+                if record is None:
+                    self.unreadable += 1
+                else:
+                    self._add(record)
+
+    def _begin_anew(self, inode: int | None) -> None:
+        self._inode, self._size = inode, 0
+        self._stride, self._count, self._most = 1, 0, 2 * _KEPT
+        self._kept: list[tuple[int, dict[str, Any]]] = []  # with their numbers
+        self._last: list[dict[str, Any]] = []  # one that is not kept
+        self.unreadable = 0  # lines that are no records
+
+    def _add(self, record: dict[str, Any]) -> None:
+        entry = (self._count, record)
+        self._count += 1
+        self._last = [] if self._stays(entry) else [record]
+        if self._stays(entry):
+            self._kept.append(entry)
+        if len(self._kept) > self._most:
+            self._stride *= 2
+            self._kept = [entry for entry in self._kept if self._stays(entry)]
+            self._most = len(self._kept) + _KEPT
+
+    def _stays(self, entry: tuple[int, dict[str, Any]]) -> bool:
+        number, record = entry
+        return number % self._stride == 0 or "evaluation_return" in record

@@ -1,0 +1,191 @@
+"""A small server of the live page: one page, its changes as they happen, and films.
+
+Everything is answered from what a `Watcher` gives; no path of a request reaches the disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import http.server
+import json
+import re
+import shutil
+import socket
+import sys
+import time
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from podracer.reports.page import STYLE
+from podracer.reports.watch.files import open_file
+from podracer.reports.watch.watcher import Parts, Watcher
+
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_FILM = re.compile(r"/film/([0-9]{1,4})")
+_SECONDS = 0.5  # between two looks for changes
+_SIGN_OF_LIFE = 10.0  # seconds after which a silent connection is tried
+_PATIENCE = 30.0  # seconds in which a browser takes or sends something
+_VIEWERS = 32  # connections that wait for changes
+
+
+class LiveServer(http.server.ThreadingHTTPServer):
+    """Server of the live page at `address`, which listens from the start.
+
+    Raises `OSError` if it cannot. On the loopback it answers only requests by the name of this
+    machine, so that no page from elsewhere reads it through its visitor's browser.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, watcher: Watcher, host: str, port: int) -> None:
+        self.watcher, self.viewers = watcher, 0
+        self.names = _LOOPBACK if host in _LOOPBACK else None  # None: any
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """Address for a browser."""
+        host, port = self.server_address[:2]
+        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print a traceback, unless a browser went away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = _PATIENCE
+    server_version, sys_version = "podracer", ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if not self._is_meant():
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+        elif path == "/":
+            self._send("text/html; charset=utf-8", live_page(self.server.watcher).encode())
+        elif path == "/events":
+            self._stream()
+        elif match := _FILM.fullmatch(path):
+            self._send_film(self.server.watcher.film(int(match[1])))
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing for each request."""
+
+    def _is_meant(self) -> bool:
+        name = self.headers.get("Host", "").lower()
+        name = name.rpartition(":")[0] if re.search(r":[0-9]+$", name) else name
+        return self.server.names is None or name.strip("[]") in self.server.names
+
+    def _head(self, kind: str, **headers: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+    def _send(self, kind: str, body: bytes) -> None:
+        self._head(kind, Content_Length=str(len(body)))
+        self.wfile.write(body)
+
+    def _send_film(self, path: Path | None) -> None:
+        try:
+            file = None if path is None else open_file(path)
+        except OSError:
+            file = None
+        if path is None or file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            self._head("video/mp4" if path.suffix == ".mp4" else "image/gif")
+            shutil.copyfileobj(file, self.wfile)
+
+    def _stream(self) -> None:
+        """Send what changes, until the browser is gone."""
+        if self.server.viewers >= _VIEWERS:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE)
+            return
+        self.server.viewers += 1
+        try:
+            self._head("text/event-stream")
+            shown: Parts = {}
+            silent_since = time.monotonic()
+            while True:
+                parts = self.server.watcher.parts()
+                if parts is not shown or time.monotonic() - silent_since > _SIGN_OF_LIFE:
+                    changed = {name: x for name, x in parts.items() if shown.get(name) != x}
+                    event = {"order": list(parts), "parts": changed}
+                    self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                    shown, silent_since = parts, time.monotonic()
+                time.sleep(_SECONDS)
+        except OSError:
+            pass  # the browser has left
+        finally:
+            self.server.viewers -= 1
+
+
+def live_page(watcher: Watcher) -> str:
+    """Return the page as it is now; its script then replaces the parts that change."""
+    parts = "".join(f'<div id="{name}">{x}</div>' for name, x in watcher.parts().items())
+    title = html.escape(watcher.title)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><style>{STYLE}{_STYLE}</style></head>
+<body><small>podracer watch, <span id="connection">not connected</span></small><h1>{title}</h1>
+<main>{parts}</main><script>{_SCRIPT}</script></body></html>
+"""
+
+
+_SCRIPT = """
+const main = document.querySelector("main"), state = document.getElementById("connection");
+const source = new EventSource("events");
+source.onopen = () => { state.textContent = "live"; };
+source.onerror = () => { state.textContent = "not connected: trying again"; };
+source.onmessage = (event) => {
+  const { order, parts } = JSON.parse(event.data);
+  for (const part of [...main.children]) if (!order.includes(part.id)) part.remove();
+  order.forEach((name, place) => {
+    let part = document.getElementById(name);
+    if (!part) { part = document.createElement("div"); part.id = name; }
+    if (main.children[place] !== part) main.insertBefore(part, main.children[place] ?? null);
+    if (!(name in parts)) return;
+    const open = [...part.querySelectorAll("details")].map((x) => x.open);
+    part.innerHTML = parts[name];
+    part.querySelectorAll("details").forEach((x, i) => { x.open = open[i] ?? false; });
+  });
+};
+"""
+_HASH = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_POLICY = (
+    f"default-src 'none'; script-src 'sha256-{_HASH}'; style-src 'unsafe-inline'; "
+    "img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+_STYLE = """
+h1 { margin-bottom: 1.5rem }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));
+  gap: 1rem 1.5rem; margin: .5rem 0 1rem }
+.wide-panels { grid-template-columns: minmax(0, 46rem) }
+svg { width: 100%; max-width: 40rem; height: auto; display: block; overflow: visible }
+svg text { font-size: 11px; fill: var(--soft) }
+svg .title { fill: var(--text); font-size: 12px; font-weight: 600 }
+svg .end { text-anchor: end } svg .middle { text-anchor: middle }
+svg .grid { stroke: var(--line); stroke-width: .6 }
+svg .curve { fill: none; stroke-linejoin: round; stroke-linecap: round }
+figure { margin: 0 } figure img, figure video { max-width: 100%; max-height: 24rem;
+  image-rendering: pixelated }
+figcaption { color: var(--soft); font-size: .85rem }
+@media (max-width: 500px) { body { margin-top: 1rem; padding: 0 .9rem } h1 { font-size: 1.4rem }
+  section { margin-top: 1.8rem } td, th { padding-right: .6rem } }
+"""

@@ -1,0 +1,96 @@
+"""The parts of the live page, as they are now."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from podracer.reports.watch.files import signature
+from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
+from podracer.tournament import LOG
+
+Parts = dict[str, str]  # HTML by the name of the part, in their order
+
+_SHORTEST_PAUSE = 1.0  # seconds between two looks at the files
+_SHARE = 0.05  # of a core, at most, that making the page may take
+
+
+class Watcher:
+    """View of a directory that holds a run, a sweep, several of them, or a tournament.
+
+    It only reads, and only while somebody asks for `parts`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = Path(directory)
+        self._lock = threading.Lock()
+        self._runs: dict[Path, WatchedRun] = {}
+        self._signature: tuple[int, ...] | None = None  # of a tournament's log
+        self._parts: Parts = {}
+        self._next_look = 0.0
+
+    @property
+    def title(self) -> str:
+        """Name of the directory."""
+        return self._directory.resolve().name
+
+    def parts(self) -> Parts:
+        """Return the parts, made anew if files have changed, from any thread."""
+        with self._lock:
+            start = time.monotonic()
+            if start >= self._next_look:
+                self._look()
+                end = time.monotonic()
+                self._next_look = end + max(_SHORTEST_PAUSE, (end - start) / _SHARE)
+            return self._parts
+
+    def film(self, number: int) -> Path | None:
+        """Return the film of a run by its number on the page, None if there is none."""
+        with self._lock:
+            runs = list(self._runs.values())
+            return runs[number].film if 0 <= number < len(runs) else None
+
+    def _look(self) -> None:
+        if log := signature(self._directory / LOG):
+            if log != self._signature:
+                self._parts = _collect(lambda: _tournament(self._directory))
+            self._signature = log
+            return
+        paths = find_runs(self._directory)
+        has_changed = paths != list(self._runs) or not self._parts
+        self._runs = {path: self._runs.get(path) or WatchedRun(path) for path in paths}
+        for run in self._runs.values():
+            with contextlib.suppress(OSError):  # a disk that fails for now: it stays as it was
+                has_changed = run.update() or has_changed
+        if has_changed:
+            runs = list(self._runs.values())
+            self._parts = _collect(lambda: run_sections(runs)) if runs else _NOTHING
+
+
+_NOTHING = {"overview": "<p>There is no run here yet.</p>"}
+
+
+def _tournament(directory: Path) -> Iterator[tuple[str, str]]:
+    from podracer.reports.tournament_log import read_tournament_log
+    from podracer.reports.watch.tournament import tournament_sections
+
+    return tournament_sections(read_tournament_log(directory))
+
+
+def _collect(sections: Callable[[], Iterator[tuple[str, str]]]) -> Parts:
+    """Return all parts up to one that cannot be made of what the files hold, which is said.
+
+    They may hold anything, and a page must not end by that.
+    """
+    parts: Parts = {}
+    try:
+        for name, content in sections():
+            parts[name] = content
+    except Exception as error:
+        reason = html.escape(f"{type(error).__name__}: {error}"[:500])
+        parts["unreadable"] = f"<p>The rest cannot be shown. {reason}</p>"
+    return parts
