@@ -27,6 +27,12 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", "
 CONTENTS = """
 ```{toctree}
 :hidden:
+:caption: Learn
+:glob:
+tutorials/*
+```
+```{toctree}
+:hidden:
 :caption: Understand
 data-flow
 agents
@@ -37,6 +43,7 @@ decisions/README
 ```{toctree}
 :hidden:
 :caption: Use
+how-to
 scaling
 reliability
 tournaments
@@ -100,7 +107,7 @@ def target_of(path: str, link: str) -> str | None:
 
 def assemble(pages: Path) -> None:
     """Copy all pages below a folder, their links leading to each other."""
-    folders = [ROOT / "docs", ROOT / "docs" / "api", ROOT / "docs" / "decisions"]
+    folders = [ROOT / "docs", *(ROOT / "docs" / name for name in ("api", "decisions", "tutorials"))]
     paths = [str(f.relative_to(ROOT)) for folder in folders for f in folder.glob("*.md")]
     linked = set()
     for path in sorted({*paths, *PAGES} - {"docs/README.md"}):  # whose place the contents take

@@ -1,5 +1,6 @@
 """The command line as a user meets it: files, exit codes, sentences."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from child import call
 from PIL import Image
 
-from podracer.cli.arguments import join_values
+from podracer.cli.arguments import find_recipe, join_values
 from podracer.cli.completion import script
 from podracer.cli.main import COMMANDS, usage
 
@@ -270,3 +271,23 @@ def test_a_run_without_a_checkpoint_is_code_65(tmp_path, run):
         code, _, error = call(command, broken)
         assert code == 65, error
         assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "found"),
+    [
+        ("cartpole_sebulba", ["--environment", "gymnasium:maze_of_mine:Maze-v0"], True),
+        ("cartpole_sebulba", ["--environment=gymnasium:maze_of_mine:Maze-v0"], True),
+        ("cartpole_sebulba", ["--environment", "gymnasium:Maze-v0"], False),
+        ("cartpole_sebulba", [], False),
+    ],
+)
+def test_a_module_in_the_working_directory_is_found_only_where_a_flag_names_one(
+    recipe, flags, found, tmp_path, monkeypatch
+):
+    """Elsewhere a folder there, such as wandb's `wandb/`, would be taken for a package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "maze_of_mine.py").touch()
+    find_recipe(recipe, flags)
+    assert (importlib.util.find_spec("maze_of_mine") is not None) == found

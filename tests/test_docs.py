@@ -52,7 +52,8 @@ def page_id(page: Path) -> str:
     return name(page).removesuffix(".md")
 
 
-WITH_CODE = [page for page in PAGES if blocks(page)]
+# Those of tutorials are run with their commands, by test_tutorials.py.
+WITH_CODE = [page for page in PAGES if blocks(page) and page.parent.name != "tutorials"]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=page_id)

@@ -25,6 +25,14 @@ def test_an_example_learns(
     assert example.main(frames=frames, evaluations=1, devices=1) >= least
 
 
+@pytest.mark.slow
+def test_optuna_finds_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("optuna_search")
+    assert example.main(rounds=2, trials=4, frames=20_480) >= 100.0
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 100

@@ -270,8 +270,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     """Return a recipe's experiment, made with the recipe's own flags, and the other flags."""
     from podracer.experiments import recipes
 
-    if ":" in name:
-        sys.path.append(os.getcwd())  # where the user's module may lie
+    _find_modules_here(name, peek_flag(flags, "environment"))
     remaining = list(flags)
     options = {
         option: value
@@ -281,10 +280,19 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     return recipes.find(name, **options), remaining
 
 
+def _find_modules_here(recipe: str | None, environment: str | None) -> None:
+    """Let Python find modules in the working directory where a recipe or environment names one."""
+    from podracer.envs.catalog import imported_module
+
+    if ":" in (recipe or "") or imported_module(environment or ""):
+        sys.path.append(os.getcwd())
+
+
 def reopen_run(directory: Path, recipe: str | None, environment: str | None = None) -> Experiment:
     """Return the experiment of a run; `recipe` and `environment` are the values of these flags."""
     from podracer.experiments.loading import reopen
 
+    _find_modules_here(None, environment)
     experiment = None if recipe is None else find_recipe(recipe, ())[0]
     return reopen(directory, experiment, environment)
 
