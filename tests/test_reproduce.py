@@ -31,8 +31,8 @@ COMMAND = ("train", "catch", "--frames", "2048", "--num-envs", "8", "--rollout-l
 COMMAND += ("--updates-per-chunk", "8", "--evaluations", "2", "--run-dir", "{folder}/run")
 
 
-def a_figure(outcome=Outcome.REPRODUCED, cases=("one",), **changes):
-    made = [Case(name, (COMMAND,), learning_curve("run")) for name in cases]
+def a_figure(outcome=Outcome.REPRODUCED, cases=("one",), timed=False, **changes):
+    made = [Case(name, (COMMAND,), learning_curve("run"), timed=timed) for name in cases]
     return Figure(
         **{
             "name": "figure",
@@ -131,8 +131,8 @@ def test_a_task_that_stands_in_reproduces_no_more_than_a_shape():
 
 
 def test_a_rate_of_a_busy_machine_counts_for_nothing():
-    assert verdict(a_figure(measures="rate"), [a_record(busy=0.4)]).outcome is Outcome.NOT_RUN
-    assert verdict(a_figure(), [a_record(busy=0.4)]).outcome is Outcome.REPRODUCED
+    assert verdict(a_figure(timed=True), [a_record(busy=0.4)]).outcome is Outcome.NOT_RUN
+    assert verdict(a_figure(timed=False), [a_record(busy=0.4)]).outcome is Outcome.REPRODUCED
 
 
 def test_what_an_accelerator_measured_counts_before_a_laptop():

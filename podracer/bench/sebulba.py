@@ -1,4 +1,4 @@
-"""Throughput of Sebulba and its parts: simulator alone, with acting, with learning.
+"""Throughput of Sebulba and its parts: simulator alone, with acting, learner alone, everything.
 
 `podracer bench sebulba`, `podracer tune` and `benchmarks/sebulba.py` are built from these
 functions. All measure steps of single environments per second, over a window after warming up.
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.drivers.common import TrainState, init_state
+from podracer.drivers.common import TrainState, init_state, place_agent
 from podracer.drivers.sebulba.actor_pool import make_actor_pool, native_threads
 from podracer.drivers.sebulba.config import (
     DeviceSplit,
@@ -30,7 +30,9 @@ from podracer.drivers.sebulba.config import (
 )
 from podracer.drivers.sebulba.driver import check, sebulba
 from podracer.drivers.sebulba.supervisor import Supervisor
+from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
+from podracer.mesh import SHARDED, shardings
 from podracer.types import Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
 
 
@@ -107,6 +109,30 @@ def measure_acting(setup: Setup, seconds: float) -> float:
         return _rate(windows(), seconds)
 
 
+def measure_learning(setup: Setup, seconds: float) -> float:
+    """Measure the learner alone: updates from the same rollouts, while the actors wait."""
+    config, mesh = dataclasses.replace(setup.config, policy_lag=0), setup.split.mesh
+    state, agent = setup.state(), place_agent(setup.agent, mesh)
+    with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
+        actors = make_actor_pool(
+            setup.agent, setup.env, setup.split, config, state,
+            seed=0, supervisor=supervisor, exit_stack=exit_stack,
+        )  # fmt: skip
+        update = make_update(mesh, setup.split.threads, config.updates_per_batch)
+        actors.start()
+        exit_stack.pop_all()
+        rollouts = actors.collect(lambda: False) or []
+        shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
+        request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
+
+        def windows(state: TrainState) -> Iterator[int]:
+            while True:
+                state = jax.block_until_ready(update(agent, state, shards, request)[0])
+                yield config.steps_per_update
+
+        return _rate(windows(dataclasses.replace(state, actor=())), seconds)
+
+
 def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any]]:
     """Measure a whole run. Returns also the metrics of its last report."""
     config = dataclasses.replace(setup.config, updates_per_chunk=2)
@@ -181,6 +207,7 @@ def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
     parts: dict[str, Callable[[], float]] = {
         "simulator": lambda: measure_simulator(setup, seconds),
         "acting": lambda: measure_acting(setup, seconds),
+        "learning": lambda: measure_learning(setup, seconds),
         "training": lambda: measure_training(setup, seconds)[0],
         "plain_loop_acting": lambda: measure_plain_loop(setup, seconds, learn=False),
         "plain_loop_training": lambda: measure_plain_loop(setup, seconds, learn=True),
@@ -209,12 +236,13 @@ def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
 def show(environment: str, figures: dict[str, Any]) -> str:
     """Print the measurements as a short table."""
     speeds = figures["steps_per_second"]
+    alone = {"simulator alone": speeds["simulator"], "learner alone": speeds["learning"]}
     lines = [
         f"{environment}: {figures['num_envs']} environments in {figures['actor_threads']} threads, "
         f"T {figures['rollout_length']}, policy lag {figures['policy_lag']}",
         f"{figures['machine']}, {figures['device']}, JAX {figures['jax']}",
         f"{'':34}{'steps/s':>10}{'of simulator':>14}{'of plain loop':>15}",
-        f"{'simulator alone':34}{speeds['simulator']:>10,.0f}",
+        *(f"{label:34}{speed:>10,.0f}" for label, speed in alone.items()),
     ]
     for name, label in (("acting", "with inference"), ("training", "with learning")):
         share, speedup = figures["share_of_simulator"][name], figures["over_plain_loop"][name]

@@ -46,7 +46,7 @@ def chart(curves: Sequence[Curve], axes: Axes, title: str) -> str:
     parts += [_curve(curve, *styles[curve.name], x_axis, y_axis) for curve in curves]
     entries = "".join(
         f'<li><i class="{curve.kind}" style="{_mark(curve, *styles[curve.name])}"></i>'
-        f"{html.escape(curve.name)}</li>"
+        f"{html.escape(curve.name)}{_reading(curve)}</li>"
         for curve in {curve.name: curve for curve in curves}.values()
     )
     return (
@@ -124,6 +124,10 @@ def _styles(curves: Sequence[Curve]) -> dict[str, tuple[str, float]]:
 def _mark(curve: Curve, color: str, opacity: float) -> str:
     filled = f"background:{color};" if curve.kind == "measured" else ""
     return f"{filled}border-color:{color};opacity:{0.35 if curve.faint else opacity}"
+
+
+def _reading(curve: Curve) -> str:
+    return f"<small>: {html.escape(curve.reading)}</small>" if curve.reading else ""
 
 
 def _curve(curve: Curve, color: str, opacity: float, x_axis: _Axis, y_axis: _Axis) -> str:

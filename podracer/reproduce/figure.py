@@ -98,6 +98,8 @@ class Case:
     """Function of the JSON objects that the commands printed, and of the folder."""
     inputs: Callable[[Path], None] | None = None
     """Function that writes files into the folder before the commands."""
+    timed: bool = True
+    """Whether it measures speed, which counts only where the machine was quiet."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +200,12 @@ def verdict(figure: Figure, records: Sequence[Record]) -> Verdict:
             counts = f"{len(names) - len(missing)} of {len(names)}"
             partial = partial or f"{counts} cases have been run at the scale of a {scale}."
             continue
-        busy = [record for record in records if record.figure == figure.name and record.is_busy]
-        if figure.measures == "rate" and any(record.scale == scale for record in busy):
+        timed = {case.name for case in figure.cases(scale) if case.timed}
+        if any(
+            record.is_busy and record.case in timed
+            for record in records
+            if (record.figure, record.scale) == (figure.name, scale)
+        ):
             partial = partial or "The machine was busy with other work: run it on a quiet one."
             continue
         return _capped(figure, scale, figure.judge(measured))

@@ -34,25 +34,28 @@ def measure_figures(
     out.mkdir(parents=True, exist_ok=True)
     figures = list(figures)
     for number, figure in enumerate(figures, 1):
+        cases = figure.cases(scale)
+        timed = {case.name for case in cases if case.timed}
         known = {
             record.case
             for record in read_records(out / RECORDS)
             if (record.figure, record.scale) == (figure.name, scale)
             and not record.error
-            and not (figure.measures == "rate" and record.is_busy)
+            and not (record.is_busy and record.case in timed)
         }
-        cases = figure.cases(scale)
         show(f"[{number}/{len(figures)}] {figure.name}: {figure.title}")
         if not cases:
             show(f"    nothing to run at the scale of a {scale}: {figure.impossible or figure.run}")
-        for case in cases:
+        for place, case in enumerate(cases, 1):
             if case.name in known:
                 show(f"    {case.name}: measured before")
                 continue
+            show(f"    {case.name} ({place} of {len(cases)}) begins")
             began = time.perf_counter()
             record = _measure(figure, case, scale, out)
             append_record(out / RECORDS, record)
-            outcome = record.error or ("busy machine" if record.is_busy else "done")
+            is_doubtful = record.is_busy and case.timed
+            outcome = record.error or ("machine was busy" if is_doubtful else "done")
             show(f"    {case.name}: {outcome} ({time.perf_counter() - began:.0f} s)")
         done()
 

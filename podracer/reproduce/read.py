@@ -35,7 +35,10 @@ def recipe_rate(printed: list[Values], folder: Path) -> Values:
 def sebulba_rate(printed: list[Values], folder: Path) -> Values:
     """Read `podracer bench sebulba --json`: steps of single environments per second."""
     rates = printed[-1]["steps_per_second"]
-    return {"device": printed[-1]["device"], **{k: rates[k] for k in ("acting", "training")}}
+    return {
+        "device": printed[-1]["device"],
+        **{k: rates[k] for k in ("acting", "learning", "training")},
+    }
 
 
 def learning_curve(run: str) -> Callable[[list[Values], Path], Values]:

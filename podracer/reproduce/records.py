@@ -43,7 +43,7 @@ def append_record(path: Path, record: Record) -> None:
 def shown_records(own: Iterable[Record], shipped: Iterable[Record]) -> list[Record]:
     """Return a user's records, and the project's of those figures that he has not run.
 
-    Records of two machines are never mixed within a figure.
+    A user's records and the project's are never mixed within a figure.
     """
     own = list(own)
     run = {record.figure for record in own}

@@ -20,6 +20,7 @@ def cases(scale: Scale) -> list[Case]:
                  "--run-dir", f"{{folder}}/pong-{seed}"),
             ),
             learning_curve(f"pong-{seed}"),
+            timed=False,
         )
         for seed in SEEDS
     ]  # fmt: skip

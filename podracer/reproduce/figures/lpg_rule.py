@@ -20,12 +20,12 @@ def cases(scale: Scale) -> list[Case]:
             f"--update-rule {{folder}}/rule-{seed}.npz --run-dir {{folder}}/catch-{seed}"
         )
         commands = tuple(tuple(command.split()) for command in (discover, store, use))
-        found.append(Case(f"catch-{seed}", commands, learning_curve(f"catch-{seed}")))
+        found.append(Case(f"catch-{seed}", commands, learning_curve(f"catch-{seed}"), timed=False))
     pong = (
         "train pong_ppo --frames 100000 --evaluations 1 --devices 1 "
         "--update-rule {folder}/rule-0.npz --run-dir {folder}/pong"
     )
-    return [*found, Case("pong", (tuple(pong.split()),), learning_curve("pong"))]
+    return [*found, Case("pong", (tuple(pong.split()),), learning_curve("pong"), timed=False)]
 
 
 def curves(measured: Measured) -> list[Curve]:

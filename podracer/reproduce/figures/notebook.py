@@ -26,7 +26,7 @@ def cases(scale: Scale) -> list[Case]:
         command = f"bench anakin --devices {devices} --envs-per-device {batch} --json"
         found.append(Case(f"{batch}-environments", (tuple(command.split()),), anakin_rate))
     train = ("train", "catch", "--devices", "1", "--run-dir", "{folder}/learning")
-    return [*found, Case("learning", (train,), learning_curve("learning"))]
+    return [*found, Case("learning", (train,), learning_curve("learning"), timed=False)]
 
 
 def curves(measured: Measured) -> list[Curve]:

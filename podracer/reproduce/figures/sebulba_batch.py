@@ -38,6 +38,7 @@ def curves(measured: Measured) -> list[Curve]:
         Curve(label, _points(measured, part))
         for part, label in (
             ("acting", "IMPALA on Pong, the learner's work taken away"),
+            ("learning", "IMPALA on Pong, the learner alone"),
             ("training", "IMPALA on Pong, learning"),
         )
     ]
@@ -47,7 +48,7 @@ def _points(measured: Measured, part: str) -> tuple[tuple[float, float], ...]:
     return tuple(
         (float(batch), FRAME_SKIP * measured[f"batch-{batch}"][part])
         for batch in BATCHES
-        if f"batch-{batch}" in measured
+        if part in measured.get(f"batch-{batch}", {})
     )
 
 
@@ -84,8 +85,8 @@ FIGURE = Figure(
     axes=Axes("environments of an actor thread", "emulator frames a second", log_x=True,
               log_y=True),
     run="`podracer bench sebulba`: IMPALA's shallow network on Pong, two actor threads on a "
-    "laptop and eight on an accelerator; acting with a learner that discards what it gets, and "
-    "with learning.",
+    "laptop and eight on an accelerator; acting with a learner that discards what it gets, the "
+    "learner alone, and everything.",
     cases=cases,
     minutes=10,
     curves=curves,

@@ -41,7 +41,7 @@ def _over_length(measured: Measured, part: str) -> tuple[tuple[float, float], ..
     return tuple(
         (float(length), FRAME_SKIP * measured[name][part])
         for length, name in names.items()
-        if name in measured
+        if part in measured.get(name, {})
     )
 
 
