@@ -48,6 +48,9 @@ from podracer.experiments.training import Boundary as Boundary
 from podracer.experiments.training import Result as Result
 from podracer.experiments.training import RunInfo as RunInfo
 from podracer.experiments.training import train as train
+from podracer.export.files import Export as Export
+from podracer.export.files import export_policy as export_policy
+from podracer.export.proof import Proof as Proof
 from podracer.io.sinks import Record as Record
 from podracer.io.sinks import Sink as Sink
 from podracer.mesh import global_grad as global_grad

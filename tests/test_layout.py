@@ -27,7 +27,7 @@ FLOORS = (
     ("drivers.population",),
     ("experiments",),
     ("tournament", "trading"),
-    ("reports", "bench"),
+    ("reports", "bench", "export"),
     ("reproduce",),
     ("cli",),
     ("__init__", "__main__"),

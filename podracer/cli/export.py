@@ -1,0 +1,105 @@
+"""The command `podracer export`: a policy as a file for other programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from podracer.cli.arguments import (
+    ImportingEnvironment,
+    OwnRecipe,
+    RunPath,
+    output_file,
+    parse,
+    reopen_run,
+)
+
+if TYPE_CHECKING:
+    from podracer.export.files import Export
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """Flags of `podracer export`."""
+
+    run: RunPath
+    """Directory of the run."""
+    recipe: OwnRecipe = None
+    environment: ImportingEnvironment = None
+    format: Literal["onnx", "stablehlo"] = "onnx"
+    """Format of the file: `onnx` for onnxruntime, `stablehlo` for JAX and XLA."""
+    out: Path | None = None
+    """Path of the file. By default policy.onnx or policy.stablehlo in the run."""
+    policy: Literal["greedy", "sampled"] = "greedy"
+    """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
+    pod: int | None = None
+    """Pod of a population, from 0 on. By default the best one of its last evaluation."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Run `podracer export`: write a policy's file once it is proven to decide as the agent."""
+
+    options = parse(
+        ExportOptions, "export", arguments,
+        about="Write the policy of a run as a file for programs without podracer.",
+    )  # fmt: skip
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.export.files import SUFFIXES, export_policy
+
+    suffix = SUFFIXES[options.format]
+    out = output_file(options.out, options.run / f"policy{suffix}", (suffix,))
+    use_compilation_cache()
+    experiment = reopen_run(options.run, options.recipe, options.environment)
+    result = export_policy(
+        options.run,
+        out,
+        format=options.format,
+        sampled=options.policy == "sampled",
+        recipe=experiment,
+        pod=options.pod,
+    )
+    if options.json:
+        print(json.dumps(_figures(result)))
+    else:
+        print("\n".join(_table(result)))
+    return 0
+
+
+def _figures(result: Export) -> dict[str, Any]:
+    return {
+        "file": str(result.path),
+        "bytes": result.size,
+        **result.about,
+        **dataclasses.asdict(result.proof),
+    }
+
+
+def _table(result: Export) -> list[str]:
+    proof = result.proof
+    origin = "of its environment" if proof.source == "environment" else "drawn at random"
+    rows = [
+        ("file", str(result.path)),
+        ("size", f"{result.size / 1000:,.0f} kB"),
+        *_arrays("input", result.about["inputs"]),
+        *_arrays("output", result.about["outputs"]),
+        (
+            "proof",
+            f"{proof.observations:,} observations {origin}: {proof.different_actions} actions "
+            f"differ, numbers by at most {proof.largest_difference:.1e}",
+        ),
+        ("time", f"{proof.microseconds:.0f} microseconds a decision (median, one thread)"),
+    ]
+    return [f"{name:8} {text}" for name, text in rows]
+
+
+def _arrays(kind: str, arrays: dict[str, Any]) -> list[tuple[str, str]]:
+    width = max(map(len, arrays))
+    return [
+        (kind, f"{name:{width}}  {x['dtype']} [{', '.join(map(str, x['shape']))}]")
+        for name, x in arrays.items()
+    ]

@@ -1,0 +1,156 @@
+"""Policies as files: what each format writes and runs, and the proof before anything is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from podracer.environment import Environment, HostEnvironments
+from podracer.envs.common import import_optional
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.loading import load_run, reopen
+from podracer.experiments.serialization import experiment_digest
+from podracer.export.decision import Arrays, Decision, make_decision
+from podracer.export.onnx import OPSET, to_onnx
+from podracer.export.proof import Proof, Runner, prove
+from podracer.export.stablehlo import PLATFORMS, to_stablehlo
+from podracer.io.run_directory import encode_json, write_bytes
+from podracer.io.steps import identity_of
+from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PodracerError
+
+Format = Literal["onnx", "stablehlo"]
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """A policy's file and what was proven of it."""
+
+    path: Path
+    """The file."""
+    size: int
+    """Bytes of the file."""
+    inputs: dict[str, ArraySpec]
+    """Inputs by name, each with a leading axis B."""
+    outputs: dict[str, ArraySpec]
+    """Outputs by name, each with a leading axis B."""
+    about: dict[str, Any]
+    """What the file says of itself."""
+    proof: Proof
+    """Comparison with the agent."""
+
+
+def export_policy(
+    run_dir: str | Path,
+    out: str | Path | None = None,
+    *,
+    format: Format = "onnx",
+    sampled: bool = False,
+    recipe: Experiment | str | None = None,
+    environment: str | Environment | HostEnvironments | None = None,
+    pod: int | None = None,
+) -> Export:
+    """Write the policy of a run, at its newest valid checkpoint, as a file for other programs.
+
+    The file is `policy.onnx` or `policy.stablehlo` in the run, or `out`; beside a StableHLO file
+    stands `about` as JSON. The other arguments are those of `load_policy`. Before it is written,
+    the file is compared with the agent on 1,000 observations.
+
+    Raises `ConfigError` as `load` does, where a package is missing and for a policy that the format
+    cannot hold; `PodracerError` if the file decides otherwise than the agent.
+    """
+    if format not in SUFFIXES:
+        raise ConfigError(f"the format must be onnx or stablehlo, but it is {format!r}.")
+    if format == "onnx":
+        for package in ("onnx", "onnxruntime"):
+            import_optional(package, "the format onnx", "export")
+    directory = Path(run_dir)
+    experiment = reopen(directory, recipe, environment)
+    agent, env, state = load_run(directory, recipe=experiment, pod=pod)
+    decision = make_decision(agent, state.learner, sampled=sampled)
+    about = describe(decision, env.spec) | _origin(directory, experiment, int(state.update), pod)
+    data = to_onnx(decision, about) if format == "onnx" else to_stablehlo(decision)
+    runner = onnx_runner(data) if format == "onnx" else stablehlo_runner(data)
+    proof = prove(decision, runner, agent, env, state.learner)
+    if not proof.holds:
+        raise PodracerError(
+            f"the file would decide otherwise than the agent: {proof.different_actions} of "
+            f"{proof.observations:,} actions differ and numbers by up to "
+            f"{proof.largest_difference:.1e}, so none was written."
+        )
+    path = directory / f"policy{SUFFIXES[format]}" if out is None else Path(out)
+    write_bytes(path, data)
+    if format == "stablehlo":
+        write_bytes(path.with_name(f"{path.name}.json"), encode_json(about))
+    return Export(path, len(data), decision.inputs, decision.outputs, about, proof)
+
+
+def describe(decision: Decision, spec: EnvironmentSpec) -> dict[str, Any]:
+    """Return what a user of the file must know, as plain JSON."""
+
+    def arrays(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:
+        return {
+            name: {"dtype": str(x.dtype), "shape": ["B", *x.shape]} for name, x in specs.items()
+        }
+
+    action = spec.action
+    return {
+        "policy": "sampled" if decision.sampled else "greedy",
+        "inputs": arrays(decision.inputs),
+        "outputs": arrays(decision.outputs),
+        "initial_memory": {name: x.tolist() for name, x in decision.initial_memory.items()},
+        "actions": {"num_actions": action.num_actions}
+        if isinstance(action, Discrete)
+        else {"low": action.low, "high": action.high},
+        "scaling": "Observations are the environment's, not normalized; actions are in its units.",
+    }
+
+
+def _origin(
+    directory: Path, experiment: Experiment, update: int, pod: int | None
+) -> dict[str, Any]:
+    """Return where a policy came from, as plain JSON."""
+    environment = experiment.environment
+    return {
+        "run": str((identity_of(directory) or {}).get("id", "")),
+        "experiment": experiment_digest(experiment),
+        "recipe": experiment.recipe,
+        "agent": type(experiment.agent).__name__,
+        "environment": environment if isinstance(environment, str) else type(environment).__name__,
+        "updates": update,
+        "frames": update * experiment.driver.steps_per_update,
+        **({} if pod is None else {"pod": pod}),
+        "podracer": importlib.metadata.version("podracer"),
+        "jax": jax.__version__,
+        "onnx_opset": OPSET,
+        "platforms": PLATFORMS,
+    }
+
+
+def onnx_runner(data: bytes) -> Runner:
+    """Return a function that runs an ONNX file on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(arrays: Arrays) -> dict[str, np.ndarray]:
+        results: Any = session.run(names, dict(arrays))
+        return dict(zip(names, results, strict=True))
+
+    return run
+
+
+def stablehlo_runner(data: bytes) -> Runner:
+    """Return a function that runs a StableHLO file."""
+    call: Callable[..., Any] = jax.jit(jax.export.deserialize(bytearray(data)).call)
+    return lambda arrays: jax.device_get(call(dict(arrays)))

@@ -1,0 +1,110 @@
+"""Simplification of a traced function: no calls, no loops of one step, constants computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.random
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+_CALLS = {
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+}  # fmt: skip
+_THREEFRY = jax.extend.random.threefry_prng_impl
+
+
+class Inliner:
+    """Evaluator of traced functions that may itself be traced, into a simpler function.
+
+    With `keys_as_words` random keys become their uint32 words `[..., 2]`, and what is drawn from
+    them arithmetic of these, for formats that have no random numbers.
+    """
+
+    def __init__(self, *, keys_as_words: bool = False):
+        self.keys_as_words = keys_as_words
+        self.argmax_inputs: list[jax.Array] = []
+        """What the argmaxima were taken of, in the order of their evaluation."""
+
+    def __call__(self, function: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results of a function for arguments, of which some may be constants."""
+        jaxpr = function.jaxpr
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, function.consts, strict=True))
+        values |= zip(jaxpr.invars, arguments, strict=True)
+
+        def read(variable: Any) -> Any:
+            return variable.val if isinstance(variable, Literal) else values[variable]
+
+        for equation in jaxpr.eqns:
+            results = self._evaluate(equation, [read(x) for x in equation.invars])
+            values |= zip(equation.outvars, results, strict=True)
+        return [read(x) for x in jaxpr.outvars]
+
+    def _evaluate(self, equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        name, params = equation.primitive.name, equation.params
+        if name in _CALLS:
+            body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+            return self(body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ()), inputs)
+        if name == "optimization_barrier":
+            return inputs
+        if not any(isinstance(x, jax.core.Tracer) for x in inputs):
+            with jax.ensure_compile_time_eval():
+                return _bind(equation, inputs)
+        if name == "scan" and params["length"] == 1:
+            return self._only_step(params, inputs)
+        if name == "select_n" and (case := _constant_case(inputs[0])) is not None:
+            return [inputs[1 + case]]
+        if self.keys_as_words and (name == "random_wrap" or _takes_keys(equation)):
+            return self._draw(equation, inputs)
+        if name == "argmax":
+            self.argmax_inputs.append(inputs[0])
+        return _bind(equation, inputs)
+
+    def _only_step(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        num_kept = params["num_consts"] + params["num_carry"]
+        xs = [jax.lax.squeeze(x, (0,)) for x in inputs[num_kept:]]
+        results = self(params["jaxpr"], inputs[:num_kept] + xs)
+        carry, ys = results[: params["num_carry"]], results[params["num_carry"] :]
+        return carry + [jax.lax.expand_dims(y, (0,)) for y in ys]
+
+    def _draw(self, equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+        """Evaluate a primitive of random keys on their words."""
+        params, words = equation.params, inputs[0]
+        draw: Callable[..., jax.Array]
+        axes = len(equation.invars[0].aval.shape)  # of keys
+        match equation.primitive.name:
+            case "random_wrap" | "random_unwrap":
+                return [words]
+            case "random_bits":
+
+                def draw(words: jax.Array) -> jax.Array:
+                    return _THREEFRY.random_bits(words, params["bit_width"], params["shape"])
+
+            case "random_fold_in":
+                draw = _THREEFRY.fold_in
+            case _:  # such as a reshape, of each word
+                return jax.vmap(lambda word: _bind(equation, [word]), -1, -1)(words)
+        for depth in range(axes, 0, -1):
+            draw = jax.vmap(draw, (0, *(0 if np.ndim(x) >= depth else None for x in inputs[1:])))
+        return self(jax.make_jaxpr(draw)(*inputs), inputs)
+
+
+def _bind(equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+    results = equation.primitive.bind(*inputs, **equation.params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _takes_keys(equation: JaxprEqn) -> bool:
+    dtypes = (x.aval.dtype for x in equation.invars[:1])
+    return any(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes)
+
+
+def _constant_case(which: Any) -> int | None:
+    """Return the case that a selection always takes, None if it depends on its inputs."""
+    if isinstance(which, jax.core.Tracer):
+        return None
+    cases = np.unique(np.asarray(which))
+    return int(cases[0]) if len(cases) == 1 else None

@@ -1,0 +1,93 @@
+"""Decisions as ONNX: a traced function becomes a graph, primitive by primitive.
+
+It writes opset 18, for onnxruntime 1.14 and later. The leading axis B of inputs and outputs is
+free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from podracer.export.decision import Decision, needed_variables
+from podracer.export.graph import Graph
+from podracer.export.operators import OPERATORS
+from podracer.types import ArraySpec, ConfigError
+
+OPSET, IR_VERSION = 18, 8
+
+
+def to_onnx(decision: Decision, about: Mapping[str, Any]) -> bytes:
+    """Return a decision as the content of an ONNX file, with `about` as its metadata.
+
+    Raises `ConfigError` for a policy whose computation ONNX cannot express, such as a search.
+    """
+    import onnx
+
+    graph = graph_of(decision)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            graph.nodes,
+            "policy",
+            [_value_info(name, spec) for name, spec in decision.inputs.items()],
+            [_value_info(name, spec) for name, spec in decision.outputs.items()],
+            list(graph.initializers.values()),
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="podracer",
+    )
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
+    onnx.helper.set_model_props(model, texts)
+    onnx.checker.check_model(model, full_check=True)
+    return model.SerializeToString()
+
+
+def graph_of(decision: Decision) -> Graph:
+    """Return the graph of a decision, whose inputs and outputs have the decision's names."""
+    (batch,) = jax.export.symbolic_shape("B")
+    function = jax.make_jaxpr(lambda x: decision(x, keys_as_words=True))(decision.structs(batch))
+    graph = Graph(next(iter(decision.inputs)))
+    for name, variable in zip(sorted(decision.inputs), function.jaxpr.invars, strict=True):
+        is_word = variable.aval.dtype == np.uint32
+        graph.names[variable] = graph.cast(name, np.int64) if is_word else name
+    _write(graph, function)
+    for name, variable in zip(sorted(decision.outputs), function.jaxpr.outvars, strict=True):
+        is_word = variable.aval.dtype == np.uint32
+        result = graph.read(variable)
+        graph.add_named("Identity", graph.cast(result, np.uint32) if is_word else result, name)
+    graph.remove_unneeded(decision.outputs)
+    return graph
+
+
+def _write(graph: Graph, function: ClosedJaxpr) -> None:
+    """Add the nodes of a traced function whose inputs have names."""
+    jaxpr: Any = function.jaxpr
+    needed = needed_variables(jaxpr, jaxpr.outvars)
+    for variable, constant in zip(jaxpr.constvars, function.consts, strict=True):
+        if variable in needed:
+            graph.names[variable] = graph.constant(np.asarray(constant))
+    for equation in jaxpr.eqns:
+        if needed.isdisjoint(equation.outvars):
+            continue
+        operator = OPERATORS.get(equation.primitive.name)
+        if operator is None:
+            raise ConfigError(
+                f"ONNX has no operator for {equation.primitive.name!r}, which this policy "
+                "computes: take --format stablehlo, which holds every policy."
+            )
+        results = operator(graph, equation, *[graph.read(x) for x in equation.invars])
+        results = [results] if isinstance(results, str) else results
+        graph.names |= zip(equation.outvars, results, strict=True)
+
+
+def _value_info(name: str, spec: ArraySpec) -> Any:
+    import onnx
+
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return onnx.helper.make_tensor_value_info(name, kind, ["B", *spec.shape])

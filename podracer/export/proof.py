@@ -1,0 +1,194 @@
+"""The proof of an export: the file decides as the agent does, on 1,000 observations."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent, policy_params
+from podracer.agents.common.actor_critic import require_spec
+from podracer.environment import Environment, HostEnvironments, action_mask, evaluation_environment
+from podracer.export.decision import Arrays, Decision, named_leaves
+from podracer.rollout import init_actor, step_environments
+from podracer.types import (
+    ACTION_MASK,
+    ArraySpec,
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    PyTree,
+    TimeStep,
+)
+
+STEPS, ROWS = 50, 20
+TOLERANCE = 1e-5
+Runner = Callable[[Arrays], dict[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """Comparison of a file's decisions with those of the agent."""
+
+    observations: int
+    """Number of observations."""
+    source: str
+    """Where they came from: `environment`, under the policy, or `specification`, drawn at random.
+    """
+    different_actions: int
+    """Number of actions that differ: at all if they are discrete, else by more than 1e-5."""
+    largest_difference: float
+    """Largest difference of other outputs and continuous actions; relative where above 1."""
+    microseconds: float
+    """Median time of a decision for one observation in the file's runtime, on one thread."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the file decides as the agent does."""
+        return self.different_actions == 0 and self.largest_difference <= TOLERANCE
+
+
+def prove(
+    decision: Decision,
+    runner: Runner,
+    agent: Agent,
+    env: Environment | HostEnvironments,
+    state: LearnerState,
+) -> Proof:
+    """Compare a file, run by `runner`, with the agent's own `act`.
+
+    The file has its own memory from the first step on. Observations are those of the agent in a
+    device environment; those of other environments are drawn from their specification.
+    """
+    is_device = not isinstance(env, HostEnvironments)
+    inputs, actions, memories = _reference(decision, agent, env if is_device else None, state)
+    scores = _scores(decision, inputs, memories)
+    memory: dict[str, np.ndarray] = {
+        name: np.repeat(x[None], ROWS, axis=0) for name, x in decision.initial_memory.items()
+    }
+    different, largest = 0, 0.0
+    arrays: dict[str, np.ndarray] = {}
+    for t in range(STEPS):
+        arrays = {n: memory[n] if n in memory else inputs[n][t] for n in decision.inputs}
+        outputs = runner(arrays)
+        memory = {name: outputs[f"next_{name}"] for name in memory}
+        expected = {"action": actions[t], "scores": scores[t] if "scores" in outputs else None}
+        expected |= {f"next_{name}": memories[name][t] for name in memory}
+        differences = {name: _difference(x, expected[name]) for name, x in outputs.items()}
+        in_action = differences["action"].reshape(ROWS, -1).max(axis=1)
+        different += int((in_action > (TOLERANCE if actions.dtype == np.float32 else 0)).sum())
+        if np.issubdtype(actions.dtype, np.integer):
+            del differences["action"]
+        largest = max([largest, *(float(x.max()) for x in differences.values())])
+    return Proof(
+        STEPS * ROWS,
+        "environment" if is_device else "specification",
+        different,
+        largest,
+        _microseconds(runner, {name: x[:1] for name, x in arrays.items()}),
+    )
+
+
+def _difference(x: np.ndarray, expected: Any) -> np.ndarray:
+    x, y = np.asarray(x, np.float64), np.asarray(expected, np.float64)
+    assert x.shape == y.shape
+    difference = np.where(x == y, 0.0, np.abs(x - y) / np.maximum(1.0, np.abs(y)))
+    return np.where(np.isnan(difference), np.inf, difference)
+
+
+def _microseconds(runner: Runner, arrays: Arrays, calls: int = 1000) -> float:
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        runner(arrays)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times) * 1e6)
+
+
+def _reference(
+    decision: Decision, agent: Agent, env: Environment | None, state: LearnerState
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
+    """Return inputs, actions and the memory after each step, all `[T, B, ...]`, of the agent."""
+    params = policy_params(agent, state)
+    carry = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), agent.carry(1))
+    words = jax.random.bits(jax.random.key(1), (STEPS, ROWS, 2), jnp.uint32)
+
+    def act(carry: Carry, timestep: TimeStep, words: jax.Array) -> tuple[jax.Array, Carry]:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        action, _, carry = agent.act(params, carry, timestep, keys, decision.sampled)
+        return action, carry
+
+    if env is None:
+
+        def step(carry: Carry, x: tuple[TimeStep, jax.Array]) -> tuple[Carry, Any]:
+            action, carry = act(carry, *x)
+            return carry, (x[0], action, carry)
+
+        timesteps = _draw_timesteps(require_spec(agent.spec), np.random.default_rng(0))
+        run = jax.jit(lambda: jax.lax.scan(step, carry, (timesteps, words))[1])
+    else:
+        played = evaluation_environment(env)
+
+        def play(actor: Any, words: jax.Array) -> tuple[Any, Any]:
+            action, carry = act(actor.carry, actor.timestep, words)
+            keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+            return step_environments(played, actor, action, carry, keys), (
+                actor.timestep, action, carry,
+            )  # fmt: skip
+
+        def run() -> Any:
+            actor = init_actor(agent, played, jax.random.split(jax.random.key(0), ROWS))
+            actor = dataclasses.replace(actor, carry=carry)
+            return jax.lax.scan(play, actor, words)[1]
+
+        run = jax.jit(run)
+    timesteps, actions, carries = jax.device_get(run())
+    inputs = named_leaves("observation", timesteps.observation)
+    inputs |= {"reward": timesteps.reward, "first": timesteps.first, "key": np.asarray(words)}
+    return inputs, actions, named_leaves("memory", carries)
+
+
+def _scores(
+    decision: Decision, inputs: dict[str, np.ndarray], memories: dict[str, np.ndarray]
+) -> np.ndarray:
+    """Return the decision's scores `[T, B, A]` where the agent's memory is its own."""
+    if "scores" not in decision.outputs:
+        return np.zeros(0)
+    arrays = {}
+    for name in decision.inputs:
+        if name in decision.initial_memory:
+            start = np.repeat(decision.initial_memory[name][None, None], ROWS, axis=1)
+            arrays[name] = np.concatenate([start, memories[name][:-1]])
+        else:
+            arrays[name] = inputs[name]
+    return np.asarray(jax.jit(jax.vmap(decision))(arrays)["scores"])
+
+
+def _draw_timesteps(spec: EnvironmentSpec, rng: np.random.Generator) -> TimeStep:
+    """Draw timesteps `[T, B, ...]`: normal numbers, any integers, masks that allow something."""
+    shape = (STEPS, ROWS)
+
+    def draw(leaf: ArraySpec) -> np.ndarray:
+        size = (*shape, *leaf.shape)
+        if np.issubdtype(leaf.dtype, np.floating):
+            return rng.normal(size=size).astype(leaf.dtype)
+        if leaf.dtype == bool:
+            return rng.random(size) < 0.5
+        most = leaf.num_values or min(256, np.iinfo(leaf.dtype).max)
+        return rng.integers(0, most, size).astype(leaf.dtype)
+
+    observation: PyTree = jax.tree.map(draw, spec.observation)
+    if (mask := action_mask(observation)) is not None:
+        allowed = rng.integers(0, mask.shape[-1], (*shape, 1))
+        observation = {**observation, ACTION_MASK: mask | (np.arange(mask.shape[-1]) == allowed)}
+    ones = np.ones(shape, np.float32)
+    first = rng.random(shape) < 0.1
+    first[0] = True
+    return TimeStep(
+        observation, rng.normal(size=shape).astype(np.float32), ones, first, np.zeros(shape, bool)
+    )
