@@ -50,13 +50,15 @@ class Inliner:
             return self(body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ()), inputs)
         if name == "optimization_barrier":
             return inputs
-        if not any(isinstance(x, jax.core.Tracer) for x in inputs):
+        if not any(map(_is_traced, inputs)):
             with jax.ensure_compile_time_eval():
                 return _bind(equation, inputs)
         if name == "scan" and params["length"] == 1:
             return self._only_step(params, inputs)
         if name == "select_n" and (case := _constant_case(inputs[0])) is not None:
             return [inputs[1 + case]]
+        if name == "dynamic_slice" and not any(map(_is_traced, inputs[1:])):
+            return [_slice(inputs[0], inputs[1:], params["slice_sizes"])]
         if self.keys_as_words and (name == "random_wrap" or _takes_keys(equation)):
             return self._draw(equation, inputs)
         if name == "argmax":
@@ -92,6 +94,17 @@ class Inliner:
         return self(jax.make_jaxpr(draw)(*inputs), inputs)
 
 
+def _is_traced(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def _slice(x: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
+    """Return a slice from constant places, moved into the array as `dynamic_slice` does."""
+    places = zip(starts, sizes, x.shape, strict=True)
+    begin = [min(max(int(start), 0), length - size) for start, size, length in places]
+    return jax.lax.slice(x, begin, [b + size for b, size in zip(begin, sizes, strict=True)])
+
+
 def _bind(equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     results = equation.primitive.bind(*inputs, **equation.params)
     return results if equation.primitive.multiple_results else [results]
@@ -104,7 +117,7 @@ def _takes_keys(equation: JaxprEqn) -> bool:
 
 def _constant_case(which: Any) -> int | None:
     """Return the case that a selection always takes, None if it depends on its inputs."""
-    if isinstance(which, jax.core.Tracer):
+    if _is_traced(which):
         return None
     cases = np.unique(np.asarray(which))
     return int(cases[0]) if len(cases) == 1 else None

@@ -259,7 +259,8 @@ def _reduce_logical(kind: str) -> Operator:
 def _arg(kind: str) -> Operator:
     def write(graph: Graph, equation: Any, name: str) -> str:
         (axis,) = equation.params["axes"]
-        (name,) = _wide(graph, equation, [name])
+        is_bool = equation.invars[0].aval.dtype == np.bool_
+        name = graph.cast(name, np.int32) if is_bool else _wide(graph, equation, [name])[0]
         place = graph.add(kind, name, axis=int(axis), keepdims=0)
         return graph.cast(place, equation.params["index_dtype"])
 
@@ -332,19 +333,6 @@ def _cut(graph: Graph, name: str, cut: Sequence[tuple[int, int, int, int]]) -> s
         return name
     axes, starts, ends, steps = (graph.constant(x, np.int64) for x in zip(*cut, strict=True))
     return graph.add("Slice", name, starts, ends, axes, steps)
-
-
-def _dynamic_slice(graph: Graph, equation: Any, name: str, *starts: str) -> str:
-    sizes, shape = equation.params["slice_sizes"], equation.invars[0].aval.shape
-    for axis, (start, size, length) in enumerate(zip(starts, sizes, shape, strict=True)):
-        if str(size) == str(length):
-            continue
-        one_number = graph.reshape(graph.cast(start, np.int64), (1,))
-        low = graph.add("Max", one_number, graph.constant([0], np.int64))
-        begin = graph.add("Min", low, graph.constant([length - size], np.int64))
-        end = graph.add("Add", begin, graph.constant([size], np.int64))
-        name = graph.add("Slice", name, begin, end, graph.constant([axis], np.int64))
-    return name
 
 
 def _pad(graph: Graph, equation: Any, name: str, value: str) -> str:
@@ -488,7 +476,6 @@ OPERATORS: dict[str, Operator] = {
     "split": _split,
     "slice": _slice,
     "rev": _reverse,
-    "dynamic_slice": _dynamic_slice,
     "pad": _pad,
     "gather": _gather,
     "dot_general": _dot,

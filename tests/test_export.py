@@ -1,0 +1,366 @@
+"""Exported policies decide as their agents do, and each operator computes what lax does."""
+
+import dataclasses
+import json
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from agents import AGENTS, RECURRENT, environment_for
+from jax import lax
+from walk import BOX, WALK, Walk
+
+from podracer.agents.dqn import DQN
+from podracer.agents.ppo import PPO
+from podracer.cli.main import main
+from podracer.envs import make
+from podracer.export import files
+from podracer.export.decision import Decision, make_decision
+from podracer.export.files import export_policy, onnx_runner, stablehlo_runner
+from podracer.export.onnx import to_onnx
+from podracer.export.proof import prove
+from podracer.export.stablehlo import to_stablehlo
+from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
+from podracer.types import (
+    ACTION_MASK,
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    LearnerState,
+    PodracerError,
+)
+
+# --- operators -----------------------------------------------------------------------------------
+
+# Functions of rows: floats x, y [3, 4], integers i [3, 4], words w uint32 [4], bits b [3, 4],
+# pixels p uint8 [3, 4], images z [6, 5, 2]. A row of several outputs is one array.
+KERNEL = np.random.default_rng(2).normal(size=(3, 2, 2, 4)).astype(np.float32)
+MATRIX = np.random.default_rng(3).normal(size=(4, 5)).astype(np.float32)
+UNARY = (
+    "exp", "tanh", "logistic", "erf", "neg", "abs", "sign", "floor", "ceil", "sin", "cos",
+    "square", "exp2", "is_finite", "expm1", "sinh", "atan",
+)  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "max", "min", "rem", "lt", "le", "gt", "ge", "ne")
+
+
+def unary(name, a):
+    return getattr(lax, name)(a["x"])
+
+
+def binary(name, a):
+    return getattr(lax, name)(a["x"], a["y"])
+
+
+OPERATIONS = {
+    **{name: partial(unary, name) for name in UNARY},
+    **{name: partial(binary, name) for name in BINARY},
+    "log": lambda a: lax.log(lax.abs(a["x"])),
+    "log1p": lambda a: lax.log1p(1e-4 * a["x"]),
+    "log1p, large": lambda a: lax.log1p(lax.exp(9 * a["x"])),
+    "softplus": lambda a: jax.nn.softplus(a["x"]),
+    "sqrt": lambda a: lax.sqrt(lax.abs(a["x"])),
+    "rsqrt": lambda a: lax.rsqrt(1e-8 + lax.abs(a["x"])),
+    "pow": lambda a: lax.pow(lax.abs(a["x"]), a["y"]),
+    "integer_pow": lambda a: a["x"] ** 3 + (1 + a["x"] ** 2) ** -2,
+    "erf_inv": lambda a: lax.erf_inv(jnp.tanh(a["x"])),
+    "round": lambda a: lax.round(a["x"]),
+    "round to even": lambda a: jnp.round(2 * a["x"]) / 2,
+    "clamp": lambda a: lax.clamp(-0.5, a["x"], a["y"]),
+    "select_n": lambda a: jnp.where(a["b"], a["x"], a["y"]),
+    "select_n of bools": lambda a: jnp.where(a["b"], a["x"] > 0, a["y"] > 0),
+    "eq": lambda a: a["i"] == a["i"][::-1],
+    "and": lambda a: a["b"] & (a["x"] > 0),
+    "or": lambda a: a["b"] | (a["x"] > 0),
+    "xor": lambda a: a["b"] ^ (a["x"] > 0),
+    "not": lambda a: ~a["b"],
+    "div of integers": lambda a: a["i"] // 3,
+    "rem of integers": lambda a: lax.rem(a["i"], jnp.int32(3)),
+    "not of words": lambda a: ~a["w"],
+    "add of words": lambda a: a["w"] + a["w"] * jnp.uint32(0x9E3779B9),
+    "sub of words": lambda a: a["w"] - a["w"][::-1],
+    "shift_left": lambda a: a["w"] << 5,
+    "shift_right_logical": lambda a: (a["w"] >> 7) ^ (a["w"] & 255),
+    "lt of words": lambda a: a["w"] < a["w"][::-1],
+    "random_bits": lambda a: jax.random.bits(jax.random.wrap_key_data(a["w"][:2]), (5,)),
+    "normal": lambda a: jax.random.normal(jax.random.wrap_key_data(a["w"][:2]), (5,)),
+    "fold_in": lambda a: jax.random.uniform(
+        jax.random.fold_in(jax.random.wrap_key_data(a["w"][:2]), 3)
+    ),
+    "convert pixels to float": lambda a: a["p"].astype(jnp.float32) / 255,
+    "convert words to float": lambda a: a["w"].astype(jnp.float32),
+    "convert to integer": lambda a: (9 * a["x"]).astype(jnp.int32),
+    "convert to word": lambda a: a["i"].astype(jnp.uint32),
+    "convert to bool": lambda a: a["i"].astype(bool),
+    "add of pixels": lambda a: a["p"] + a["p"],
+    "max of pixels": lambda a: a["p"].max(axis=0),
+    "reduce_sum": lambda a: a["x"].sum(axis=(0, 1)),
+    "reduce_sum of integers": lambda a: a["i"].sum(axis=0),
+    "reduce_max": lambda a: a["x"].max(axis=1),
+    "reduce_min": lambda a: a["x"].min(axis=0),
+    "reduce_prod": lambda a: a["x"].prod(axis=1),
+    "reduce_and": lambda a: a["b"].all(axis=1),
+    "reduce_or": lambda a: a["b"].any(axis=0),
+    "argmax": lambda a: jnp.argmax(a["x"], axis=1),
+    "argmax of ties": lambda a: jnp.argmax(a["i"] > 0, axis=1),
+    "argmin": lambda a: jnp.argmin(a["x"], axis=0),
+    "softmax": lambda a: jax.nn.softmax(a["x"]),
+    "variance": lambda a: a["x"].var(axis=-1),
+    "cumsum": lambda a: jnp.cumsum(a["x"], axis=0),
+    "cumsum in reverse": lambda a: lax.cumsum(a["i"], axis=1, reverse=True),
+    "reshape": lambda a: a["x"].reshape(2, 6),
+    "squeeze": lambda a: lax.squeeze(a["x"][:1], (0,)),
+    "broadcast_in_dim": lambda a: jnp.broadcast_to(a["x"][:, None], (3, 2, 4)),
+    "broadcast of a constant": lambda a: jnp.concatenate([a["x"], jnp.zeros((1, 4))]),
+    "transpose": lambda a: a["x"].T,
+    "concatenate": lambda a: jnp.concatenate([a["x"], a["y"]], axis=1),
+    "split": lambda a: jnp.split(a["x"], [1], axis=1)[1],
+    "slice": lambda a: a["x"][1:, ::2],
+    "rev": lambda a: a["x"][::-1],
+    "dynamic_slice": lambda a: lax.dynamic_slice(a["x"], (5, 0), (2, 4)),
+    "pad": lambda a: jnp.pad(a["x"], ((1, 0), (0, 2)), constant_values=-jnp.inf),
+    "gather": lambda a: jnp.asarray(MATRIX)[a["i"][0] % 4],
+    "one_hot": lambda a: jax.nn.one_hot(a["i"], 5),
+    "dot_general": lambda a: a["x"] @ MATRIX,
+    "dot_general of a vector": lambda a: a["x"][0] @ MATRIX,
+    "dot_general of inputs": lambda a: jnp.einsum("ij,kj->ki", a["x"], a["y"]),
+    "dot_general with a batch": lambda a: jnp.einsum("ij,ij->i", a["x"], a["y"]),
+    "conv_general_dilated": lambda a: lax.conv_general_dilated(
+        a["z"][None], KERNEL, (2, 1), ((1, 0), (0, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )[0],
+    "optimization_barrier": lambda a: lax.optimization_barrier(a["x"]),
+    "scan": lambda a: lax.scan(lambda c, x: (c + x, c * x), a["y"][0], a["x"][:1])[1],
+}
+SPECS = {
+    "x": ArraySpec((3, 4)),
+    "y": ArraySpec((3, 4)),
+    "i": ArraySpec((3, 4), np.int32),
+    "w": ArraySpec((4,), np.uint32),
+    "b": ArraySpec((3, 4), bool),
+    "p": ArraySpec((3, 4), np.uint8),
+    "z": ArraySpec((6, 5, 2)),
+}
+
+
+def decision_of(functions):
+    """A decision that computes functions of `SPECS`."""
+    names = list(functions)
+    zeros = {name: np.zeros(spec.shape, spec.dtype) for name, spec in SPECS.items()}
+
+    def row(*values):
+        arrays = dict(zip(SPECS, values, strict=True))
+        return [functions[name](arrays) for name in names]
+
+    jaxpr, shapes = jax.make_jaxpr(row, return_shape=True)(*zeros.values())
+    outputs = {n: ArraySpec(x.shape, x.dtype) for n, x in zip(names, shapes, strict=True)}
+    return Decision(SPECS, outputs, {}, False, jaxpr, zeros, tuple(names))
+
+
+def draw(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    low, high = -5, 6
+    drawn = {name: rng.normal(size=(rows, *spec.shape)) for name, spec in SPECS.items()}
+    drawn["i"] = rng.integers(low, high, drawn["i"].shape)
+    drawn["w"] = rng.integers(0, 2**32, drawn["w"].shape)
+    drawn["b"] = drawn["b"] > 0
+    drawn["p"] = rng.integers(0, 256, drawn["p"].shape)
+    return {name: x.astype(SPECS[name].dtype) for name, x in drawn.items()}
+
+
+@pytest.fixture(scope="module")
+def computed():
+    """Outputs of all operations by lax and by onnxruntime, for batches of 1 and 7 rows."""
+    decision = decision_of(OPERATIONS)
+    runner = onnx_runner(to_onnx(decision, {}))
+    program = jax.jit(decision)
+    return [(jax.device_get(program(x)), runner(x)) for x in (draw(1), draw(7, seed=1))]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operator_computes_what_lax_does(name, computed):
+    for expected, result in computed:
+        assert result[name].dtype == expected[name].dtype
+        assert result[name].shape == expected[name].shape
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_primitive_is_named():
+    with pytest.raises(ConfigError, match=r"no operator for 'sort', .* --format stablehlo"):
+        to_onnx(decision_of({"sort": lambda a: jnp.sort(a["x"])}), {})
+
+
+# --- agents --------------------------------------------------------------------------------------
+
+
+def build(agent, spec):
+    """An agent, untrained but for larger weights, and its state without a replay buffer."""
+    agent = dataclasses.replace(agent, spec=spec)
+    shared = jax.jit(lambda: agent.init(jax.random.key(1), 16).shared)()
+    return agent, LearnerState(jax.tree.map(lambda x: x * 3 if jnp.ndim(x) == 2 else x, shared))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """Host environments that only have a specification."""
+
+    spec: EnvironmentSpec
+
+    def make(self, num_envs, num_threads):
+        raise NotImplementedError
+
+
+def proof_of(agent, env, *, sampled=False, format="onnx"):
+    agent, state = build(agent, env.spec)
+    decision = make_decision(agent, state, sampled=sampled)
+    if format == "onnx":
+        runner = onnx_runner(to_onnx(decision, {}))
+    else:
+        runner = stablehlo_runner(to_stablehlo(decision))
+    proof = prove(decision, runner, agent, env, state)
+    assert proof.observations == 1000
+    assert proof.holds, proof
+    return decision
+
+
+PLANNERS = ("muzero", "alphazero")
+DEFAULT = ("r2d2", "sac")
+CASES = [
+    pytest.param(name, sampled, marks=() if name in DEFAULT and not sampled else pytest.mark.slow)
+    for name in AGENTS
+    for sampled in (False, True)
+    if name not in PLANNERS
+]
+
+
+@pytest.mark.parametrize(("name", "sampled"), CASES)
+def test_a_file_decides_as_the_agent_does(name, sampled):
+    env = Walk(BOX) if name in ("sac", "td3") else WALK
+    decision = proof_of(AGENTS[name], env, sampled=sampled)
+    assert ("key" in decision.inputs) == (sampled and name != "q_lambda")
+    assert ("scores" in decision.outputs) == (name not in ("sac", "td3") and not sampled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_stablehlo_holds_every_agent(name):
+    proof_of(AGENTS[name], make(environment_for(name)), format="stablehlo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANNERS)
+def test_onnx_refuses_a_search(name):
+    agent, state = build(AGENTS[name], make(environment_for(name)).spec)
+    with pytest.raises(ConfigError, match="ONNX"):
+        to_onnx(make_decision(agent, state), {})
+
+
+MASKED = {"board": ArraySpec((5, 6, 2), np.uint8), ACTION_MASK: ArraySpec((3,), bool)}
+LSTM = TorsoNetwork(MLP((8,)), shared=False, memory="lstm", memory_size=5)
+NETWORKS = {
+    "masks and images": (CNN((4,), (3,), (2,), (8,), "silu"), MASKED),
+    "stacked frames": (
+        ResNet((4, 4), blocks=1, hidden=8), ArraySpec((9, 8, 4), np.uint8, frame_stack=True)
+    ),
+    "one-hot": (MLP((8,)), ArraySpec((), np.int32, num_values=7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_observations_and_networks_of_all_kinds(name):
+    torso, observation = NETWORKS[name]
+    spec = EnvironmentSpec(name, observation, Discrete(3))
+    decision = proof_of(PPO(network=TorsoNetwork(torso)), Hosts(spec))
+    expected = {f"observation.{x}" for x in MASKED} if name == "masks and images" else {
+        "observation"
+    }  # fmt: skip
+    assert set(decision.inputs) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [PPO(network=LSTM), DQN(network=Table())])
+def test_separate_memories_and_tables(agent):
+    observation = ArraySpec((), np.int32, num_values=7)
+    proof_of(agent, Hosts(EnvironmentSpec("states", observation, Discrete(3))))
+
+
+def test_memory_goes_from_call_to_call_and_first_forgets_it():
+    agent, state = build(PPO(network=RECURRENT), WALK.spec)
+    decision = make_decision(agent, state)
+    runner = onnx_runner(to_onnx(decision, {}))
+    arrays = {"observation": np.ones((2, 2), np.float32), "first": np.array([True, False])}
+    memory = {name: np.ones((2, *x.shape), x.dtype) for name, x in decision.initial_memory.items()}
+    outputs = runner(arrays | memory)
+    assert set(memory) == {"memory.shared"}
+    new_memory = outputs["next_memory.shared"]
+    assert np.abs(new_memory[0] - new_memory[1]).max() > 0.01
+    fresh = runner(arrays | {name: np.zeros_like(x) for name, x in memory.items()})
+    np.testing.assert_array_equal(fresh["next_memory.shared"][0], new_memory[0])
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    flags = "--frames 2048 --num-envs 16 --rollout-length 8 --evaluations 0"
+    with pytest.raises(SystemExit):
+        main(["train", "catch_a2c", *flags.split(), "--run-dir", str(directory)])
+    return directory
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as leaving:
+        main(["export", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return leaving.value.code, printed.out, printed.err
+
+
+def test_the_command_writes_a_file_that_says_what_it_is(run, capsys):
+    code, out, _ = command(capsys, run)
+    assert code == 0
+    assert "0 actions differ" in out
+    model = onnx.load(run / "policy.onnx")
+    about = {entry.key: entry.value for entry in model.metadata_props}
+    assert about["recipe"] == "catch_a2c"
+    assert about["environment"] == "catch"
+    assert about["policy"] == "greedy"
+    assert json.loads(about["inputs"]) == {
+        "observation": {"dtype": "float32", "shape": ["B", 10, 5]}
+    }
+    assert len(about["run"]) > 8
+    assert len(about["experiment"]) == 64
+    assert math.isclose(float(about["frames"]), 2048, rel_tol=1)
+
+
+def test_stablehlo_is_read_by_jax(run, capsys, tmp_path):
+    path = tmp_path / "p.stablehlo"
+    code, out, _ = command(capsys, run, "--format", "stablehlo", "--out", path, "--json")
+    assert code == 0
+    assert json.loads(out)["different_actions"] == 0
+    exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    outputs = exported.call({"observation": jnp.zeros((5, 10, 5))})
+    assert outputs["action"].shape == (5,)
+    assert json.loads((tmp_path / "p.stablehlo.json").read_text())["platforms"]
+
+
+def test_a_file_that_decides_otherwise_is_not_written(run, tmp_path, monkeypatch):
+    def wrong(data):
+        runner = onnx_runner(data)
+        return lambda x: {n: (y + 1) % 3 if n == "action" else y for n, y in runner(x).items()}
+
+    monkeypatch.setattr(files, "onnx_runner", wrong)
+    with pytest.raises(PodracerError, match="1000 of 1,000 actions differ"):
+        export_policy(run, tmp_path / "policy.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_has_a_remedy(run, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    code, _, error = command(capsys, run)
+    assert code == 78
+    assert 'the package onnxruntime: pip install "podracer[export]"' in error
