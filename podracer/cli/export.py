@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podracer.cli.arguments import (
+    AtCheckpoint,
     ImportingEnvironment,
     OwnRecipe,
     RunPath,
@@ -29,6 +30,7 @@ class ExportOptions:
     """Directory of the run."""
     recipe: OwnRecipe = None
     environment: ImportingEnvironment = None
+    checkpoint: AtCheckpoint = "newest"
     format: Literal["onnx", "stablehlo"] = "onnx"
     """Format of the file: `onnx` for onnxruntime, `stablehlo` for JAX and XLA."""
     out: Path | None = None
@@ -62,6 +64,7 @@ def export(arguments: Sequence[str]) -> int:
         sampled=options.policy == "sampled",
         recipe=experiment,
         pod=options.pod,
+        checkpoint=options.checkpoint,
     )
     if options.json:
         print(json.dumps(_figures(result)))
@@ -92,7 +95,7 @@ def _table(result: Export) -> list[str]:
             f"{proof.observations:,} observations {origin}: {proof.different_actions} actions "
             f"differ, numbers by at most {proof.largest_difference:.1e}",
         ),
-        ("time", f"{proof.microseconds:.0f} microseconds a decision (median, one thread)"),
+        ("time", f"{proof.microseconds:.0f} microseconds a decision (median of 1,000)"),
     ]
     return [f"{name:8} {text}" for name, text in rows]
 

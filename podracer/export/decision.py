@@ -113,8 +113,9 @@ def _act(
         last=jnp.zeros(1, bool),
     )
     carry = jax.tree.map(lambda x: x[None], _from_names("memory", memory, arrays))
-    words = arrays["key"] if sampled else np.zeros(2, np.uint32)  # which the best action ignores
-    keys = jax.random.wrap_key_data(words[None], impl="threefry2x32")
+    # The best action ignores its key.
+    words = arrays["key"][None] if sampled else jnp.zeros((1, 2), jnp.uint32)
+    keys = jax.random.wrap_key_data(words, impl="threefry2x32")
     before = named_leaves("memory", carry)
     action, _, carry = agent.act(params, carry, timestep, keys, sampled)
     after = named_leaves("memory", carry)

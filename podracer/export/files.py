@@ -20,6 +20,7 @@ from podracer.export.decision import Arrays, Decision, make_decision
 from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
 from podracer.export.stablehlo import PLATFORMS, to_stablehlo
+from podracer.io.checkpoint import Choice
 from podracer.io.run_directory import encode_json, write_bytes
 from podracer.io.steps import identity_of
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PodracerError
@@ -55,8 +56,9 @@ def export_policy(
     recipe: Experiment | str | None = None,
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
+    checkpoint: Choice = "newest",
 ) -> Export:
-    """Write the policy of a run, at its newest valid checkpoint, as a file for other programs.
+    """Write the policy of a run, at a checkpoint, as a file for programs without podracer.
 
     The file is `policy.onnx` or `policy.stablehlo` in the run, or `out`; beside a StableHLO file
     stands `about` as JSON. The other arguments are those of `load_policy`. Before it is written,
@@ -72,7 +74,7 @@ def export_policy(
             import_optional(package, "the format onnx", "export")
     directory = Path(run_dir)
     experiment = reopen(directory, recipe, environment)
-    agent, env, state = load_run(directory, recipe=experiment, pod=pod)
+    agent, env, state = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint)
     decision = make_decision(agent, state.learner, sampled=sampled)
     about = describe(decision, env.spec) | _origin(directory, experiment, int(state.update), pod)
     data = to_onnx(decision, about) if format == "onnx" else to_stablehlo(decision)

@@ -29,7 +29,8 @@ class Graph:
     def read(self, variable: Any) -> str:
         """Return the name of a variable's or a literal's value."""
         if isinstance(variable, Literal):
-            return self.constant(np.asarray(variable.val, variable.aval.dtype))
+            literal: Any = variable
+            return self.constant(np.asarray(literal.val, literal.aval.dtype))
         return self.names[variable]
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.extend.random
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Literal
 
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
@@ -43,7 +46,7 @@ class Inliner:
             values |= zip(equation.outvars, results, strict=True)
         return [read(x) for x in jaxpr.outvars]
 
-    def _evaluate(self, equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+    def _evaluate(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
             body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
@@ -72,19 +75,16 @@ class Inliner:
         carry, ys = results[: params["num_carry"]], results[params["num_carry"] :]
         return carry + [jax.lax.expand_dims(y, (0,)) for y in ys]
 
-    def _draw(self, equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+    def _draw(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Evaluate a primitive of random keys on their words."""
         params, words = equation.params, inputs[0]
-        draw: Callable[..., jax.Array]
         axes = len(equation.invars[0].aval.shape)  # of keys
         match equation.primitive.name:
             case "random_wrap" | "random_unwrap":
                 return [words]
             case "random_bits":
-
-                def draw(words: jax.Array) -> jax.Array:
-                    return _THREEFRY.random_bits(words, params["bit_width"], params["shape"])
-
+                sizes = {"bit_width": params["bit_width"], "shape": params["shape"]}
+                draw: Callable[..., jax.Array] = partial(_THREEFRY.random_bits, **sizes)
             case "random_fold_in":
                 draw = _THREEFRY.fold_in
             case _:  # such as a reshape, of each word
@@ -95,7 +95,7 @@ class Inliner:
 
 
 def _is_traced(x: Any) -> bool:
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, Tracer)
 
 
 def _slice(x: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
@@ -105,14 +105,14 @@ def _slice(x: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Arr
     return jax.lax.slice(x, begin, [b + size for b, size in zip(begin, sizes, strict=True)])
 
 
-def _bind(equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+def _bind(equation: Any, inputs: list[Any]) -> Sequence[Any]:
     results = equation.primitive.bind(*inputs, **equation.params)
     return results if equation.primitive.multiple_results else [results]
 
 
-def _takes_keys(equation: JaxprEqn) -> bool:
+def _takes_keys(equation: Any) -> bool:
     dtypes = (x.aval.dtype for x in equation.invars[:1])
-    return any(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes)
+    return any(jnp.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes)
 
 
 def _constant_case(which: Any) -> int | None:

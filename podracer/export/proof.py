@@ -45,7 +45,7 @@ class Proof:
     largest_difference: float
     """Largest difference of other outputs and continuous actions; relative where above 1."""
     microseconds: float
-    """Median time of a decision for one observation in the file's runtime, on one thread."""
+    """Median time of a decision for one observation; that of onnxruntime is on one thread."""
 
     @property
     def holds(self) -> bool:
@@ -189,6 +189,6 @@ def _draw_timesteps(spec: EnvironmentSpec, rng: np.random.Generator) -> TimeStep
     ones = np.ones(shape, np.float32)
     first = rng.random(shape) < 0.1
     first[0] = True
-    return TimeStep(
-        observation, rng.normal(size=shape).astype(np.float32), ones, first, np.zeros(shape, bool)
-    )
+    reward = rng.normal(size=shape).astype(np.float32)
+    last = np.zeros(shape, bool)
+    return TimeStep(observation, *map(jnp.asarray, (reward, ones, first, last)))
