@@ -57,7 +57,7 @@ class Inliner:
             with jax.ensure_compile_time_eval():
                 return _bind(equation, inputs)
         if name == "scan" and params["length"] == 1:
-            return self._only_step(params, inputs)
+            return self._only_step(equation, inputs)
         if name == "select_n" and (case := _constant_case(inputs[0])) is not None:
             return [inputs[1 + case]]
         if name == "dynamic_slice" and not any(map(_is_traced, inputs[1:])):
@@ -68,12 +68,17 @@ class Inliner:
             self.argmax_inputs.append(inputs[0])
         return _bind(equation, inputs)
 
-    def _only_step(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        num_kept = params["num_consts"] + params["num_carry"]
-        xs = [jax.lax.squeeze(x, (0,)) for x in inputs[num_kept:]]
-        results = self(params["jaxpr"], inputs[:num_kept] + xs)
-        carry, ys = results[: params["num_carry"]], results[params["num_carry"] :]
-        return carry + [jax.lax.expand_dims(y, (0,)) for y in ys]
+    def _only_step(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate a scan of one step; what it scans over has one axis more than in the step."""
+        step = equation.params["jaxpr"]
+        pairs = zip(inputs, step.jaxpr.invars, strict=True)
+        inputs = [
+            jax.lax.squeeze(x, (0,)) if np.ndim(x) > len(v.aval.shape) else x for x, v in pairs
+        ]
+        pairs = zip(self(step, inputs), equation.outvars, strict=True)
+        return [
+            jax.lax.expand_dims(y, (0,)) if np.ndim(y) < len(v.aval.shape) else y for y, v in pairs
+        ]
 
     def _draw(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Evaluate a primitive of random keys on their words."""
