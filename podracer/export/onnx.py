@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
@@ -71,19 +72,25 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
     needed = needed_variables(jaxpr, jaxpr.outvars)
     for variable, constant in zip(jaxpr.constvars, function.consts, strict=True):
         if variable in needed:
+            if jnp.issubdtype(variable.aval.dtype, jax.dtypes.prng_key):
+                raise _refusal("random_split")
             graph.names[variable] = graph.constant(np.asarray(constant))
     for equation in jaxpr.eqns:
         if needed.isdisjoint(equation.outvars):
             continue
         operator = OPERATORS.get(equation.primitive.name)
         if operator is None:
-            raise ConfigError(
-                f"ONNX has no operator for {equation.primitive.name!r}, which this policy "
-                "computes: take --format stablehlo, which holds every policy."
-            )
+            raise _refusal(equation.primitive.name)
         results = operator(graph, equation, *[graph.read(x) for x in equation.invars])
         results = [results] if isinstance(results, str) else results
         graph.names |= zip(equation.outvars, results, strict=True)
+
+
+def _refusal(primitive: str) -> ConfigError:
+    return ConfigError(
+        f"ONNX has no operator for {primitive!r}, which this policy computes: take --format "
+        "stablehlo, which holds every policy."
+    )
 
 
 def _value_info(name: str, spec: ArraySpec) -> Any:

@@ -311,6 +311,14 @@ def _split(graph: Graph, equation: Any, name: str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+def _unstack(graph: Graph, equation: Any, name: str) -> list[str]:
+    axis = int(equation.params["axis"])
+    return [
+        graph.reshape(_cut(graph, name, [(axis, i, i + 1, 1)]), x.aval.shape)
+        for i, x in enumerate(equation.outvars)
+    ]
+
+
 def _slice(graph: Graph, equation: Any, name: str) -> str:
     params, shape = equation.params, equation.invars[0].aval.shape
     strides = params["strides"] or (1,) * len(shape)
@@ -474,6 +482,7 @@ OPERATORS: dict[str, Operator] = {
     "transpose": _transpose,
     "concatenate": _concatenate,
     "split": _split,
+    "unstack": _unstack,
     "slice": _slice,
     "rev": _reverse,
     "pad": _pad,
