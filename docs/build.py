@@ -49,6 +49,7 @@ reliability
 tournaments
 meta-learning
 trading
+export
 deployment
 ```
 ```{toctree}

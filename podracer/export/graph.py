@@ -10,6 +10,14 @@ from jax.extend.core import Literal
 
 from podracer.types import ConfigError
 
+_SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # which runtimes store, but do not compute with
+WORD = 0xFFFFFFFF
+_GROWING = {
+    "add", "sub", "mul", "neg", "not", "square", "integer_pow", "shift_left", "cumsum",
+    "reduce_sum", "reduce_prod", "convert_element_type",
+}  # fmt: skip
+"""Primitives whose results may leave the range of a uint32."""
+
 
 class Graph:
     """ONNX graph in the making: nodes, constants, and the names of a traced function's values.
@@ -117,3 +125,17 @@ class Graph:
                 kept.append(node)
         self.nodes = kept[::-1]
         self.initializers = {k: x for k, x in self.initializers.items() if x.name in needed}
+
+
+def widened(graph: Graph, equation: Any, names: Sequence[str]) -> list[str]:
+    """Cast small integers to int32."""
+    pairs = zip(equation.invars, names, strict=True)
+    return [graph.cast(n, np.int32) if x.aval.dtype in _SMALL else n for x, n in pairs]
+
+
+def narrowed(graph: Graph, equation: Any, name: str) -> str:
+    """Cast a result to small integers, or to 32 bits, where the equation has these."""
+    dtype = equation.outvars[0].aval.dtype
+    if dtype == np.uint32 and equation.primitive.name in _GROWING:
+        return graph.add("BitwiseAnd", name, graph.constant(WORD, np.int64))
+    return graph.cast(name, dtype) if dtype in _SMALL else name

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from podracer.export.arrays import ARRAYS
 from podracer.export.decision import Decision, needed_variables
+from podracer.export.elementwise import ELEMENTWISE
 from podracer.export.graph import Graph
-from podracer.export.operators import OPERATORS
 from podracer.types import ArraySpec, ConfigError
 
 OPSET, IR_VERSION = 18, 8
+OPERATORS = ELEMENTWISE | ARRAYS  # of lax primitives, by name
 
 
 def to_onnx(decision: Decision, about: Mapping[str, Any]) -> bytes:
