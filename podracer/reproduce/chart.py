@@ -25,7 +25,7 @@ STYLE = """
 .chart .measured { stroke-width: 2.2 } .chart .modeled { stroke-width: 1.4; fill: var(--page) }
 .chart polyline { fill: none !important; stroke-linejoin: round }
 .chart polyline.modeled { stroke-dasharray: 4 3 }
-.chart .faint { opacity: .35 }
+.chart .faint { opacity: .35 } .chart text.label { font-size: 8.5px }
 .marks { list-style: none; padding: 0; font-size: .85rem; display: flex; flex-wrap: wrap;
   gap: .2rem 1.2rem; margin: .4rem 0 }
 .marks i { display: inline-block; width: .55em; height: .55em; border-radius: 50%;
@@ -44,6 +44,7 @@ def chart(curves: Sequence[Curve], axes: Axes, title: str) -> str:
     parts = [_grid(x_axis, y_axis, axes)]
     styles = _styles(curves)
     parts += [_curve(curve, *styles[curve.name], x_axis, y_axis) for curve in curves]
+    parts += _labels([curve for curve in curves if curve.kind == "published"], x_axis, y_axis)
     entries = "".join(
         f'<li><i class="{curve.kind}" style="{_mark(curve, *styles[curve.name])}"></i>'
         f"{html.escape(curve.name)}{_reading(curve)}</li>"
@@ -65,7 +66,7 @@ class _Axis:
             low, high = math.log10(low), math.log10(high)
         elif low > 0 and low < 0.5 * high:
             low = 0.0
-        room = 0.06 * (high - low) or 0.5 * abs(high) or 0.5
+        room = 0.06 * (high - low) or (0.5 if self.log else 0.5 * abs(high) or 0.5)
         self.low, self.high = low - (room if low else 0), high + room
         self.start, self.end = start, end
 
@@ -124,6 +125,25 @@ def _styles(curves: Sequence[Curve]) -> dict[str, tuple[str, float]]:
 def _mark(curve: Curve, color: str, opacity: float) -> str:
     filled = f"background:{color};" if curve.kind == "measured" else ""
     return f"{filled}border-color:{color};opacity:{0.35 if curve.faint else opacity}"
+
+
+def _labels(curves: Sequence[Curve], x_axis: _Axis, y_axis: _Axis) -> list[str]:
+    """Return the names of published curves, which share their gray, at the ends of each."""
+    named = {curve.label: curve for curve in reversed(curves)}
+    if len(named) < 2:
+        return []
+    labels, taken = [], list[float]()
+    for label, curve in named.items():
+        x, y = x_axis.at(curve.points[-1][0]), y_axis.at(curve.points[-1][1]) - 6
+        while any(abs(y - other) < 10 for other in taken):
+            y += 10
+        taken.append(y)
+        anchor = "end" if x > _WIDTH / 2 else "start"
+        labels.append(
+            f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+            f"{html.escape(label)}</text>"
+        )
+    return labels
 
 
 def _reading(curve: Curve) -> str:

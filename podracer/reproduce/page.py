@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from podracer.reports.console import clock
-from podracer.reports.run import page
+from podracer.reports.page import page
 from podracer.reproduce.chart import STYLE, chart, tick
 from podracer.reproduce.figure import Axes, Curve, Figure, Outcome, Record, verdict
 
