@@ -46,6 +46,7 @@ decisions/README
 how-to
 scaling
 reliability
+watch
 tournaments
 meta-learning
 trading

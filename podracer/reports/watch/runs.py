@@ -85,11 +85,18 @@ class WatchedRun:
         """What the run does, as far as its files tell."""
         if self.records.crash:
             return "ended by an error"
-        if self.progress == 1:
+        if self.progress == 1 or self._has_reached("target_return", "evaluation_return"):
             return "finished"
+        if self._has_reached("max_seconds", "seconds"):
+            return "finished: out of time"
         if not self.records.records:
             return "no record yet"
         return f"wrote at {time.strftime('%H:%M:%S', time.localtime(self.last_write))}"
+
+    def _has_reached(self, setting: str, key: str) -> bool:
+        """Return whether the last value of a metric is at least that of a setting."""
+        limit, value = self.records.settings.get(setting, "null"), self.records.last(key)
+        return limit != "null" and value is not None and value >= float(limit)
 
     @property
     def notes(self) -> str:

@@ -182,6 +182,7 @@ svg text { font-size: 11px; fill: var(--soft) }
 svg .title { fill: var(--text); font-size: 12px; font-weight: 600 }
 svg .end { text-anchor: end } svg .middle { text-anchor: middle }
 svg .grid { stroke: var(--line); stroke-width: .6 }
+svg rect { stroke: var(--page); stroke-width: .6 }
 svg .curve { fill: none; stroke-linejoin: round; stroke-linecap: round }
 figure { margin: 0 } figure img, figure video { max-width: 100%; max-height: 24rem;
   image-rendering: pixelated }
