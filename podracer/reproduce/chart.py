@@ -16,7 +16,7 @@ from podracer.reproduce.figure import Axes, Curve
 _WIDTH, _HEIGHT = 360, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 36
 _MAX_MARKERS = 12  # longer curves are lines
-_GRAYS = (1.0, 0.75, 0.55, 0.4)
+_GRAYS = (0.4, 0.55, 0.75, 1.0)  # of published curves, the last one the strongest
 
 STYLE = """
 .chart { width: 100%; max-width: 34rem; display: block; font: 11px system-ui, sans-serif }
@@ -25,7 +25,7 @@ STYLE = """
 .chart .measured { stroke-width: 2.2 } .chart .modeled { stroke-width: 1.4; fill: var(--page) }
 .chart polyline { fill: none !important; stroke-linejoin: round }
 .chart polyline.modeled { stroke-dasharray: 4 3 }
-.chart .faint { opacity: .35 } .chart text.label { font-size: 8.5px }
+.chart .faint { opacity: .5; stroke-width: .6 } .chart text.label { font-size: 8.5px }
 .marks { list-style: none; padding: 0; font-size: .85rem; display: flex; flex-wrap: wrap;
   gap: .2rem 1.2rem; margin: .4rem 0 }
 .marks i { display: inline-block; width: .55em; height: .55em; border-radius: 50%;
@@ -111,7 +111,8 @@ def _grid(x_axis: _Axis, y_axis: _Axis, axes: Axes) -> str:
 def _styles(curves: Sequence[Curve]) -> dict[str, tuple[str, float]]:
     """Return color and opacity of each curve's name."""
     styles: dict[str, tuple[str, float]] = {}
-    colors, grays = itertools.cycle(COLORS), itertools.cycle(_GRAYS)
+    strong = {curve.name for curve in curves if curve.kind == "published" and not curve.faint}
+    colors, grays = itertools.cycle(COLORS), itertools.cycle(_GRAYS[-len(strong) :])
     for curve in curves:
         if curve.name in styles:
             continue
@@ -135,8 +136,8 @@ def _labels(curves: Sequence[Curve], x_axis: _Axis, y_axis: _Axis) -> list[str]:
     labels, taken = [], list[float]()
     for label, curve in named.items():
         x, y = x_axis.at(curve.points[-1][0]), y_axis.at(curve.points[-1][1]) - 6
-        while any(abs(y - other) < 10 for other in taken):
-            y += 10
+        if curve.faint or any(abs(y - other) < 9 for other in taken):
+            continue  # the legend has it
         taken.append(y)
         anchor = "end" if x > _WIDTH / 2 else "start"
         labels.append(

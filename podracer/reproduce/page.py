@@ -116,7 +116,7 @@ def _runs(figure: Figure, records: Sequence[Record]) -> str:
     for record in own:
         commands = record.context.get("commands") or ()
         code = "".join(f"<br><code>{html.escape(command)}</code>" for command in commands)
-        items.append(f"<li>{html.escape(origin(record))}{code}</li>")
+        items.append(f"<li>{html.escape(f'{record.case}: {origin(record)}')}{code}</li>")
     return f"<details><summary>Measurements</summary><ul>{''.join(items)}</ul></details>"
 
 
@@ -127,12 +127,19 @@ def source(figure: Figure) -> str:
 
 
 def point_rows(curves: Iterable[Curve]) -> list[list[str]]:
-    """Return a row for each curve: its name, its points, how they were read."""
-    return [[curve.name, _points(curve), curve.reading or ""] for curve in curves]
+    """Return a row for each name of a curve: the name, the points, how they were read."""
+    named: dict[str, list[Curve]] = {}
+    for curve in curves:
+        if curve.points:
+            named.setdefault(curve.name, []).append(curve)
+    return [[name, _points(group), group[0].reading or ""] for name, group in named.items()]
 
 
-def _points(curve: Curve) -> str:
-    shown = [f"{tick(x)}: {tick(y)}" for x, y in curve.points]
+def _points(group: Sequence[Curve]) -> str:
+    if len(group) > 1:
+        ends = [curve.points[-1][1] for curve in group]
+        return f"{len(group)} curves that end between {tick(min(ends))} and {tick(max(ends))}"
+    shown = [f"{tick(x)}: {tick(y)}" for x, y in group[0].points]
     if len(shown) > _MOST_POINTS:
         shown = [f"{len(shown)} points from {shown[0]} to {shown[-1]}"]
     return "; ".join(shown)
@@ -142,7 +149,7 @@ def origin(record: Record) -> str:
     """Return where a record comes from: machine, commit, time, and what makes it doubtful."""
     about = record.context
     commit = str(about.get("commit") or "no commit").removesuffix("-dirty")[:9]
-    parts = [record.case, f"{about.get('machine', 'unknown machine')}", f"commit {commit}"]
+    parts = [about.get("machine", "unknown machine"), f"commit {commit}"]
     cores = about.get("cores")
     parts += [f"{cores} of its cores"] if cores else []
     parts += [f"JAX {about['jax']}"] if "jax" in about else []
@@ -203,9 +210,12 @@ def _markdown(figure: Figure, records: Sequence[Record]) -> str:
         lines += _table([*figure.published, *ours], figure.axes)
     else:
         lines += [*_table(figure.published, figure.axes), *_table(ours, figure.our_axes)]
-    origins = [origin(record) for record in records if record.figure == figure.name]
+    origins: dict[str, list[str]] = {}
+    for record in records:
+        if record.figure == figure.name:
+            origins.setdefault(origin(record), []).append(record.case)
     if origins:
-        lines += ["", *(f"- {text}" for text in origins)]
+        lines += ["", *(f"- {', '.join(cases)}: {text}" for text, cases in origins.items())]
     return "\n".join(lines)
 
 

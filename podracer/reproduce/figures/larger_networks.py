@@ -38,7 +38,8 @@ def curves(measured: Measured) -> list[Curve]:
             means = map(statistics.mean, zip(*(run["returns"] for run in runs), strict=True))
             points = tuple(zip(map(float, runs[0]["frames"]), means, strict=True))
             blocks_text = "1 block" if blocks == 1 else f"{blocks} blocks"
-            label = f"{channels} channels, {blocks_text}, mean of {len(runs)} seeds"
+            seeds_text = "1 seed" if len(runs) == 1 else f"mean of {len(runs)} seeds"
+            label = f"{channels} channels, {blocks_text}, {seeds_text}"
             found.append(Curve(label, points))
     return found
 
