@@ -51,6 +51,7 @@ tournaments
 meta-learning
 trading
 export
+serving
 deployment
 ```
 ```{toctree}

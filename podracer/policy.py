@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,21 @@ class Policy:
             raise ConfigError("reset(rows) needs a call with a batch before it.")
         else:
             self._first[np.asarray(rows)] = True
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether actions depend on what was observed before in the episode."""
+        return bool(jax.tree.leaves(self._initial_memory(1)))
+
+    def copy(self, seed: int = 0) -> Policy:
+        """Return a policy of the same parameters with a memory of its own; it compiles nothing.
+
+        With sampled actions it draws others, with `seed`.
+        """
+        policy = copy.copy(self)
+        policy._key, policy._num_calls = jax.random.key(seed), 0
+        policy.reset()
+        return policy
 
     def __call__(self, observation: PyTree, reward: Any = 0.0) -> Any:
         """Return the action for an observation as `spec` has it, or actions `[B, ...]` for a batch.

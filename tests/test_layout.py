@@ -27,7 +27,7 @@ FLOORS = (
     ("drivers.population",),
     ("experiments",),
     ("tournament", "trading"),
-    ("reports", "bench", "export"),
+    ("reports", "bench", "export", "serve"),
     ("reproduce",),
     ("cli",),
     ("__init__", "__main__"),

@@ -50,6 +50,7 @@ COMMANDS = {
     "tune": Command("bench", "tune", "RECIPE", "the fastest Sebulba settings on this machine"),
     "reproduce": Command("reproduce", "reproduce", "[FIGURE ...]", "published figures beside ours"),
     "rule": Command("runs", "rule", "RUN", "the update rule that a run learned, as a file"),
+    "serve": Command("serve", "serve", "RUN", "actions over HTTP, of a run or the current model"),
     "backtest": Command("trading", "backtest", "RUN", "a trading run beside the baselines"),
     "promote": Command("trading", "promote", "MODELS RUN", "make it the current model, if better"),
     "rollback": Command("trading", "rollback", "MODELS", "go back to the previous model"),

@@ -1,0 +1,76 @@
+"""The command `podracer serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from podracer.cli.arguments import (
+    AtCheckpoint,
+    ImportingEnvironment,
+    OwnRecipe,
+    RunPath,
+    parse,
+    reopen_run,
+    require_in_range,
+)
+from podracer.cli.runs import PolicyName
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """Flags of `podracer serve`."""
+
+    run: RunPath
+    """Directory of the run, or of models that `podracer promote` made: then of the current one,
+    also after it was replaced."""
+    recipe: OwnRecipe = None
+    environment: ImportingEnvironment = None
+    checkpoint: AtCheckpoint = "newest"
+    policy: PolicyName | None = None
+    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
+    port: int = 8000
+    """Port to listen at, up to 65,535; 0 takes any that is free."""
+    host: str = "127.0.0.1"
+    """Address to listen at. By default only programs of this machine can ask; at 0.0.0.0 everybody
+    can who reaches the machine, without a password."""
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run `podracer serve`: answer observations with actions until Ctrl-C."""
+    options: ServeOptions = parse(
+        ServeOptions, "serve", arguments,
+        about="Answer observations with actions over HTTP, until Ctrl-C.",
+    )  # fmt: skip
+    from podracer.types import ConfigError
+
+    port = require_in_range("--port", options.port, 0, 65_535)
+    try:
+        from podracer.serve import server
+    except ImportError as error:
+        raise ConfigError(
+            f'serving needs the package {error.name}: pip install "podracer[serve]".'
+        ) from error
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.serve.service import Model, Service, load_model
+
+    def load(directory: Path) -> Model:
+        experiment = reopen_run(directory, options.recipe, options.environment)
+        return load_model(directory, experiment, options.policy, options.checkpoint)
+
+    use_compilation_cache()
+    try:
+        listener = server.listen(options.host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {options.host}, port {port}: {error.strerror}; take another --port."
+        ) from error
+    with listener, contextlib.suppress(KeyboardInterrupt):
+        service = Service(options.run, load)
+        address = f"http://{options.host}:{listener.getsockname()[1]}"
+        print(f"{address}/act answers with {service.model.name}.  Ctrl-C ends it", flush=True)
+        service.start()
+        server.make_server(service, options.host).run(sockets=[listener])
+    return 0

@@ -1,0 +1,91 @@
+"""Observations as JSON has them, as arrays of a specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.types import ArraySpec, PyTree
+
+
+class RequestError(Exception):
+    """A request that cannot be answered, with the status of HTTP that says so."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        """Make an error with a sentence for the client."""
+        super().__init__(message)
+        self.status = status
+
+
+def arrays_of(specs: PyTree, value: Any, name: str = "observation") -> PyTree:
+    """Return the arrays of a value as JSON has it; zeros of one observation for None.
+
+    Raises `RequestError` for what does not fit the specification without loss.
+    """
+    if isinstance(specs, ArraySpec):
+        return np.zeros(specs.shape, specs.dtype) if value is None else _array(specs, value, name)
+    if isinstance(specs, dict):
+        value = dict.fromkeys(specs) if value is None else value
+        if not isinstance(value, dict) or value.keys() != specs.keys():
+            raise RequestError(f"{name} must be an object with {', '.join(map(str, specs))}.")
+        return {key: arrays_of(spec, value[key], f"{name}.{key}") for key, spec in specs.items()}
+    if isinstance(specs, tuple | list):
+        value = [None] * len(specs) if value is None else value
+        if not isinstance(value, list) or len(value) != len(specs):
+            raise RequestError(f"{name} must be a list of {len(specs)} parts.")
+        parts = [
+            arrays_of(spec, part, f"{name}[{i}]")
+            for i, (spec, part) in enumerate(zip(specs, value, strict=True))
+        ]
+        return type(specs)(parts)
+    raise RequestError(f"{name} is a {type(specs).__name__}, which JSON cannot hold.", status=501)
+
+
+def _array(spec: ArraySpec, value: Any, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise RequestError(f"{name} is no array: its rows differ in length.") from error
+    if array.dtype.kind not in "biuf":
+        raise RequestError(f"{name} must hold numbers.")
+    with np.errstate(all="ignore"):
+        converted = array.astype(spec.dtype)
+    if np.issubdtype(spec.dtype, np.floating):
+        if not np.isfinite(converted).all():
+            raise RequestError(f"{name} has numbers that are not finite as {spec.dtype}.")
+    elif not np.array_equal(converted, array):
+        raise RequestError(f"{name} has numbers that are no {spec.dtype}.")
+    if spec.num_values is not None and not ((converted >= 0) & (converted < spec.num_values)).all():
+        raise RequestError(f"{name} must lie in 0 to {spec.num_values - 1}.")
+    return converted
+
+
+def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
+    """Return the size of a batch of observations, None for a single one.
+
+    Raises `RequestError` where the shapes are neither.
+    """
+    wanted = [spec.shape for spec in jax.tree.leaves(specs)]
+    shapes = [x.shape for x in jax.tree.leaves(observation)]
+    if shapes == wanted:
+        return None
+    rows = shapes[0][:1]
+    if rows and shapes == [rows + shape for shape in wanted]:
+        return rows[0]
+    text = ", ".join(str(list(shape)) for shape in wanted)
+    found = ", ".join(str(list(shape)) for shape in shapes)
+    raise RequestError(
+        f"an observation has the shape {text}, a batch of B an axis more before it, and this one "
+        f"has {found}."
+    )
+
+
+def pad(batch: PyTree, size: int) -> PyTree:
+    """Return a batch `[size, ...]`, of which the last row repeats that of `batch`."""
+
+    def repeat_last(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
+
+    return jax.tree.map(repeat_last, batch)

@@ -1,0 +1,216 @@
+"""A service that answers observations with actions: models, sessions and requests.
+
+It knows nothing of HTTP. One thread calls `Service.act`; another may replace the model meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.loading import load_run
+from podracer.io.steps import Choice
+from podracer.policy import Policy
+from podracer.serve.arrays import RequestError, arrays_of, batch_size_of, pad
+from podracer.trading.delivery import RECORD, current_model
+from podracer.types import ArraySpec, ConfigError, PodracerError
+
+MAX_SESSIONS = 10_000
+MAX_ROWS = 4096
+KEYS = ("observation", "session", "reset", "reward")
+
+logger = logging.getLogger("podracer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A policy with the name of its run or model, and what it was trained for."""
+
+    name: str
+    updates: int
+    agent: str
+    environment: str
+    policy: Policy
+
+
+@dataclasses.dataclass
+class Session:
+    """An episode, or a batch of them, that a client plays with one model."""
+
+    model: Model
+    policy: Policy
+    rows: int
+
+
+def load_model(
+    directory: Path,
+    experiment: Experiment,
+    policy: str | None = None,
+    checkpoint: Choice = "newest",
+) -> Model:
+    """Load the model of a run directory, ready to answer single observations.
+
+    `policy` is `greedy` or `sampled`, by default that of the run's evaluations. What is raised is
+    that of `load_run`.
+    """
+    policy = experiment.evaluation_policy if policy is None else policy
+    agent, _, state = load_run(directory, recipe=experiment, checkpoint=checkpoint)
+    acting = Policy(agent, state.learner, sampled=policy == "sampled")
+    name = directory.resolve().name
+    model = Model(name, int(state.update), type(agent).__name__, acting.spec.name, acting)
+    prepare(model, (1,))
+    return model
+
+
+def prepare(model: Model, batch_sizes: tuple[int, ...]) -> None:
+    """Compile a model's programs for batches of these sizes."""
+    zeros = jax.tree.map(lambda x: x[None], arrays_of(model.policy.spec.observation, None))
+    for size in batch_sizes:
+        model.policy.copy()(pad(zeros, size))
+
+
+class Service:
+    """Policy of a run, or of the current model of a directory of models, with its sessions.
+
+    Args:
+        directory: a run, or a directory that `podracer promote` makes.
+        load: called with a run directory; returns its model.
+    """
+
+    def __init__(self, directory: Path, load: Callable[[Path], Model]) -> None:
+        self._directory, self._load = directory, load
+        self._follows = (directory / RECORD).is_file()
+        path = current_model(directory) if self._follows else directory
+        self.model = load(path)
+        self._refused: Path | None = None
+        self._batch_sizes = {1}
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._seeds = itertools.count()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="models", daemon=True)
+
+    @property
+    def num_sessions(self) -> int:
+        """Number of sessions that are remembered."""
+        return len(self._sessions)
+
+    def start(self, seconds: float = 0.5) -> None:
+        """Look for a new current model every so many seconds, in a thread."""
+        self._seconds = seconds
+        if self._follows:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop to look for models."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def act(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request: the action or actions, and which model chose them.
+
+        Raises `RequestError` for what is wrong with it.
+        """
+        for key in request:
+            if key not in KEYS:
+                raise RequestError(f"unknown key {key!r}: there are {', '.join(KEYS)}.")
+        if "observation" not in request:
+            raise RequestError('there is no "observation".')
+        specs = self.model.policy.spec.observation
+        observation = arrays_of(specs, request["observation"])
+        batch_size = batch_size_of(specs, observation)
+        rows = 1 if batch_size is None else batch_size
+        if not 1 <= rows <= MAX_ROWS:
+            raise RequestError(f"a batch has 1 to {MAX_ROWS} observations, not {rows}.")
+        model, policy = self._policy_of(request, rows)
+        size = 1 << (rows - 1).bit_length()  # so that few programs are compiled
+        self._batch_sizes.add(size)
+        if batch_size is None:
+            observation = jax.tree.map(lambda x: x[None], observation)
+        actions = policy(pad(observation, size), pad(_rewards(request, rows), size))
+        if not np.isfinite(actions).all():
+            raise RequestError("the policy's action is not finite.", status=500)
+        actions = actions[:rows].tolist()
+        key, value = ("action", actions[0]) if batch_size is None else ("actions", actions)
+        return {key: value, "model": model.name, "updates": model.updates}
+
+    def _policy_of(self, request: dict[str, Any], rows: int) -> tuple[Model, Policy]:
+        """Return the model and the policy for a request, at the right place of its episodes."""
+        name, reset = request.get("session"), request.get("reset", False)
+        if name is None:
+            if self.model.policy.has_memory:
+                raise RequestError(
+                    'this policy has memory: name a "session", and send "reset": true with the '
+                    "first observation of each episode."
+                )
+            self.model.policy.reset()
+            return self.model, self.model.policy
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise RequestError('a "session" is a text of 1 to 200 characters.')
+        if reset is True:
+            model = self.model  # also where the session played with an older one
+            policy = model.policy.copy(next(self._seeds))
+            self._sessions[name] = Session(model, policy, rows)
+        elif name not in self._sessions:
+            raise RequestError(
+                f'there is no session {name!r}, or no more: send "reset": true with the first '
+                "observation of an episode.",
+                status=409,
+            )
+        session = self._sessions[name]
+        self._sessions.move_to_end(name)
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        if session.rows != rows:
+            raise RequestError(f"session {name!r} has {session.rows} observations, not {rows}.")
+        if isinstance(reset, list):
+            session.policy.reset(_rows_of(reset, rows))
+        elif not isinstance(reset, bool):
+            raise RequestError('"reset" is true, false, or a list of rows of the batch.')
+        return session.model, session.policy
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Take up the current model if it is another one; keep the old one where that fails."""
+        path = None
+        try:
+            path = current_model(self._directory)
+            if path.name == self.model.name or path == self._refused:
+                return
+            model = self._load(path)
+            prepare(model, tuple(self._batch_sizes))
+            if model.policy.spec != self.model.policy.spec:
+                raise ConfigError("it has other observations or actions.")
+        except PodracerError as error:
+            logger.warning("the model %s stays: %s", self.model.name, error)
+            self._refused = path
+            return
+        self._refused = None
+        logger.info("model %s replaces %s", model.name, self.model.name)
+        self.model = model
+
+
+def _rewards(request: dict[str, Any], rows: int) -> np.ndarray:
+    rewards = arrays_of(ArraySpec(()), request.get("reward", 0.0), "reward")
+    if rewards.shape not in ((), (rows,)):
+        raise RequestError('"reward" is a number, or one for each row of the batch.')
+    return np.broadcast_to(rewards, (rows,))
+
+
+def _rows_of(reset: list[Any], rows: int) -> list[int]:
+    if not all(type(row) is int and 0 <= row < rows for row in reset):
+        raise RequestError(f'the rows of "reset" are integers from 0 to {rows - 1}.')
+    return reset

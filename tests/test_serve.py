@@ -1,0 +1,271 @@
+"""Serving: right answers, sentences for wrong requests, models that are replaced meanwhile."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import jax
+import numpy as np
+import pytest
+from agents import AGENTS
+from walk import Walk
+
+import podracer
+from podracer.experiments import recipes
+from podracer.experiments.loading import reopen
+from podracer.policy import Policy
+from podracer.serve.arrays import arrays_of
+from podracer.serve.server import MAX_BYTES, listen, make_server
+from podracer.serve.service import Model, RequestError, Service, load_model
+from podracer.trading import delivery
+from podracer.types import ArraySpec, Discrete
+
+OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
+
+
+def model_of(name: str, agent: str, seed: int = 0, **changes) -> Model:
+    """A model of an untrained agent, which prefers other actions for every seed."""
+    made = dataclasses.replace(AGENTS[agent], spec=Walk(Discrete(3)).spec, **changes)
+    state = made.init(jax.random.key(seed), 1)
+    shared = jax.tree.map(lambda x: x * 30 if x.ndim == 2 else x, state.shared)
+    policy = Policy(made, dataclasses.replace(state, shared=shared))
+    return Model(name, 7, agent, "walk", policy)
+
+
+@pytest.fixture
+def service(tmp_path):
+    return Service(tmp_path, lambda path: model_of("run", "a2c", seed=3))
+
+
+@pytest.fixture
+def recurrent(tmp_path):
+    return Service(tmp_path, lambda path: model_of("run", "ppo-gru"))
+
+
+def test_one_observation_and_batches_are_answered_as_the_policy_acts(service):
+    policy = service.model.policy.copy()
+    expected = [int(policy(x)) for x in OBSERVATIONS[:, 0]]
+    assert len(set(expected)) > 1
+    for x, action in zip(OBSERVATIONS[:, 0], expected, strict=True):
+        answer = service.act({"observation": x.tolist()})
+        assert answer == {"action": action, "model": "run", "updates": 7}
+    answer = service.act({"observation": OBSERVATIONS[:, 0].tolist()})  # 6 rows, padded to 8
+    assert answer["actions"] == expected
+
+
+def test_sessions_remember_apart_from_each_other(recurrent):
+    policy = recurrent.model.policy
+    assert policy.has_memory
+    for episode in range(2):
+        expected = [policy.copy() for _ in range(3)]
+        for step, rows in enumerate(OBSERVATIONS[:, :3]):
+            for i, x in enumerate(rows):
+                request = {"observation": x.tolist(), "session": f"s{i}", "reset": step == 0}
+                assert recurrent.act(request)["action"] == int(expected[i](x)), (episode, step)
+
+
+def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
+    expected = recurrent.model.policy.copy()
+    for step, rows in enumerate(OBSERVATIONS):
+        reset = {0: True, 3: [1]}.get(step, False)
+        if step == 3:
+            expected.reset([1])
+        request = {"observation": rows.tolist(), "session": "batch", "reset": reset}
+        assert recurrent.act(request)["actions"] == np.asarray(expected(rows)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, 'no "observation"'),
+        ({"observation": [0, 0], "sesion": "a"}, "unknown key 'sesion'"),
+        ({"observation": [0, 0, 0]}, r"has the shape \[2\], a batch of B an axis more"),
+        ({"observation": [[0, 0], [0]]}, "its rows differ in length"),
+        ({"observation": "left"}, "must hold numbers"),
+        ({"observation": [1e60, 0]}, "not finite as float32"),
+        ({"observation": []}, r"has \[0\]"),
+        ({"observation": [0, 0], "reward": "much"}, "reward must hold numbers"),
+        ({"observation": [0, 0], "reward": [1, 2]}, "one for each row"),
+        ({"observation": [0, 0], "session": 7}, "a text of 1 to 200 characters"),
+        ({"observation": [0, 0], "session": "a", "reset": "yes"}, "true, false, or a list"),
+        ({"observation": [0, 0], "session": "a", "reset": [1]}, "integers from 0 to 0"),
+        ({"observation": [[0, 0], [0, 0]], "session": "a"}, "has 1 observations, not 2"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_a_sentence(service, request_, message):
+    service.act({"observation": [0, 0], "session": "a", "reset": True})
+    with pytest.raises(RequestError, match=message):
+        service.act(request_)
+    assert service.act({"observation": [0, 0]})["model"] == "run"
+
+
+def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
+    with pytest.raises(RequestError, match="this policy has memory"):
+        recurrent.act({"observation": [0, 0]})
+    with pytest.raises(RequestError, match="no session 'robot', or no more") as raised:
+        recurrent.act({"observation": [0, 0], "session": "robot"})
+    assert raised.value.status == 409
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "message"),
+    [
+        (ArraySpec((2,), np.uint8), [0, 256], "no uint8"),
+        (ArraySpec((2,), np.uint8), [0, -1], "no uint8"),
+        (ArraySpec((1,), np.int32), [0.5], "no int32"),
+        (ArraySpec((), np.int32, num_values=4), 4, "must lie in 0 to 3"),
+        ({"a": ArraySpec(())}, [0], "must be an object with a"),
+        ({"a": ArraySpec(())}, {"a": 0, "b": 0}, "must be an object with a"),
+        ({"a": {"b": ArraySpec(())}}, {"a": {"b": "x"}}, r"observation\.a\.b must hold numbers"),
+        ((ArraySpec(()),), [1, 2], "a list of 1 parts"),
+    ],
+)
+def test_numbers_that_a_specification_cannot_hold_are_refused(spec, value, message):
+    with pytest.raises(RequestError, match=message):
+        arrays_of(spec, value)
+
+
+def test_trees_of_arrays_are_read():
+    spec = {"image": ArraySpec((1, 2), np.uint8), "parts": (ArraySpec(()), ArraySpec((), bool))}
+    tree = arrays_of(spec, {"image": [[3, 255]], "parts": [0.5, True]})
+    assert tree["image"].dtype == np.uint8
+    assert tree["parts"][0] == np.float32(0.5)
+    assert tree["parts"][1].dtype == bool
+
+
+@contextlib.contextmanager
+def serving(service):
+    """Serve in a thread; yields the address."""
+    with listen("127.0.0.1", 0) as listener:
+        server = make_server(service, "127.0.0.1")
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        service.start(seconds=0.05)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            service.stop()
+            thread.join()
+
+
+def ask(url, body=None, **headers):
+    """Return the status and the JSON of an answer."""
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, body, headers), timeout=60
+        ) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode()
+        return error.code, json.loads(text) if text.startswith("{") else text
+
+
+def test_http_answers_and_errors(service):
+    with serving(service) as address:
+        act = f"{address}/act"
+        assert ask(act, b'{"observation": [0.1, 0.2]}')[1]["model"] == "run"
+        for body in (b"", b"[1]", b"{", b'{"observation": [NaN, 0]}', b"[" * 100_000):
+            status, answer = ask(act, body)
+            assert status == 400
+            assert "request" in answer["error"]
+        assert ask(act, b" " * (MAX_BYTES + 1))[0] == 413
+        assert ask(act)[0] == 405
+        assert ask(act, b"{}", Host="evil.example")[0] == 400
+        status, health = ask(f"{address}/health")
+    assert (status, health["requests"], health["errors"], health["status"]) == (200, 7, 6, "ok")
+    assert health["milliseconds_p50"] > 0
+
+
+@pytest.fixture(scope="module")
+def trading_runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    experiment = recipes.find("trading_ppo").with_fields({
+        "environment": "trading:synthetic,tickers=2,bars=200",
+        "driver": {"num_envs": 8, "rollout_length": 16, "updates_per_chunk": 2},
+        "agent": {"num_epochs": 1, "num_minibatches": 1},
+        "frames": 256,
+        "evaluations": 0,
+        "devices": 1,
+    })  # fmt: skip
+    return [podracer.train(experiment, seed=s, run_dir=root / f"s{s}").run_dir for s in (0, 1)]
+
+
+@pytest.fixture
+def models(trading_runs, tmp_path, monkeypatch):
+    """Two promoted models, the second one current."""
+    monkeypatch.setattr(delivery, "_validation_return", _rising())
+    for directory in trading_runs:
+        delivery.promote(tmp_path / "models", directory)
+    assert delivery.current_model(tmp_path / "models").name == "000002"
+    return tmp_path / "models"
+
+
+def _rising():
+    """Scores with which every promotion succeeds: the new run's is asked for first."""
+    values = iter(range(10**6, 0, -1))
+    return lambda *args: float(next(values))
+
+
+def load(directory):
+    return load_model(directory, reopen(directory))
+
+
+@pytest.mark.slow
+def test_promotions_and_rollbacks_under_load_lose_no_request(models, trading_runs, monkeypatch):
+    """Every answer is that of the model that it names."""
+    monkeypatch.setattr(delivery, "_validation_return", _rising())
+    service = Service(models, load)
+    observation = np.random.default_rng(0).normal(size=service.model.policy.spec.observation.shape)
+    policies = [podracer.load_policy(directory) for directory in trading_runs]
+    expected = [policy(observation.astype(np.float32)) for policy in policies]
+    assert not np.allclose(*expected)
+    body = json.dumps({"observation": observation.astype(np.float32).tolist()}).encode()
+    answers, stop, model_runs = [], threading.Event(), {"000001": 0, "000002": 1}
+
+    def client(url):
+        while not stop.is_set():
+            answers.append(ask(url, body))
+
+    with serving(service) as address:
+        clients = [threading.Thread(target=client, args=(f"{address}/act",)) for _ in range(3)]
+        for thread in clients:
+            thread.start()
+        for turn in range(4):
+            decision = (
+                delivery.rollback(models) if turn % 2 else delivery.promote(models, trading_runs[0])
+            )
+            model_runs.setdefault(decision.model, 0)
+            while service.model.name != decision.model:
+                time.sleep(0.01)
+        stop.set()
+        for thread in clients:
+            thread.join()
+    assert {status for status, _ in answers} == {200}
+    answers = [answer for _, answer in answers]
+    assert len({answer["model"] for answer in answers}) >= 2
+    for answer in answers:
+        np.testing.assert_allclose(
+            answer["action"], expected[model_runs[answer["model"]]], atol=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_a_damaged_model_does_not_replace_a_good_one(models, trading_runs, monkeypatch, caplog):
+    monkeypatch.setattr(delivery, "_validation_return", _rising())
+    service = Service(models, load)
+    delivery.promote(models, trading_runs[0])
+    for path in (models / "000003" / "checkpoints").glob("0*"):
+        shutil.rmtree(path)
+    service.refresh()
+    assert service.model.name == "000002"
+    assert "the model 000002 stays" in caplog.text
+    delivery.rollback(models)
+    delivery.promote(models, trading_runs[1])
+    service.refresh()
+    assert service.model.name == "000004"
