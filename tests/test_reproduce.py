@@ -86,6 +86,8 @@ def test_the_projects_records_give_curves_and_a_verdict(figure):
 
 
 def test_the_projects_numbers_stand_in_the_files_that_they_name():
+    if not (ROOT / "benchmarks" / "results").exists():
+        pytest.skip("an archive of the sources leaves them out")
     named = 0
     for record in read_records(SHIPPED):
         if match := re.match(r"from (\S+\.jsonl)", record.context.get("note", "")):
