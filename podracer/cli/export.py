@@ -31,10 +31,10 @@ class ExportOptions:
     recipe: OwnRecipe = None
     environment: ImportingEnvironment = None
     checkpoint: AtCheckpoint = "newest"
-    format: Literal["onnx", "stablehlo"] = "onnx"
-    """Format of the file: `onnx` for onnxruntime, `stablehlo` for JAX and XLA."""
+    format: Literal["onnx", "stablehlo", "html"] = "onnx"
+    """Format: `onnx` for onnxruntime, `stablehlo` for JAX, `html` for a page that plays."""
     out: Path | None = None
-    """Path of the file. By default policy.onnx or policy.stablehlo in the run."""
+    """Path of the file. By default policy.onnx, .stablehlo or .html in the run."""
     policy: Literal["greedy", "sampled"] = "greedy"
     """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
     pod: int | None = None

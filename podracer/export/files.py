@@ -17,6 +17,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run, reopen
 from podracer.experiments.serialization import experiment_digest
 from podracer.export.decision import Arrays, Decision, make_decision
+from podracer.export.html import check_page, to_html
 from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
 from podracer.export.stablehlo import PLATFORMS, to_stablehlo
@@ -25,8 +26,8 @@ from podracer.io.run_directory import encode_json, write_bytes
 from podracer.io.steps import identity_of
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PodracerError
 
-Format = Literal["onnx", "stablehlo"]
-SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo"}
+Format = Literal["onnx", "stablehlo", "html"]
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo", "html": ".html"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +61,29 @@ def export_policy(
 ) -> Export:
     """Write the policy of a run, at a checkpoint, as a file for programs without podracer.
 
-    The file is `policy.onnx` or `policy.stablehlo` in the run, or `out`; beside a StableHLO file
-    stands `about` as JSON. The other arguments are those of `load_policy`. Before it is written,
-    the file is compared with the agent on 1,000 observations.
+    The file is `policy.onnx`, `policy.stablehlo` or `policy.html` in the run, or `out`; beside a
+    StableHLO file stands `about` as JSON. The other arguments are those of `load_policy`. Before
+    it is written, the file is compared with the agent on 1,000 observations; of a page, which
+    plays in the environment, it is the ONNX file that it runs.
 
     Raises `ConfigError` as `load` does, where a package is missing and for a policy that the format
     cannot hold; `PodracerError` if the file decides otherwise than the agent.
     """
     if format not in SUFFIXES:
-        raise ConfigError(f"the format must be onnx or stablehlo, but it is {format!r}.")
-    if format == "onnx":
+        raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
+    if format != "stablehlo":
         for package in ("onnx", "onnxruntime"):
-            import_optional(package, "the format onnx", "export")
+            import_optional(package, f"the format {format}", "export")
     directory = Path(run_dir)
     experiment = reopen(directory, recipe, environment)
+    if format == "html":
+        check_page(experiment.environment, sampled)
     agent, env, state = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint)
     decision = make_decision(agent, state.learner, sampled=sampled)
     about = describe(decision, env.spec) | _origin(directory, experiment, int(state.update), pod)
-    data = to_onnx(decision, about) if format == "onnx" else to_stablehlo(decision)
-    runner = onnx_runner(data) if format == "onnx" else stablehlo_runner(data)
+    is_jax = format == "stablehlo"
+    data = to_stablehlo(decision) if is_jax else to_onnx(decision, about)
+    runner = stablehlo_runner(data) if is_jax else onnx_runner(data)
     proof = prove(decision, runner, agent, env, state.learner)
     if not proof.holds:
         raise PodracerError(
@@ -86,9 +91,11 @@ def export_policy(
             f"{proof.observations:,} actions differ and numbers by up to "
             f"{proof.largest_difference:.1e}, so none was written."
         )
+    if format == "html":
+        data = to_html(data, decision, runner, env.spec, about)
     path = directory / f"policy{SUFFIXES[format]}" if out is None else Path(out)
     write_bytes(path, data)
-    if format == "stablehlo":
+    if is_jax:
         write_bytes(path.with_name(f"{path.name}.json"), encode_json(about))
     return Export(path, len(data), decision.inputs, decision.outputs, about, proof)
 

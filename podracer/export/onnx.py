@@ -22,6 +22,7 @@ from podracer.export.graph import Graph
 from podracer.types import ArraySpec, ConfigError
 
 OPSET, IR_VERSION = 18, 8
+_HALF = (jnp.bfloat16, jnp.float16)
 OPERATORS = ELEMENTWISE | ARRAYS  # of lax primitives, by name
 
 
@@ -80,6 +81,11 @@ def _write(graph: Graph, function: ClosedJaxpr) -> None:
     for equation in jaxpr.eqns:
         if needed.isdisjoint(equation.outvars):
             continue
+        if any(x.aval.dtype in _HALF for x in equation.outvars):
+            raise ConfigError(
+                "onnxruntime computes with float32 on a CPU, but this network in 16 bits: take "
+                "--format stablehlo."
+            )
         operator = OPERATORS.get(equation.primitive.name)
         if operator is None:
             raise _refusal(equation.primitive.name)
