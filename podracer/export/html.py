@@ -15,7 +15,7 @@ from podracer.export.decision import Decision
 from podracer.export.proof import Runner, draw_timesteps
 from podracer.types import ConfigError, EnvironmentSpec
 
-ENVIRONMENTS = ("catch", "cartpole", "pendulum")
+ENVIRONMENTS = ("catch", "cartpole", "pendulum", "gymnax:Breakout-MinAtar")
 NUM_EXAMPLES = 20  # that the page itself compares
 
 
