@@ -433,6 +433,24 @@ GUARDS = [
         "test_report.py::test_a_report_is_self_contained_and_runs_nothing",
     ),
     Guard(
+        "reports/watch/server.py",
+        'return self.server.names is None or name.strip("[]") in self.server.names',
+        "return True",
+        "test_watch.py::test_no_request_reaches_another_file",
+    ),
+    Guard(
+        "reports/watch/files.py",
+        "os.O_RDONLY | os.O_NOFOLLOW |",
+        "os.O_RDONLY |",
+        "test_watch.py::test_only_regular_files_are_read",
+    ),
+    Guard(
+        "reports/watch/chart.py",
+        'class="title">{html.escape(title)}</text>',
+        'class="title">{title}</text>',
+        "test_watch.py::test_nothing_that_a_file_says_is_run_or_ends_the_page",
+    ),
+    Guard(
         "reports/run.py",
         "text = {key: html.escape(str(value)) for",
         "text = {key: str(value) for",
