@@ -231,3 +231,31 @@ def test_records_are_plain_json(tmp_path):
     record = dataclasses.replace(a_record(), values={"frames": [1, 2], "returns": [0.5, 1.0]})
     append_record(tmp_path / "records.jsonl", record)
     assert read_records(tmp_path / "records.jsonl") == [record]
+
+
+def test_seconds_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch):
+    spent = iter([0.0, 1e6])
+    monkeypatch.setattr(measure, "_busy_seconds", lambda: next(spent))
+    monkeypatch.setattr(measure, "_run", lambda arguments: (0, []))
+    case = Case("one", (COMMAND,), lambda printed, folder: {"frames": [1], "seconds": [2.0]})
+    figure = dataclasses.replace(a_figure(), cases=lambda scale: [case])
+    measure.measure_figures([figure], "laptop", tmp_path, print, lambda: None)
+    (record,) = read_records(tmp_path / "records.jsonl")
+    assert record.is_busy
+    assert record.values == {"frames": [1]}
+
+
+def test_larger_networks_are_judged_by_frames_and_by_seconds_where_they_count():
+    figure = FIGURES["larger-networks"]
+    curve = {"frames": [1000, 2000, 3000], "seconds": [5.0, 9.0, 12.0]}
+    measured = {
+        case.name: {**curve, "returns": [1, 16, 20] if "-8-" in case.name else [16, 18, 20]}
+        for case in figure.cases("laptop")
+    }
+    judged = figure.judge(measured)
+    assert judged.outcome is Outcome.REPRODUCED
+    assert "8 channels and 1 block: 2 K in 9 s" in judged.reason
+    worse = {name: {**values, "returns": [1, 2, 3]} for name, values in measured.items()}
+    assert figure.judge(worse).outcome is Outcome.NOT_REPRODUCED
+    records = [Record(figure.name, name, "laptop", v, {}) for name, v in measured.items()]
+    assert verdict(figure, records).outcome is Outcome.SHAPE

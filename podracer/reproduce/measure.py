@@ -85,7 +85,10 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
     if others is not None and (now := _busy_seconds()) is not None:
         total = seconds * (os.cpu_count() or 1)
         context["busy"] = round(max(0.0, now - others - cpu_seconds) / total, 3)
-    return Record(figure.name, case.name, scale, values, context, error)
+    record = Record(figure.name, case.name, scale, values, context, error)
+    if record.is_busy:
+        values.pop("seconds", None)  # of a learning curve, where they say nothing now
+    return record
 
 
 def _resumed(arguments: list[str]) -> list[str]:

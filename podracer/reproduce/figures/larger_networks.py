@@ -49,30 +49,28 @@ def _runs(measured: Measured, channels: int, blocks: int) -> list[dict]:
     return [measured[name] for name in names if name in measured]
 
 
-def frames_to_target(run: dict) -> float:
-    """Return the frames of the first evaluation at the target, infinity if there is none."""
-    pairs = zip(run["frames"], run["returns"], strict=True)
-    return next((float(frames) for frames, score in pairs if score >= TARGET), float("inf"))
+def to_target(run: dict, over: str) -> float:
+    """Return frames or seconds of the first evaluation at the target, infinity if there is none."""
+    pairs = zip(run[over], run["returns"], strict=True)
+    return next((float(spent) for spent, score in pairs if score >= TARGET), float("inf"))
 
 
 def judge(measured: Measured) -> Verdict:
     """Compare the median frames to the target of the smallest and the larger networks."""
-    frames = {
-        network: statistics.median(map(frames_to_target, _runs(measured, *network)))
-        for network in NETWORKS
-    }
+    frames, parts = {}, []
+    for channels, blocks in NETWORKS:
+        runs = _runs(measured, channels, blocks)
+        value = statistics.median(to_target(run, "frames") for run in runs)
+        text = f"{value / 1e3:,.0f} K" if value < float("inf") else "not reached"
+        if all("seconds" in run for run in runs) and value < float("inf"):
+            seconds = statistics.median(to_target(run, "seconds") for run in runs)
+            text += f" in {seconds:,.0f} s"
+        frames[channels, blocks] = value
+        parts.append(f"{channels} channels and {blocks} block{'s' * (blocks > 1)}: {text}")
     smallest, *larger = frames.values()
-    parts = [
-        f"{channels} channels and {blocks} block{'s' * (blocks > 1)}: {_thousands(value)}"
-        for (channels, blocks), value in frames.items()
-    ]
     outcome = Outcome.REPRODUCED if max(larger) < smallest else Outcome.NOT_REPRODUCED
     reason = f"Median frames to a return of {TARGET:g} over 5 seeds: {'; '.join(parts)}."
     return Verdict(outcome, reason)
-
-
-def _thousands(frames: float) -> str:
-    return f"{frames / 1e3:,.0f} K" if frames < float("inf") else "not reached"
 
 
 FIGURE = Figure(
