@@ -14,10 +14,19 @@ import stat
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
 from podracer.io.sinks import read_metrics
-from podracer.reports.curves import RunRecords, bootstrap_interval, interquartile_mean, running_mean
+from podracer.reports import curves
+from podracer.reports import run as run_report
+from podracer.reports.curves import (
+    Panel,
+    RunRecords,
+    bootstrap_interval,
+    interquartile_mean,
+    running_mean,
+)
 from podracer.reports.run import write_report
 from podracer.reports.timeline import segments
 from podracer.reports.video import write_video
@@ -94,12 +103,12 @@ def test_a_report_is_self_contained_and_runs_nothing(compared):
 def test_pictures_differ_for_light_and_dark_pages(compared):
     light = [value for name, value in compared.attributes if name == "src"]
     dark = [value for name, value in compared.attributes if name == "srcset"]
-    assert len(light) == len(dark) == 3
+    assert len(light) == len(dark) == 5
     for one, other in zip(light, dark, strict=True):
         assert one != other
         for value in (one, other):
             with Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))) as image:
-                assert image.width > 1000
+                assert image.width > 500
                 assert image.getextrema()[3] == (0, 255)  # clear ground, and something on it
 
 
@@ -468,3 +477,24 @@ def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
         write_video(frames[:0], tmp_path / "a.gif", fps=10)
     with pytest.raises(ConfigError, match="not 0"):
         write_video(frames, tmp_path / "a.gif", fps=0)
+
+
+def test_the_mean_of_seeds_goes_on_where_one_has_ended():
+    short, long = (
+        RunRecords(
+            name, {}, [{"frames": i, "episode_return": float(i)} for i in range(1, last)], {}
+        )
+        for name, last in (("short", 11), ("long", 21))
+    )
+    axes = Figure().subplots()
+    curves._curves(axes, {"both": [short, long]}, Panel("Return", "episode_return", "frames"))
+    (mean,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    x, y = mean.get_data()
+    assert (x[0] > 10, x[-1]) == (True, 20)
+    np.testing.assert_allclose(y[-1], 15.0)  # of 10, where the short one ended, and 20
+
+
+def test_metrics_have_titles_in_words():
+    assert run_report._title("approximate_kl") == "Approximate KL divergence"
+    assert run_report._title("td_error") == "TD error"
+    assert run_report._title("q") == "Q"

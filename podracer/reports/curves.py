@@ -137,23 +137,25 @@ def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
     return f'<ul class="legend">{"".join(head + items)}</ul>'
 
 
-def figure(groups: Groups, panels: Sequence[Panel], columns: int, height: float) -> str:
-    """Draw panels as one figure for a light page and one for a dark page."""
-    rows = -(-len(panels) // columns)
+def panels_of(groups: Groups, panels: Sequence[Panel], width: float, height: float) -> str:
+    """Draw panels of so many inches, side by side where the page has room, else in a column."""
 
-    def draw(figure: Figure) -> None:
-        for index, panel in enumerate(panels):
-            _curves(figure.add_subplot(rows, columns, index + 1), groups, panel)
+    def draw(panel: Panel) -> str:
+        return render(
+            panel.title, height, lambda figure: _curves(figure.subplots(), groups, panel), width
+        )
 
-    return render(", ".join(panel.title for panel in panels), rows * height, draw)
+    # On a wide page a panel has 90 pixels an inch.
+    pictures = "".join(map(draw, panels))
+    return f'<div class="panels" style="--least: {90 * width:.0f}px">{pictures}</div>'
 
 
-def render(alt: str, height: float, draw: Callable[[Figure], None]) -> str:
-    """Render what `draw` puts on a figure, `height` inches high, for a light and a dark page."""
+def render(alt: str, height: float, draw: Callable[[Figure], None], width: float = 10.8) -> str:
+    """Render what `draw` puts on a figure of so many inches, for a light and a dark page."""
     pictures = {}
     for theme, style in _THEMES.items():
         with matplotlib.rc_context(_style(*style)):
-            figure = Figure(figsize=(10.8, height), layout="constrained")
+            figure = Figure(figsize=(width, height), layout="constrained")
             draw(figure)
             buffer = io.BytesIO()
             FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
@@ -190,6 +192,8 @@ def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
         for run in members if panel.points else ():
             edge = matplotlib.rcParams["text.color"]
             x, y = run.series(panel.points, panel.over)
+            if len(members) > 1:  # which dots belong together
+                axes.plot(x, y, color=color, alpha=0.35, lw=0.7, ls=":")
             axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
     axes.margins(x=0.02, y=0.08)
     style_axes(axes, panel.title, panel.over)
@@ -214,13 +218,16 @@ def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -
 
 
 def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -> None:
-    start, end = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
+    """Draw the mean and its interval, dashed where a run has ended: its last value counts on."""
+    start, end = max(x[0] for x, _ in series), max(x[-1] for x, _ in series)
     if end > start:
         at = np.linspace(start, end, _GRID)
         values = np.stack([np.interp(at, x, y) for x, y in series])
         low, high = bootstrap_interval(values)
         axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
-        axes.plot(at, interquartile_mean(values), color=color, lw=1.8)
+        mean, all_run = interquartile_mean(values), at <= min(x[-1] for x, _ in series)
+        axes.plot(at[all_run], mean[all_run], color=color, lw=1.8)
+        axes.plot(at[~all_run], mean[~all_run], color=color, lw=1.8, ls="--")
 
 
 def tick_text(value: float, _: int | None) -> str:

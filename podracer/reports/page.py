@@ -79,9 +79,12 @@ td.differs { background: var(--mark); padding-left: .5rem }
   padding: 0; margin: .5rem 0 }
 .legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px;
   margin-right: .4em }
+.panels { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, var(--least)), 1fr)) }
 picture img { width: 100%; display: block }
 aside { border: 1px solid var(--error); border-radius: 8px; padding: 1rem 1.2rem; margin: 1.5rem 0 }
 aside h2 { color: var(--error) }
+summary { cursor: pointer; color: var(--soft) }
 pre { background: var(--fill); padding: 1rem; border-radius: 6px; overflow-x: auto }
 @media (max-width: 700px) { .tiles { grid-template-columns: repeat(2, 1fr) } }
 """

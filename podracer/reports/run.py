@@ -26,9 +26,9 @@ from podracer.reports.curves import (
     RunRecords,
     as_text,
     bootstrap_interval,
-    figure,
     interquartile_mean,
     legend,
+    panels_of,
     render,
     running_mean,
     style_axes,
@@ -36,16 +36,17 @@ from podracer.reports.curves import (
 from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.timeline import utilization_facts, utilization_section
 
+_ABBREVIATIONS = {"kl": "KL divergence", "q": "Q", "td": "TD"}
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 
 CURVES = (
-    ("Learning", 2, 3.4, (
+    ("Learning", 4.4, 2.8, (
         Panel("Episode return over frames (dots: evaluation)",
               "episode_return", "frames", "evaluation_return"),
         Panel("Episode return over time (dots: evaluation)",
               "episode_return", "seconds", "evaluation_return"),
     )),
-    ("Pace", 2, 2.6, (
+    ("Pace", 4.4, 2.1, (
         Panel("Episode length over frames", "episode_length", "frames"),
         Panel("Frames per second over time", "frames_per_second", "seconds"),
     )),
@@ -162,6 +163,9 @@ def _summary(runs: Sequence[RunRecords]) -> str:
     if len(runs) == 1:
         return tiles(facts[0])
     names = dict.fromkeys(name for row in sorted(facts, key=len, reverse=True) for name in row)
+    for name in ("Evaluation policy", "Recipe", "Device", "Versions"):  # below, where all share it
+        if len({row.get(name) for row in facts}) == 1:
+            names.pop(name, None)
     rows = (
         [run.name, *(row.get(name, "-") for name in names)]
         for run, row in zip(runs, facts, strict=True)
@@ -222,16 +226,22 @@ def _learning(groups: Groups) -> Iterator[str]:
             title = f"Reward of a step in {key.removeprefix(TASK_REWARD)}"
             tasks.append(Panel(title, key, "updates"))
         elif group(key) == "learn":
-            metrics.append(Panel(key.replace("_", " ").capitalize(), key, "frames"))
+            metrics.append(Panel(_title(key), key, "frames"))
     names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
-    for title, columns, height, panels in (
+    for title, width, height, panels in (
         *CURVES,
-        ("Reward of each task", 3, 1.9, tasks),
-        ("Losses and other metrics", 3, 1.9, metrics),
+        ("Reward of each task", 3.4, 1.9, tasks),
+        ("Losses and other metrics", 3.4, 1.9, metrics),
     ):
         if logged_panels := [panel for panel in panels if {panel.key, panel.points} & logged]:
-            curves = figure(groups, logged_panels, columns, height)
+            curves = panels_of(groups, logged_panels, width, height)
             yield section(title, (names if len(groups) > 1 else "") + curves)
+
+
+def _title(key: str) -> str:
+    """Return a metric's name in words."""
+    words = [_ABBREVIATIONS.get(word, word) for word in key.split("_")]
+    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
 
 
 def _update_rule(run: RunRecords) -> str:
@@ -303,10 +313,18 @@ def configuration(runs: Sequence[RunRecords]) -> str:
             differing.append(row(key, values, ' class="differs"'))
         else:
             shared.append(row(key, values[:1], f' colspan="{len(runs)}"'))
-    head = f"<thead>{row('', (run.name for run in runs), tag='th')}</thead>"
-    rows = "".join([head if len(runs) > 1 else "", *differing, *shared])
-    settings = f'<div class="wide"><table class="settings">{rows}</table></div>'
-    return settings if differing or shared else ""
+    parts = []
+    if differing:
+        head = f"<thead>{row('', (run.name for run in runs), tag='th')}</thead>"
+        parts.append(_settings([head, *differing]))
+    if shared:
+        count = f"{len(shared)} settings" + (" that all runs share" if len(runs) > 1 else "")
+        parts.append(f"<details><summary>{count}</summary>{_settings(shared)}</details>")
+    return "".join(parts)
+
+
+def _settings(rows: Sequence[str]) -> str:
+    return f'<div class="wide"><table class="settings">{"".join(rows)}</table></div>'
 
 
 def crash_note(run: RunRecords) -> str:
