@@ -351,3 +351,7 @@ def test_the_leaderboard_is_shown_as_json(tmp_path):
     shown = [json.loads(line) for line in result.stdout.splitlines()]
     assert {each["id"] for each in shown} == {"p0r0", "p1r0"}
     assert shown[0]["score"] >= shown[1]["score"]
+    run = tmp_path / "t" / "pods" / shown[0]["id"]
+    refused = subprocess.run(command("eval", str(tmp_path / "t")), capture_output=True, check=False)
+    assert refused.returncode == 78
+    assert f"is a tournament: name a run of it, such as {run}." in refused.stderr.decode()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
 
+from podracer.tournament import is_tournament
+
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
     from podracer.schedules import Linear
@@ -291,10 +293,24 @@ def _find_modules_here(recipe: str | None, environment: str | None) -> None:
 def reopen_run(directory: Path, recipe: str | None, environment: str | None = None) -> Experiment:
     """Return the experiment of a run; `recipe` and `environment` are the values of these flags."""
     from podracer.experiments.loading import reopen
+    from podracer.types import ConfigError
 
+    if is_tournament(directory):
+        best = best_run(directory)
+        remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"
+        raise ConfigError(f"{directory} is a tournament: {remedy}.")
     _find_modules_here(None, environment)
     experiment = None if recipe is None else find_recipe(recipe, ())[0]
     return reopen(directory, experiment, environment)
+
+
+def best_run(tournament: Path) -> Path | None:
+    """Return the run of the first entry on a tournament's leaderboard, None if it is empty."""
+    from podracer.tournament.events import replay
+    from podracer.tournament.leaderboard import read_events
+
+    board = replay(read_events(tournament)).board
+    return tournament / "pods" / board[0].id if board else None
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import (
     RunPath,
     Trackers,
+    best_run,
     find_recipe,
     join_values,
     own_recipe,
@@ -180,6 +181,8 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
         code = run_tournament(settings, directory, own_recipes, live.show)
     outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
     print(f"{outcome:8}  podracer report {directory}")
+    if best := best_run(directory):
+        print(f"Best      podracer eval {best}")
     if code:
         flag = f" --recipe {','.join(own_recipes)}" if own_recipes else ""
         print(f"Next      podracer resume {directory}{flag}")
