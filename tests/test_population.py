@@ -194,7 +194,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
         if "evaluation_return" in line
     }
     state = load_run(run, checkpoint="best")[2]
-    assert int(state.update) == max(returns, key=returns.__getitem__)
+    assert int(state.update) == max(returns, key=lambda update: (returns[update], update))
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
     assert state.shared.params is not None

@@ -129,7 +129,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "make_run_setup", scripted_setup)
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)
-    assert loaded("best") == loaded(20) == (20, evaluated[20])
+    assert loaded("best") == loaded(30) == (30, evaluated[30])
     assert loaded("newest")[0] == 40
     podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=80 * STEPS)  # other evaluations
     assert loaded("best") == (60, evaluated[60])
