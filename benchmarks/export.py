@@ -26,20 +26,48 @@ from podracer.export.stablehlo import to_stablehlo
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import ConfigError, LearnerState
 
-GREEDY = (
-    "catch", "catch_a2c", "catch_impala", "catch_stacx", "cartpole_ppo", "cartpole_dqn",
-    "cartpole_rainbow", "pendulum_ppo", "pendulum_sac", "pendulum_td3", "pendulum_ddpg",
-    "breakout_ppo", "breakout_cnn_ppo", "breakout_dqn", "breakout_rainbow",
-    "memory_ppo", "memory_ppo+lstm", "memory_r2d2", "memorychain_dqn", "trading_ppo",
-    "worlds_a2c", "catch_muzero", "catch_alphazero", "atari_ppo", "atari_impala",
-    "atari_impala_deep", "atari_rainbow",
-)  # fmt: skip
+# Recipes, with what they are of: agent, layers and observation. `+lstm` changes the network's
+# memory, `@NAME` the environment.
+GREEDY = {
+    "catch": "Q(λ), fully connected",
+    "catch_a2c": "A2C, fully connected",
+    "catch_impala": "IMPALA, fully connected",
+    "catch_stacx": "STACX, fully connected",
+    "cartpole_ppo": "PPO, fully connected",
+    "cartpole_ppo@pgx:tic_tac_toe": "PPO, action masks, dictionary",
+    "cartpole_dqn": "DQN, fully connected",
+    "cartpole_rainbow": "Rainbow, noisy, distributions of values",
+    "pendulum_ppo": "PPO, continuous, normalized",
+    "pendulum_sac": "SAC, continuous",
+    "pendulum_td3": "TD3, continuous",
+    "pendulum_ddpg": "DDPG, continuous",
+    "trading_ppo": "PPO, continuous, normalized",
+    "breakout_ppo": "PPO, two networks",
+    "breakout_cnn_ppo": "PPO, convolutions",
+    "breakout_dqn": "DQN, fully connected",
+    "breakout_rainbow": "Rainbow, noisy",
+    "memory_ppo": "PPO, GRU",
+    "memory_ppo+lstm": "PPO, LSTM",
+    "memory_r2d2": "R2D2, LSTM, last action and reward",
+    "memorychain_dqn": "DQN, fully connected",
+    "worlds_a2c": "A2C, table of states",
+    "catch_muzero": "MuZero, search in a model",
+    "catch_alphazero": "AlphaZero, search, dictionary",
+    "atari_ppo": "PPO, Nature network, stacked frames",
+    "atari_impala": "IMPALA, convolutions, stacked frames",
+    "atari_impala_deep": "IMPALA, residual network, stacked frames",
+    "atari_rainbow": "Rainbow, Nature network, stacked frames",
+}
 SAMPLED = ("cartpole_ppo", "cartpole_rainbow", "pendulum_ppo", "memory_r2d2")
+FORMATS = ("onnx", "stablehlo")
 
 
 def measure(recipe: str, format: str, policy: str) -> dict[str, Any]:
-    name, _, memory = recipe.partition("+")
+    name, _, environment = recipe.partition("@")
+    name, _, memory = name.partition("+")
     experiment = recipes.find(name)
+    if environment:
+        experiment = dataclasses.replace(experiment, environment=environment)
     if memory:
         network = TorsoNetwork(MLP((64,)), memory="lstm", memory_size=64)
         changed: Any = dataclasses.replace(experiment.agent, network=network)  # type: ignore
@@ -66,17 +94,20 @@ def measure(recipe: str, format: str, policy: str) -> dict[str, Any]:
     }
 
 
-def line(row: dict[str, Any]) -> str:
-    names = [row["recipe"], row["format"], row["policy"]]
-    if "refused" in row:
-        return f"| {' | '.join(names)} | {row['refused']} |"
-    cells = [
-        f"{row['different_actions']} of {row['observations']:,}",
-        f"{row['largest_difference']:.0e}",
-        f"{row['bytes'] / 1000:,.0f}",
-        f"{row['microseconds']:.0f}",
-    ]
-    return f"| {' | '.join(names + cells)} |"
+def line(recipe: str, policy: str, rows: list[dict[str, Any]]) -> str:
+    kind = GREEDY[recipe] if policy == "greedy" else f"{GREEDY[recipe]}; sampled"
+    cells = [f"`{recipe}`", kind]
+    for row in rows:
+        if "refused" in row:
+            cells += ["refused", "", ""]
+            continue
+        differing = f"{row['different_actions']} actions, " if row["different_actions"] else ""
+        cells += [
+            f"{differing}{row['largest_difference']:.0e}".replace("0e+00", "0"),
+            f"{row['bytes'] / 1000:,.0f}",
+            f"{row['microseconds']:,.0f}",
+        ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -89,19 +120,21 @@ def main() -> None:
     options = parse(parser)
     rows = read(options.out) if options.out else []
     kept = {(row["recipe"], row["format"], row["policy"]): row for row in rows}
-    print("| recipe | format | policy | actions that differ | numbers | kB | microseconds |")
-    print("|---|---|---|---|---|---|---|")
+    print("| recipe | policy | ONNX: numbers | kB | µs | StableHLO: numbers | kB | µs |")
+    print("|---|---|---|---|---|---|---|---|")
     cases = [(recipe, "greedy") for recipe in GREEDY] + [(recipe, "sampled") for recipe in SAMPLED]
     for recipe, policy in cases:
-        for format in ("onnx", "stablehlo"):
-            if options.only not in recipe:
-                continue
+        if options.only not in recipe:
+            continue
+        shown = []
+        for format in FORMATS:
             row = kept.get((recipe, format, policy))
             if row is None:
                 row = measure(recipe, format, policy)
                 if options.out:
                     append(options.out, [row])
-            print(line(row), flush=True)
+            shown.append(row)
+        print(line(recipe, policy, shown), flush=True)
 
 
 if __name__ == "__main__":

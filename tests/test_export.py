@@ -274,6 +274,14 @@ def test_onnx_refuses_a_search(name):
         to_onnx(make_decision(agent, state), {})
 
 
+@pytest.mark.slow
+def test_onnx_refuses_bfloat16_and_stablehlo_takes_it():
+    agent = PPO(network=TorsoNetwork(MLP((16,)), compute_dtype="bfloat16"))
+    with pytest.raises(ConfigError, match="16 bits"):
+        proof_of(agent, WALK)
+    proof_of(agent, WALK, format="stablehlo")
+
+
 MASKED = {"board": ArraySpec((5, 6, 2), np.uint8), ACTION_MASK: ArraySpec((3,), bool)}
 LSTM = TorsoNetwork(MLP((8,)), shared=False, memory="lstm", memory_size=5)
 NETWORKS = {
