@@ -147,18 +147,18 @@ class Service:
     def _policy_of(self, request: dict[str, Any], rows: int) -> tuple[Model, Policy]:
         """Return the model and the policy for a request, at the right place of its episodes."""
         name, reset = request.get("session"), request.get("reset", False)
+        model = self.model  # read once: another thread replaces it
         if name is None:
-            if self.model.policy.has_memory:
+            if model.policy.has_memory:
                 raise RequestError(
                     'this policy has memory: name a "session", and send "reset": true with the '
                     "first observation of each episode."
                 )
-            self.model.policy.reset()
-            return self.model, self.model.policy
+            model.policy.reset()
+            return model, model.policy
         if not isinstance(name, str) or not 0 < len(name) <= 200:
             raise RequestError('a "session" is a text of 1 to 200 characters.')
-        if reset is True:
-            model = self.model  # also where the session played with an older one
+        if reset is True:  # also a session that played with an older model
             policy = model.policy.copy(next(self._seeds))
             self._sessions[name] = Session(model, policy, rows)
         elif name not in self._sessions:
