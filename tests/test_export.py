@@ -348,6 +348,7 @@ def play_in_browser(path, episodes):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning")  # of gymnax 0.0.9
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome that could open a page")
 @pytest.mark.parametrize("name", PLAYERS)
 def test_the_page_plays_as_an_evaluation_does(name, tmp_path):
