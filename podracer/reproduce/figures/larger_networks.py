@@ -92,6 +92,7 @@ FIGURE = Figure(
     deviations=(
         "PPO under Anakin instead of V-trace under Sebulba, so that seeds take minutes.",
         "One learning rate for all networks, which no network was tuned for.",
-        "The cost is not equal on a CPU: a larger network takes longer.",
+        "The cost is not equal on a CPU: a step of training takes 68, 98, 135 and 143 microseconds "
+        "of a core, from the smallest network to the largest (medians of five turns, AMD EPYC).",
     ),
 )
