@@ -145,12 +145,11 @@ def serving(service):
         server = make_server(service, "127.0.0.1")
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
-        service.start(seconds=0.05)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with service.following(seconds=0.05):
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            service.stop()
             thread.join()
 
 
@@ -269,3 +268,12 @@ def test_a_damaged_model_does_not_replace_a_good_one(models, trading_runs, monke
     delivery.promote(models, trading_runs[1])
     service.refresh()
     assert service.model.name == "000004"
+
+
+@pytest.mark.slow
+def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
+    loaded = iter([model_of("000001", "a2c")])
+    service = Service(models, lambda path: next(loaded))  # StopIteration at the second
+    service.refresh()
+    assert service.model.name == "000001"
+    assert "Traceback" in caplog.text

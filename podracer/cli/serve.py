@@ -71,6 +71,6 @@ def serve(arguments: Sequence[str]) -> int:
         service = Service(options.run, load)
         address = f"http://{options.host}:{listener.getsockname()[1]}"
         print(f"{address}/act answers with {service.model.name}.  Ctrl-C ends it", flush=True)
-        service.start()
-        server.make_server(service, options.host).run(sockets=[listener])
+        with service.following():
+            server.make_server(service, options.host).run(sockets=[listener])
     return 0

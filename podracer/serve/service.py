@@ -5,12 +5,13 @@ It knows nothing of HTTP. One thread calls `Service.act`; another may replace th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +97,30 @@ class Service:
         self._batch_sizes = {1}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._seeds = itertools.count()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="models", daemon=True)
 
     @property
     def num_sessions(self) -> int:
         """Number of sessions that are remembered."""
         return len(self._sessions)
 
-    def start(self, seconds: float = 0.5) -> None:
-        """Look for a new current model every so many seconds, in a thread."""
-        self._seconds = seconds
-        if self._follows:
-            self._thread.start()
+    @contextlib.contextmanager
+    def following(self, seconds: float = 0.5) -> Iterator[None]:
+        """Look for a new current model every so many seconds, in a thread, within the context."""
+        stopped = threading.Event()
 
-    def stop(self) -> None:
-        """Stop to look for models."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        def follow() -> None:
+            while not stopped.wait(seconds):
+                self.refresh()
+
+        thread = threading.Thread(target=follow, name="models")
+        if self._follows:
+            thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            if self._follows:
+                thread.join()
 
     def act(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request: the action or actions, and which model chose them.
@@ -179,10 +185,6 @@ class Service:
             raise RequestError('"reset" is true, false, or a list of rows of the batch.')
         return session.model, session.policy
 
-    def _follow(self) -> None:
-        while not self._stopped.wait(self._seconds):
-            self.refresh()
-
     def refresh(self) -> None:
         """Take up the current model if it is another one; keep the old one where that fails."""
         path = None
@@ -194,8 +196,9 @@ class Service:
             prepare(model, tuple(self._batch_sizes))
             if model.policy.spec != self.model.policy.spec:
                 raise ConfigError("it has other observations or actions.")
-        except PodracerError as error:
-            logger.warning("the model %s stays: %s", self.model.name, error)
+        except Exception as error:
+            is_known = isinstance(error, PodracerError)
+            logger.warning("the model %s stays: %s", self.model.name, error, exc_info=not is_known)
             self._refused = path
             return
         self._refused = None
