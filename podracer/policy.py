@@ -84,7 +84,7 @@ class Policy:
         """
         if isinstance(self.spec.observation, ArraySpec) and isinstance(observation, list):
             observation = np.asarray(observation)
-        batch_size = _batch_size(self.spec.observation, observation)
+        batch_size = batch_size_of(self.spec.observation, observation)
         rows = 1 if batch_size is None else batch_size
         if self._first is None:
             self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
@@ -136,8 +136,11 @@ def _act(
     return rule.act(agent, params, memory, timestep, key, indices, call)
 
 
-def _batch_size(specs: PyTree, observation: PyTree) -> int | None:
-    """Return the size of a batch of observations, None for a single one."""
+def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
+    """Return the size of a batch of observations, None for a single one.
+
+    Raises `ConfigError` where the shapes are neither.
+    """
     if jax.tree.structure(specs) != jax.tree.structure(observation):
         raise ConfigError(
             f"an observation must be {_spell(specs)}, but it is a {type(observation).__name__}."

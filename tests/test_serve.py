@@ -84,11 +84,14 @@ def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
     [
         ({}, 'no "observation"'),
         ({"observation": [0, 0], "sesion": "a"}, "unknown key 'sesion'"),
-        ({"observation": [0, 0, 0]}, r"has the shape \[2\], a batch of B an axis more"),
+        (
+            {"observation": [0, 0, 0]},
+            r"must be float32\[2\], or a batch of B .*it has the shape \(3,\)",
+        ),
         ({"observation": [[0, 0], [0]]}, "its rows differ in length"),
         ({"observation": "left"}, "must hold numbers"),
         ({"observation": [1e60, 0]}, "not finite as float32"),
-        ({"observation": []}, r"has \[0\]"),
+        ({"observation": []}, r"must be float32\[2\], .*it has the shape \(0,\)"),
         ({"observation": [0, 0], "reward": "much"}, "reward must hold numbers"),
         ({"observation": [0, 0], "reward": [1, 2]}, "one for each row"),
         ({"observation": [0, 0], "session": 7}, "a text of 1 to 200 characters"),

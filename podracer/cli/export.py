@@ -17,6 +17,7 @@ from podracer.cli.arguments import (
     parse,
     reopen_run,
 )
+from podracer.cli.runs import PolicyName
 
 if TYPE_CHECKING:
     from podracer.export.files import Export
@@ -35,7 +36,7 @@ class ExportOptions:
     """Format: `onnx` for onnxruntime, `stablehlo` for JAX, `html` for a page that plays."""
     out: Path | None = None
     """Path of the file. By default policy.onnx, .stablehlo or .html in the run."""
-    policy: Literal["greedy", "sampled"] = "greedy"
+    policy: PolicyName = "greedy"
     """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
     pod: int | None = None
     """Pod of a population, from 0 on. By default the best one of its last evaluation."""

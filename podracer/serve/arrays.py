@@ -62,26 +62,6 @@ def _array(spec: ArraySpec, value: Any, name: str) -> np.ndarray:
     return converted
 
 
-def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
-    """Return the size of a batch of observations, None for a single one.
-
-    Raises `RequestError` where the shapes are neither.
-    """
-    wanted = [spec.shape for spec in jax.tree.leaves(specs)]
-    shapes = [x.shape for x in jax.tree.leaves(observation)]
-    if shapes == wanted:
-        return None
-    rows = shapes[0][:1]
-    if rows and shapes == [rows + shape for shape in wanted]:
-        return rows[0]
-    text = ", ".join(str(list(shape)) for shape in wanted)
-    found = ", ".join(str(list(shape)) for shape in shapes)
-    raise RequestError(
-        f"an observation has the shape {text}, a batch of B an axis more before it, and this one "
-        f"has {found}."
-    )
-
-
 def pad(batch: PyTree, size: int) -> PyTree:
     """Return a batch `[size, ...]`, of which the last row repeats that of `batch`."""
 

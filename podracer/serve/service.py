@@ -21,8 +21,8 @@ import numpy as np
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.io.steps import Choice
-from podracer.policy import Policy
-from podracer.serve.arrays import RequestError, arrays_of, batch_size_of, pad
+from podracer.policy import Policy, batch_size_of
+from podracer.serve.arrays import RequestError, arrays_of, pad
 from podracer.trading.delivery import RECORD, current_model
 from podracer.types import ArraySpec, ConfigError, PodracerError
 
@@ -134,7 +134,10 @@ class Service:
             raise RequestError('there is no "observation".')
         specs = self.model.policy.spec.observation
         observation = arrays_of(specs, request["observation"])
-        batch_size = batch_size_of(specs, observation)
+        try:
+            batch_size = batch_size_of(specs, observation)
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
         rows = 1 if batch_size is None else batch_size
         if not 1 <= rows <= MAX_ROWS:
             raise RequestError(f"a batch has 1 to {MAX_ROWS} observations, not {rows}.")
