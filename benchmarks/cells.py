@@ -21,6 +21,8 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import Hosts
 from podracer.experiments.serialization import to_json
 
+# Fields added after the first measurements, which stay valid where these have no effect.
+LATER_FIELDS = (("layer_norm", False),)
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
 
@@ -81,6 +83,7 @@ STICKY = "MinAtar with sticky actions, 10 M frames"  # of pgx
 CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
 EVALUATION = "--evaluations 20 --evaluation-episodes 128"
 ANNEALED = "--learning-rate 5e-3:0:1e7"
+PQN_ANNEALED = "--learning-rate 5e-4:0:1e7 --epsilon 1:0.05:1e6"
 SAVE_RARELY = "--save-seconds 600"  # a replay is large
 
 
@@ -92,6 +95,7 @@ def _minatar(game: str) -> list[Cell]:
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers),
         Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 38),
+        Cell(ON_POLICY, task, "pqn", f"breakout_pqn {long} {PQN_ANNEALED}", 5, 60),
         Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 8, ("purejaxrl/dqn",)),
         Cell(REPLAY, task, "rainbow", f"breakout_rainbow {short}", 5, 48, ("podracer/dqn",)),
     ]
@@ -304,7 +308,18 @@ def configuration_of(experiment: Experiment) -> str:
     neutral |= {"save_seconds": 0.0, "stall_seconds": 1.0}
     settings = to_json(dataclasses.replace(experiment, **neutral))
     del settings["keep_best"]  # decides what stays on disk
-    return digest(settings)
+    return digest(_without_later_fields(settings))
+
+
+def _without_later_fields(settings: Any) -> Any:
+    """Return settings without the fields that were added since and have the values of before."""
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        name: _without_later_fields(value)
+        for name, value in settings.items()
+        if (name, value) not in LATER_FIELDS
+    }
 
 
 def seeds_of(cell: Cell) -> list[int]:

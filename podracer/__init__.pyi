@@ -7,6 +7,7 @@ from podracer.agents import DDPG as DDPG
 from podracer.agents import DQN as DQN
 from podracer.agents import LPG as LPG
 from podracer.agents import PPO as PPO
+from podracer.agents import PQN as PQN
 from podracer.agents import R2D2 as R2D2
 from podracer.agents import SAC as SAC
 from podracer.agents import AlphaZero as AlphaZero

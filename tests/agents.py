@@ -19,6 +19,7 @@ from podracer.agents.lpg.rule_file import encode_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
@@ -50,6 +51,8 @@ AGENTS = {
     "stacx": Stacx(network=SMALL),
     "ppo": PPO(network=SMALL, num_epochs=2, normalize_observations=True, normalize_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, num_epochs=2, num_minibatches=2),
+    "pqn": PQN(network=TorsoNetwork(MLP((16,), layer_norm=True)), num_epochs=2),
+    "pqn-gru": PQN(network=RECURRENT, num_epochs=2, num_minibatches=2),
     "dqn": DQN(network=SMALL, replay=REPLAY, epsilon=Linear(1.0, 0.01, 2000.0)),
     "rainbow": DQN(
         network=SMALL,
@@ -120,6 +123,12 @@ PROBE_AGENTS = {
     "stacx": Stacx(**COMMON, **ADAM, entropy_cost=0.003, meta_learning_rate=0.001),
     "ppo": PPO(**COMMON, entropy_cost=0.003, num_epochs=2, num_minibatches=2),
     "q_lambda": QLambda(**COMMON, trace_lambda=0.9),
+    "pqn": PQN(
+        **COMMON | {"network": TorsoNetwork(MLP((16,), "tanh", layer_norm=True))},
+        trace_lambda=0.9,
+        epsilon=Linear(1.0, 0.05, 10_000.0),
+        optimizer=Optimizer(),
+    ),
     "dqn": DQN(**COMMON, **EXPLORING, replay=PROBE_REPLAY),
     "rainbow": DQN(
         **COMMON,

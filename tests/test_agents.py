@@ -38,6 +38,7 @@ from podracer.agents.common.normalization import normalized_by_actor, scale_rewa
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
 from podracer.checks import check_agent
@@ -58,7 +59,7 @@ from podracer.types import (
     struct,
 )
 
-AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "q_lambda": QLambda, "stacx": Stacx}
+AGENTS = {"a2c": A2C, "impala": Impala, "ppo": PPO, "pqn": PQN, "q_lambda": QLambda, "stacx": Stacx}
 SOME = [name if name in ("impala", "ppo") else slow(name) for name in AGENTS]
 MEMORIES = ("none", "gru", "lstm")
 
@@ -74,6 +75,7 @@ LEARNERS = {
     "a2c": {"max_gradient_norm": 1e9, "entropy_cost": 0.5},
     "impala": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "optimizer": Optimizer()},
     "ppo": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "num_epochs": 1, "num_minibatches": 1},
+    "pqn": {"max_gradient_norm": 1e9, "num_epochs": 1, "num_minibatches": 1},
     "q_lambda": {},
     "stacx": {"max_gradient_norm": 1e9, "entropy_cost": 0.5, "optimizer": Optimizer()},
 }
@@ -101,8 +103,8 @@ ONE_OF_EACH |= {"a2c": [(ACTIONS, "none"), (BOX, "gru")], "stacx": [(BOX, "lstm"
 )
 def test_every_agent_keeps_the_contract(name, space, memory):
     agent = build(name, Walk(space), memory)
-    if name == "q_lambda" and space is BOX:
-        with pytest.raises(ConfigError, match="QLambda needs discrete actions; walk has"):
+    if name in ("pqn", "q_lambda") and space is BOX:
+        with pytest.raises(ConfigError, match="needs discrete actions; walk has"):
             check_agent(agent)
     else:
         check_agent(agent, num_envs=4)
@@ -248,6 +250,7 @@ def case(name: str, env: Any = WALK, **fields: Any) -> tuple[Any, Any, AnakinCon
 CASES = {
     "a2c": case("a2c"),
     "impala": case("impala", auto_reset(Walk(BOX))),
+    "pqn": case("pqn", num_epochs=1, num_minibatches=1),
     "q_lambda": case("q_lambda"),
     "stacx": case("stacx", auto_reset(Walk(BOX))),
     "ppo": case(

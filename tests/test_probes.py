@@ -20,6 +20,7 @@ from podracer.agents.common import actor_critic
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
+from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
@@ -86,6 +87,8 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
         policy = agent._policy(shared.params.actor, observation)
         action = policy.mode() if isinstance(agent, SAC) else policy
         return agent._networks.q_values(shared.params.critics, observation, action).min(0)
+    if isinstance(agent, PQN):
+        return extras["value"]
     params = shared["params"] if isinstance(shared, dict) else shared.params
     network = actor_critic.build(
         agent.network, agent.spec, num_heads=getattr(agent, "num_heads", 1)
@@ -113,6 +116,7 @@ FAST = (
     ("ppo", "timeout"),
     ("q_lambda", "timeout"),
     ("q_lambda", "policy"),
+    ("pqn", "timeout"),
     ("dqn", "timeout"),
     ("alphazero", "timeout"),
     ("a2c", "continuous"),
@@ -145,7 +149,8 @@ def test_continuous_actions(name, probe):
 
 
 @pytest.mark.parametrize(
-    ("name", "probe"), cases(("memory",), ("a2c", "impala", "stacx", "ppo", "q_lambda", "r2d2"))
+    ("name", "probe"),
+    cases(("memory",), ("a2c", "impala", "stacx", "ppo", "q_lambda", "pqn", "r2d2")),
 )
 def test_memory_recalls_the_cue(name, probe):
     check(dataclasses.replace(PROBE_AGENTS[name], network=RECURRENT_TANH), probe, updates=300)

@@ -122,3 +122,28 @@ class Convolution(eqx.Module):
         padding = self.weight.shape[0] // 2 if self.same else 0
         y: jax.Array = convolution(x, self.weight.astype(x.dtype), self.stride, padding)
         return (y + self.bias.reshape(1, 1, 1, -1)).astype(x.dtype)
+
+
+class Normalized(eqx.Module):
+    """Layer whose outputs `[*b, n]` are normalized over the last axis, then scaled and shifted.
+
+    They have zero mean and unit variance before; scales are initially 1, shifts 0. The epsilon is
+    that of Flax. Source: Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450).
+    """
+
+    layer: Linear | Convolution
+    scale: jax.Array
+    shift: jax.Array
+
+    def __init__(self, layer: Linear | Convolution):
+        self.layer = layer
+        self.scale = jnp.ones_like(layer.bias)
+        self.shift = jnp.zeros_like(layer.bias)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.layer(x)
+        dtype, shape = y.dtype, (1,) * (y.ndim - 1) + self.scale.shape
+        y = y.astype(jnp.float32)
+        y -= jnp.mean(y, axis=-1, keepdims=True)
+        y *= jax.lax.rsqrt(jnp.mean(y**2, axis=-1, keepdims=True) + 1e-6)
+        return (y * self.scale.reshape(shape) + self.shift.reshape(shape)).astype(dtype)

@@ -13,7 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.networks.layers import ACTIVATIONS, Activation, Convolution, Linear, relu
+from podracer.networks.layers import (
+    ACTIVATIONS,
+    Activation,
+    Convolution,
+    Linear,
+    Normalized,
+    relu,
+)
 from podracer.ops.pooling import max_pool
 from podracer.types import ConfigError, PyTree, bounded
 
@@ -26,6 +33,8 @@ class MLP:
     """Sizes of the hidden layers."""
     activation: Activation = "relu"
     """Activation function after each layer."""
+    layer_norm: bool = False
+    """Normalize the outputs of each layer before its activation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +54,8 @@ class CNN:
     """Sizes of the fully connected layers."""
     activation: Activation = "relu"
     """Activation function after each layer."""
+    layer_norm: bool = False
+    """Normalize the outputs of each layer before its activation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,8 @@ class ResNet:
     """Number of residual blocks in each stage."""
     hidden: int = bounded(256, low=1)
     """Size of the fully connected layer."""
+    layer_norm: bool = False
+    """Normalize the outputs of each layer before its activation or sum."""
 
 
 Torso = MLP | CNN | ResNet
@@ -86,7 +99,7 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
     hidden = (config.hidden,) if isinstance(config, ResNet) else config.hidden
     dense = []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
-        dense.append(Linear(size, width, math.sqrt(2), key=k))
+        dense.append(_layer(config, Linear(size, width, math.sqrt(2), key=k)))
         size = width
     layers.append(tuple(dense))
     return tuple(layers), size
@@ -116,6 +129,11 @@ def _split(config: Torso, leaves: list[Any], shapes: list[tuple[int, ...]]) -> t
     return images, [x for x, image in zip(leaves, is_image, strict=True) if not image]
 
 
+def _layer(config: Torso, layer: Linear | Convolution) -> Linear | Convolution | Normalized:
+    """Return a layer as a torso has it."""
+    return Normalized(layer) if config.layer_norm else layer
+
+
 def _convolutions(
     config: Torso, shape: tuple[int, int, int], key: jax.Array
 ) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
@@ -127,7 +145,9 @@ def _convolutions(
         for outputs, size, stride, k in zip(
             config.channels, config.kernels, config.strides, keys, strict=True
         ):
-            layers.append(Convolution(channels, outputs, size, stride, False, key=k))
+            layers.append(
+                _layer(config, Convolution(channels, outputs, size, stride, False, key=k))
+            )
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
             channels = outputs
         if height < 1 or width < 1:
@@ -139,7 +159,7 @@ def _convolutions(
             keys = jax.random.split(stage, 1 + 2 * config.blocks)
             convs = [Convolution(channels, outputs, 3, 1, True, key=keys[0])]
             convs += [Convolution(outputs, outputs, 3, 1, True, key=k) for k in keys[1:]]
-            layers.append(tuple(convs))
+            layers.append(tuple(_layer(config, conv) for conv in convs))
             height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
     return tuple(layers), (height, width, channels)
 

@@ -45,6 +45,8 @@ ANAKIN = {
     "cartpole_ppo": 10,
     "cartpole_dqn": 40,
     "cartpole_rainbow": 40,
+    "cartpole_pqn": 6,
+    "memory_pqn": 4,
     "memory_ppo": 4,
     "memory_r2d2": 12,
     "pendulum_ppo": 4,
@@ -58,7 +60,8 @@ ANAKIN = {
 }
 LOCK_STEP = (
     "catch_a2c", "catch_impala", "catch_stacx", "catch_muzero", "catch_alphazero", "cartpole_ppo",
-    "cartpole_dqn", "cartpole_rainbow", "memory_r2d2", "pendulum_ddpg", "pendulum_sac",
+    "cartpole_dqn", "cartpole_pqn", "cartpole_rainbow", "memory_r2d2", "pendulum_ddpg",
+    "pendulum_sac",
 )  # fmt: skip
 SEBULBA = {"cartpole_sebulba": 6, "pong_impala": 2}
 

@@ -30,8 +30,8 @@ def shuffled_minibatches(
     """
     if num_items % num_minibatches:
         raise ConfigError(
-            f"PPO cannot split the {num_items} items of a device's rollout into "
-            f"{num_minibatches} equal minibatches."
+            f"the {num_items} items of a device's rollout cannot be split into {num_minibatches} "
+            "equal minibatches."
         )
     keys = jax.random.split(key, num_epochs)
     items = jax.vmap(lambda key: permutation(key, num_items))(keys)

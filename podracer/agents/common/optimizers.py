@@ -19,7 +19,7 @@ from podracer.types import Params, bounded, flag, static, struct
 class Optimizer:
     """Method that makes updates of gradients."""
 
-    name: Annotated[Literal["adam", "rmsprop"], flag("optimizer")] = static(default="adam")
+    name: Annotated[Literal["adam", "rmsprop", "radam"], flag("optimizer")] = static(default="adam")
     """Optimizer of the parameters."""
     epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
@@ -36,6 +36,8 @@ class Optimizer:
         """
         if self.name == "adam":
             method = optax.scale_by_adam(eps=self.epsilon, eps_root=root_epsilon)
+        elif self.name == "radam":  # Liu et al. 2020 (arXiv 1908.03265)
+            method = optax.scale_by_radam(eps=self.epsilon, eps_root=root_epsilon)
         else:
             method = _scale_by_rms(self.rmsprop_decay, self.epsilon, root_epsilon)
         if max_gradient_norm is None:

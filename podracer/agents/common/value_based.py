@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.off_policy import TargetNetworkState
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.random import random_uniform
@@ -98,7 +99,7 @@ class EpsilonGreedy(Protocol):
 
 def actor_params(agent: EpsilonGreedy, state: LearnerState) -> ActorParams:
     """Return the parameters that `act` takes, from the learner's state."""
-    shared: TargetNetworkState = state.shared
+    shared: CountedState | TargetNetworkState = state.shared
     epsilon = value_at(agent.epsilon, shared.frames)
     return ActorParams(shared.params, jnp.asarray(epsilon, jnp.float32))
 

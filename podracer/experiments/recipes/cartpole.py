@@ -11,6 +11,7 @@ from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
 from podracer.agents.stacx import Stacx
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
@@ -118,6 +119,27 @@ def cartpole_rainbow() -> Experiment:
                 importance_exponent=Linear(0.4, 1.0, frames=320_000),
             ),
         ),
+    )
+
+
+@recipe
+def cartpole_pqn() -> Experiment:
+    """PQN on CartPole."""
+    return Experiment(
+        environment="cartpole",
+        agent=PQN(
+            learning_rate=Linear(1e-4, 0.0, frames=500_000),
+            trace_lambda=0.95,
+            epsilon=Linear(1.0, 0.2, frames=100_000),
+            num_epochs=4,
+            num_minibatches=16,
+            network=TorsoNetwork(MLP((256, 256), layer_norm=True)),
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
+        frames=512_000,
+        evaluations=50,
+        evaluation_episodes=128,
+        target_return=475.0,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
 from podracer.agents.r2d2 import R2D2
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
@@ -26,6 +27,22 @@ def memory_ppo() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
         frames=409_600,
+    )
+
+
+@recipe
+def memory_pqn() -> Experiment:
+    """Recurrent PQN on a task that needs memory."""
+    return Experiment(
+        environment="probe:memory",
+        agent=PQN(
+            learning_rate=1e-3,
+            trace_lambda=0.95,
+            epsilon=Linear(1.0, 0.05, frames=50_000),
+            network=TorsoNetwork(MLP((32,), layer_norm=True), memory="gru", memory_size=32),
+        ),
+        driver=AnakinConfig(num_envs=64, rollout_length=32, updates_per_chunk=10),
+        frames=204_800,
     )
 
 
@@ -61,6 +78,22 @@ def memorychain_r2d2() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=16, rollout_length=32, updates_per_chunk=20),
         frames=307_200,
+    )
+
+
+@recipe
+def memorychain_pqn() -> Experiment:
+    """Recurrent PQN on the memory chain (gymnax)."""
+    return dataclasses.replace(
+        memorychain_r2d2(),
+        agent=PQN(
+            learning_rate=1e-3,
+            trace_lambda=0.95,
+            epsilon=Linear(1.0, 0.01, frames=30_000),
+            num_epochs=4,
+            network=TorsoNetwork(MLP((128,), layer_norm=True), memory="gru"),
+        ),
+        driver=AnakinConfig(num_envs=32, rollout_length=64, updates_per_chunk=5),
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 from podracer.agents.dqn import DQN, rainbow
 from podracer.agents.ppo import PPO
+from podracer.agents.pqn import PQN
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
@@ -73,6 +74,24 @@ def breakout_dqn() -> Experiment:
         ),
         driver=AnakinConfig(num_envs=64, rollout_length=4, updates_per_chunk=100),
         frames=1_000_000,
+        evaluations=20,
+        evaluation_epsilon=0.01,  # greedy episodes of this game are one or two
+    )
+
+
+@recipe
+def breakout_pqn() -> Experiment:
+    """PQN on MinAtar Breakout (needs gymnax), with half the frames of its authors' settings."""
+    return Experiment(
+        environment="gymnax:Breakout-MinAtar",
+        agent=PQN(
+            learning_rate=Linear(5e-4, 0.0, frames=5e6),
+            epsilon=Linear(1.0, 0.05, frames=5e5),
+            num_minibatches=32,
+            network=TorsoNetwork(dataclasses.replace(MINATAR, layer_norm=True)),
+        ),
+        driver=AnakinConfig(num_envs=128, rollout_length=32, updates_per_chunk=20),
+        frames=5_000_000,
         evaluations=20,
         evaluation_epsilon=0.01,  # greedy episodes of this game are one or two
     )

@@ -1,0 +1,173 @@
+"""PQN: Q(λ) on the newest rollout, without replay or target network.
+
+Many environments and a layer-normalized network keep it stable. λ-returns of a rollout, along its
+ε-greedy actions (Peng's Q(λ)) and by the values that acting computed, are learned in several epochs
+of shuffled minibatches: transitions for feed-forward networks, whole sequences from their stored
+recurrent state for recurrent ones. Source: Gallici et al. 2024, algorithm 1 and appendix on
+implementation (arXiv 2407.04811), and the settings of its authors' code.
+
+Differences from both: recurrent networks have the targets of the rollout too, where theirs are
+computed again for each minibatch, they begin from a stored state instead of a window of four
+earlier steps, and do not see the last action; returns bootstrap at a time-out; rewards are not
+scaled; weights are initially orthogonal; an observation is divided by 255 only where it has bytes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agents.common import actor_critic, epochs, value_based
+from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.optimizers import Optimizer
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops.returns import lambda_returns
+from podracer.schedules import Linear, Schedule
+from podracer.types import (
+    Carry,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+    bounded,
+    static,
+    struct,
+)
+
+
+@struct
+class Batch:
+    """Items to learn from: `[1, N, ...]` transitions, or `[T, N, ...]` sequences."""
+
+    observation: PyTree
+    first: jax.Array
+    action: jax.Array
+    target: jax.Array  # λ-return
+    valid: jax.Array  # f32, 0 where an episode was cut
+    carry: Carry  # recurrent state at the start of each item, [1, N, ...], or ()
+
+
+@struct
+class PQN:
+    """Parallelized Q-network for discrete actions."""
+
+    learning_rate: Schedule = bounded(5e-4)
+    """Learning rate of the optimizer."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    trace_lambda: float = bounded(0.65, high=1.0)
+    """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
+    epsilon: Schedule = bounded(Linear(1.0, 0.05, frames=50_000), high=1.0)
+    """Probability epsilon of a random action, in [0, 1]."""
+    max_gradient_norm: float = bounded(10.0)
+    """Largest global norm of the gradient; larger ones are scaled down to it."""
+    optimizer: Optimizer = Optimizer("radam", epsilon=1e-8)
+    """Optimizer of the parameters."""
+    num_epochs: int = static(default=2, low=1)
+    """Number of passes over each rollout."""
+    num_minibatches: int = static(default=4, low=1)
+    """Number of equal minibatches that each epoch splits the rollout of a device into."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP((128, 128), layer_norm=True)))
+    """Network with a value for each action; without layer normalization it may diverge."""
+    spec: EnvironmentSpec | None = static(default=None)
+
+    init = actor_critic.init
+    carry = actor_critic.carry
+    actor_params = value_based.actor_params
+
+    def act(
+        self,
+        params: value_based.ActorParams,
+        carry: Carry,
+        timestep: TimeStep,
+        keys: jax.Array,
+        explore: bool,
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        """Choose epsilon-greedy actions; extras are the `value` of the best ones, f32 `[B]`."""
+        observation, first = jax.tree.map(lambda x: x[None], (timestep.observation, timestep.first))
+        q, carry = self._action_values(params.params, carry, observation, first)
+        epsilon = params.epsilon if explore else jnp.zeros(())
+        action = value_based.epsilon_greedy(q[0], keys, epsilon)
+        return action, {"value": jnp.max(q[0], axis=-1)}, carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Update in `num_epochs` times `num_minibatches` optimizer steps."""
+        learner: CountedState = state.shared
+        batch = self._make_batch(learner.params, trajectory)
+        items = epochs.shuffled_minibatches(
+            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
+        )
+        update = partial(self._update, batch, axis)
+        learner, metrics = epochs.scan_minibatches(update, learner, items, target_kl=None)
+        num_frames = schedules.frames_of(trajectory, axis)
+        return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
+
+    def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
+        """Return the items of a rollout, with their λ-returns."""
+        steps, final = trajectory.steps, trajectory.final
+        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        observation, first = jax.tree.map(lambda x: x[None], (final.observation, final.first))
+        final_q, _ = self._action_values(params, trajectory.final_carry, observation, first)
+        values = jnp.concatenate([steps.extras["value"], jnp.max(final_q, axis=-1)])
+        target = lambda_returns(
+            values[:-1],
+            values[1:],
+            next_timesteps.reward,
+            self.discount * next_timesteps.discount,
+            valid,
+            self.trace_lambda,
+        )
+        batch = Batch(
+            observation=steps.timestep.observation,
+            first=steps.timestep.first,
+            action=steps.action,
+            target=target,
+            valid=valid.astype(jnp.float32),
+            carry=jax.tree.map(lambda x: x[None], trajectory.carry),
+        )
+        if jax.tree.leaves(trajectory.carry):
+            return batch
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+    def _update(
+        self, batch: Batch, axis: str | None, learner: CountedState, items: jax.Array
+    ) -> tuple[CountedState, Metrics]:
+        """Take an optimizer step on items i32 `[n]` of the batch."""
+        grads, metrics = actor_critic.minibatch_grad(
+            self, self._loss, learner.params, batch, items, axis
+        )
+        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
+        return learner, {**metrics, **update_metrics}
+
+    def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """Return half the mean squared error to the targets."""
+        carry = jax.tree.map(lambda x: x[0], batch.carry)
+        values, _ = self._action_values(params, carry, batch.observation, batch.first)
+        q = value_based.gather_action(values[..., None], batch.action)[..., 0]
+        loss = 0.5 * jnp.mean(batch.valid * (batch.target - q) ** 2)
+        return loss, {"loss": loss, "q": jnp.mean(q)}
+
+    def _action_values(
+        self, params: Params, carry: Carry, observation: PyTree, first: jax.Array
+    ) -> tuple[jax.Array, Carry]:
+        """Return action values `[T, B, A]` of observations `[T, B, ...]`, and the new memory."""
+        heads, carry = self._network.apply(params, carry, observation, first)
+        values = value_based.q_outputs(heads, size=1)[..., 0]
+        return actor_critic.mask_logits(observation, values), carry
+
+    @property
+    def _network(self) -> Network:
+        return value_based.build_q_network(self.network, self.spec, 1, dueling=False)
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return self.optimizer.build(self.max_gradient_norm)
