@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
 from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, torso_network
-from podracer.networks.layers import Convolution, NoisyLinear, relu
+from podracer.networks.layers import Convolution, Linear, NoisyLinear, Normalized, relu
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
@@ -184,6 +186,24 @@ def test_convolutions_begin_orthogonal():
     np.testing.assert_allclose(weight.T @ weight, 2 * np.eye(5), atol=1e-5)
 
 
+def test_layer_normalization_is_that_of_equinox(key):
+    """Whose gradient is checked too: with statistics of each row, in single precision at least."""
+    layer = Normalized(Linear(6, 5, 1.0, key=key))
+    layer = eqx.tree_at(lambda n: (n.scale, n.shift), layer, (jnp.arange(5.0), jnp.ones(5)))
+    reference = eqx.nn.LayerNorm(5, eps=1e-6)
+    reference = eqx.tree_at(lambda n: (n.weight, n.bias), reference, (layer.scale, layer.shift))
+    x = 3.0 + jax.random.normal(key, (4, 2, 6))
+
+    def expected(x):
+        return jax.vmap(jax.vmap(reference))(layer.layer(x))
+
+    close(layer(x), expected(x), 1e-5)
+    close(*(jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (layer, expected)), 1e-5)
+    half = layer(x.astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), expected(x), atol=0.1)
+
+
 def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
     network = make()
     params, observation = random_params(network), observe(VECTOR)
@@ -209,6 +229,9 @@ def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
         (SMALL_CNN, {"image": IMAGE, "vector": VECTOR, "map": ArraySpec((8, 8, 1))}, "gru", True),
         (SMALL_RESNET, {"image": ArraySpec((7, 5, 3)), "vector": VECTOR}, "none", True),
         (SMALL_RESNET, IMAGE, "lstm", True),
+        (MLP((16, 8), layer_norm=True), VECTOR, "none", False),
+        (dataclasses.replace(SMALL_CNN, layer_norm=True), IMAGE, "none", True),
+        (dataclasses.replace(SMALL_RESNET, layer_norm=True), IMAGE, "none", True),
     ],
 )
 def test_every_parameter_receives_a_gradient(torso, observation, memory, shared):

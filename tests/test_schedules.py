@@ -128,15 +128,16 @@ def steps(optimizer: optax.GradientTransformation, rate: float, count: int = 3) 
     return np.asarray(params)
 
 
-def test_a_step_is_that_of_adam():
-    """To the bit: a constant learning rate computes what `optax.adam` does."""
-    reference = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-5))
+@pytest.mark.parametrize(("name", "method"), [("adam", optax.adam), ("radam", optax.radam)])
+def test_a_step_is_that_of_optax(name, method):
+    """To the bit: a constant learning rate computes what `optax` does, which scales updates."""
+    reference = optax.chain(optax.clip_by_global_norm(0.5), method(1e-2, eps=1e-5))
     params = jnp.asarray([1.0, -2.0, 0.5])
     state = reference.init(params)
-    for i in range(3):
+    for i in range(8):  # RAdam rectifies from the sixth step on
         updates, state = reference.update(jnp.sin(params * (i + 1)), state)
         params = optax.apply_updates(params, updates)
-    assert np.array_equal(steps(Optimizer().build(0.5), 1e-2), params)
+    assert np.array_equal(steps(Optimizer(name).build(0.5), 1e-2, 8), params)
 
 
 def test_the_defaults_of_impala_are_those_of_its_paper():

@@ -54,7 +54,8 @@ def _nothing_left():
 
 
 # Every agent's file on one learner, and one agent on several.
-EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ("ppo-gru", "rainbow")), ("ppo", 4)}
+ONCE_MORE = ("ppo-gru", "pqn-gru", "rainbow")
+EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ONCE_MORE), ("ppo", 4)}
 
 
 @pytest.mark.parametrize(

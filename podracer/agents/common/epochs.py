@@ -30,7 +30,7 @@ def shuffled_minibatches(
     """
     if num_items % num_minibatches:
         raise ConfigError(
-            f"the {num_items} items of a device's rollout cannot be split into {num_minibatches} "
+            f"a device cannot split the {num_items} items of its rollout into {num_minibatches} "
             "equal minibatches."
         )
     keys = jax.random.split(key, num_epochs)
