@@ -7,7 +7,8 @@ name of a mesh axis; with `axis=None` there is one shard and nothing is reduced.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ DATA, POD = "data", "pod"
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(DATA)
 LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
+_TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
 
 
 def find_devices(count: int = 0) -> list[Device]:
@@ -122,6 +124,19 @@ def free_bytes(mesh: Mesh) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Trace programs as they are for a platform: `cpu`, or any other for an accelerator.
+
+    So a CPU can compile what an accelerator would get, to learn its memory.
+    """
+    token = _TRACED_FOR.set(platform)
+    try:
+        yield
+    finally:
+        _TRACED_FOR.reset(token)
+
+
 def format_bytes(size: int) -> str:
     """Return a number of bytes as text with a unit, such as `7.1 GiB`."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -203,7 +218,7 @@ def global_grad_in_blocks(
     a CPU a block has at most `indices_in_cache` of them, so that what its backward pass keeps stays
     in the processor's cache; an accelerator takes all at once. `aux` is a tree of float arrays.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = (_TRACED_FOR.get() or jax.default_backend()) == "cpu"
     blocks = split_evenly(indices, indices_in_cache if on_cpu else indices.shape[0])
     count = blocks.shape[0]
     block_grad = partial(jax.grad(loss, has_aux=True), params)

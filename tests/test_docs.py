@@ -101,7 +101,7 @@ def test_commands_of_a_page_and_their_flags_exist(page, flags):
             continue
         assert command in COMMANDS
         allowed = {*of_commands[command], *OWN_FLAGS}
-        if command in ("train", "sweep"):
+        if command in ("train", "sweep", "plan"):
             recipe = arguments[0] if arguments and arguments[0] in of_recipes else None
             allowed |= (
                 set(of_recipes[recipe]) if recipe and "--arch" not in arguments else every_recipe

@@ -29,6 +29,7 @@ FLOORS = (
     ("tournament", "trading"),
     ("reports", "bench", "export", "serve"),
     ("reproduce",),
+    ("plan",),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -34,7 +34,8 @@ def test_a_wheel_trains_and_plays_in_an_empty_folder(tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     assert {name.split("/")[0] for name in names} == {"podracer", "podracer-0.1.0.dist-info"}
-    assert {"podracer/py.typed", "podracer/reproduce/records.jsonl"} <= set(names)
+    data = {"podracer/reproduce/records.jsonl", "podracer/plan/devices.json"}
+    assert {"podracer/py.typed", *data} <= set(names)
     with tarfile.open(archive) as file:
         sources = [name.partition("/")[2] for name in file.getnames()]
     assert "tests/test_package.py" in sources

@@ -29,7 +29,7 @@ def names_after() -> dict[str, list[str]]:
     from podracer.experiments import recipes
 
     return {
-        **dict.fromkeys(("train", "sweep", "tournament", "tune"), sorted(recipes.RECIPES)),
+        **dict.fromkeys(("train", "sweep", "tournament", "tune", "plan"), sorted(recipes.RECIPES)),
         "bench": ["anakin", "recipe", "sebulba"],
         "list": ["agents", "environments", "recipes"],
         "--completion": list(SHELLS),
@@ -52,7 +52,7 @@ def flags_of_commands() -> dict[str, list[str]]:
 
 
 def flags_of_recipes() -> dict[str, list[str]]:
-    """Return the flags that `podracer train RECIPE` and `sweep RECIPE` have, for each recipe."""
+    """Return the flags that `train`, `sweep` and `plan` have for each recipe."""
     from podracer.experiments import recipes
 
     return {
@@ -143,7 +143,7 @@ _podracer() {{
   else
     words="$(_podracer_command_flags "$command")"
     case "$command" in
-      train|sweep) words="$words $(_podracer_recipe_flags "${{COMP_WORDS[2]}}")" ;;
+      train|sweep|plan) words="$words $(_podracer_recipe_flags "${{COMP_WORDS[2]}}")" ;;
     esac
   fi
   COMPREPLY=($(compgen -W "$words" -- "$current"))

@@ -91,7 +91,7 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
         raise ConfigError(
             f"num_envs is {config.num_envs}, which {len(hosts)} hosts cannot share evenly."
         )
-    num_actors, num_learners = _split_numbers(len(local_devices), envs_per_host, config)
+    num_actors, num_learners = split_numbers(len(local_devices), envs_per_host, config)
 
     def learners(host_devices: list[Device]) -> list[Device]:
         if len(local_devices) == 1:
@@ -108,7 +108,7 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
     )
 
 
-def _split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[int, int]:
+def split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[int, int]:
     """Return the numbers of actor and learner devices of a host."""
     if devices == 1:
         if config.actors > 1 or config.learners > 1:

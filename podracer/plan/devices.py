@@ -1,0 +1,159 @@
+"""Devices, prices and speeds of simulators, from one dated file that a user can replace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from podracer.io.names import nearest
+from podracer.plan.work import Work
+from podracer.types import ConfigError
+
+SHIPPED = Path(__file__).parent / "devices.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """Price of `devices` devices for an hour, in dollars."""
+
+    low: float
+    high: float
+    devices: int
+    date: str
+    source: str
+
+    def of(self, num_devices: int, hours: float) -> tuple[float, float]:
+        """Return the lowest and the highest price of devices for some hours."""
+        units = num_devices / self.devices * hours
+        return units * self.low, units * self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a kind of device can do; None is what no source says."""
+
+    name: str
+    title: str
+    memory_bytes: float
+    memory_share: float
+    """Share of the memory that a program may use."""
+    peak_flops: float
+    """Vendor's peak of matrix products in JAX's default precision, in FLOP/s."""
+    bytes_per_second: float
+    """Vendor's peak bandwidth of the memory."""
+    devices_per_host: int
+    cores_per_device: int
+    """Processor cores of a host for each of its devices."""
+    source: str
+    link_bytes_per_second: float | None = None
+    """Bandwidth to other devices, one way."""
+    host_bytes_per_second: float | None = None
+    """Bandwidth from the host, one way."""
+    price: Price | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a program may use."""
+        return int(self.memory_share * self.memory_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speeds:
+    """What turns counted work into seconds on an accelerator, besides the vendor's peaks.
+
+    Both numbers are fitted to one published point each, see `check.fitted_speeds`.
+    """
+
+    seconds_per_operation: float
+    """Time of an operation, however small."""
+    efficiency: float
+    """Share of the peak that matrix products reach."""
+
+    def seconds(self, work: Work, device: Device) -> float:
+        """Return the modeled time of work on a device."""
+        return (
+            work.operations * self.seconds_per_operation
+            + work.bytes_written / device.bytes_per_second
+            + work.flops / (device.peak_flops * self.efficiency)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulator:
+    """Speed of a simulator on one core of a host."""
+
+    steps_per_core_second: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalog:
+    """Everything that the file says."""
+
+    date: str
+    devices: dict[str, Device]
+    simulators: dict[str, Simulator]
+
+    def device(self, name: str) -> Device:
+        """Return a device by its name. Raises `ConfigError` with the nearest name."""
+        if name not in self.devices:
+            choices = f"the devices are here, {', '.join(self.devices)}"
+            raise ConfigError(
+                f"There is no device {name!r}: {nearest(name, ['here', *self.devices])} "
+                f"({choices}; --prices FILE adds others.)"
+            )
+        return self.devices[name]
+
+    def simulator(self, environment: str) -> Simulator | None:
+        """Return the recorded speed of an environment, or of its family before the colon."""
+        return self.simulators.get(environment) or self.simulators.get(environment.split(":")[0])
+
+
+def read_catalog(own: Path | None = None) -> Catalog:
+    """Return the shipped catalog, with the entries of a user's file over it, field by field.
+
+    Raises `ConfigError` where the file cannot be read.
+    """
+    data = _read(SHIPPED)
+    if own is not None:
+        data = _merged(data, _read(own))
+    try:
+        return Catalog(
+            str(data["date"]),
+            {name: _device(name, entry) for name, entry in data["devices"].items()},
+            {name: Simulator(**entry) for name, entry in data["simulators"].items()},
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{own}: {error}; podracer/plan/devices.json shows the form.") from error
+
+
+def _device(name: str, entry: dict[str, Any]) -> Device:
+    price = entry.get("price")
+    device = Device(**{**entry, "name": name, "price": Price(**price) if price else None})
+    for field in dataclasses.fields(Device):
+        value = getattr(device, field.name)
+        if isinstance(value, bool) or (isinstance(value, int | float) and not value > 0):
+            raise TypeError(f"{field.name} of {name} must be a number above 0")
+    return device
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a JSON object, as podracer/plan/devices.json does.")
+    return data
+
+
+def _merged(base: Any, over: Any) -> Any:
+    if isinstance(base, dict) and isinstance(over, dict):
+        return {
+            key: _merged(base[key], over[key]) if key in base and key in over
+            else over.get(key, base.get(key))
+            for key in {**base, **over}
+        }  # fmt: skip
+    return over

@@ -1,0 +1,135 @@
+"""Memory of one device by part, as XLA lays out the run's own program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from podracer.agent import Agent
+from podracer.drivers.anakin import AnakinConfig, abstract_request, make_chunk
+from podracer.drivers.common import abstract_state, place_agent
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba.trajectory import infer
+from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
+from podracer.environment import Environment
+from podracer.mesh import make_mesh, traced_for
+from podracer.plan.counted import actor_shapes, keys_of, size_of
+from podracer.plan.parts import affine_fit, largest_multiple
+from podracer.rollout import init_actor, rollout
+from podracer.types import EnvironmentSpec
+
+_TRIES = 4  # compilations of a proposed batch that may turn out too large
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device by part."""
+
+    role: str  # what the device does
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return sum(self.parts.values())
+
+
+def anakin_memory(agent: Agent, env: Environment, config: AnakinConfig, platform: str) -> Memory:
+    """Return the memory of a device that has `config.num_envs` environments for itself."""
+    mesh = make_mesh(jax.devices()[:1])
+    state = abstract_state(agent, env, mesh, config)
+    with traced_for(platform):
+        chunk = make_chunk(env, mesh, config).lower(
+            place_agent(agent, mesh), state, abstract_request(mesh)
+        )
+    temporary = _temporary(chunk)
+    keys = keys_of(config.rollout_length, config.num_envs)
+    actor = jax.eval_shape(partial(init_actor, agent, env), keys_of(config.num_envs))
+    params = jax.eval_shape(agent.actor_params, state.learner)
+    _, trajectory = jax.eval_shape(partial(rollout, agent, env), params, actor, keys, keys)
+    kept = min(size_of(trajectory), temporary)
+    parts = {
+        "parameters and optimizer": size_of(state.learner.shared),
+        "replay and other state of environments": size_of(state.learner.local),
+        "environments": size_of(state.actor),
+        "rollout": kept,
+        "activations and temporaries": temporary - kept,
+    }
+    return Memory("device", parts)
+
+
+def sebulba_memory(
+    agent: Agent,
+    spec: EnvironmentSpec,
+    config: SebulbaConfig,
+    platform: str,
+    *,
+    threads: int,
+    learners: int,
+    shares_device: bool,
+) -> list[Memory]:
+    """Return the memory of an actor's and of a learner's device, or of the one that is both.
+
+    `threads` actor threads and `learners` share the `config.num_envs` environments of a host.
+    """
+    mesh = make_mesh(jax.devices()[:1])
+    num_envs = config.num_envs // threads
+    shapes = actor_shapes(agent, spec, config, num_envs, learners)
+    rows = dataclasses.replace(config, num_envs=config.num_envs // learners)
+    state = abstract_state(agent, None, mesh, rows)
+    shards = [abstract_on_mesh(mesh, shapes.shard)] * threads
+    with traced_for(platform):
+        update = make_update(mesh, threads, config.updates_per_batch).lower(
+            place_agent(agent, mesh), state, shards, abstract_request(mesh)
+        )
+        act = jax.jit(partial(infer, agent), donate_argnums=1).lower(
+            shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
+        )
+    learner = {
+        "parameters and optimizer": size_of(state.learner.shared),
+        "replay and other state of environments": size_of(state.learner.local),
+        # One batch of trajectories is learned from while others wait.
+        "rollouts": (1 + config.queue_depth) * size_of(shards),
+        "activations and temporaries": _temporary(update),
+    }
+    local = config.threads_per_actor
+    actor = {
+        "parameters of actors": size_of(shapes.params),
+        # A thread fills its buffer while the copy that it finished travels.
+        "buffers of actors": 2 * local * size_of(shapes.buffer),
+        "activations of actors": local * _temporary(act),
+    }
+    if shares_device:
+        return [Memory("device", {**learner, **actor})]
+    return [Memory("actor", actor), Memory("learner", learner)]
+
+
+def _temporary(lowered: Any) -> int:
+    """Return the bytes that a program needs beside its arguments and results."""
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def largest_batch(
+    memory_of: Callable[[int], int], num_envs: int, multiple: int, limit: int
+) -> int | None:
+    """Return the largest number of environments whose memory fits, 0 where none does.
+
+    `memory_of` compiles, so it is asked for `num_envs`, which do not fit, for a quarter of them,
+    and for what the line through both proposes. None where that finds no number.
+    """
+    small = max(multiple, num_envs // 4 // multiple * multiple)
+    if small >= num_envs:
+        return 0
+    sizes = [(float(n), float(memory_of(n))) for n in (small, num_envs)]
+    if sizes[1][1] <= sizes[0][1]:
+        return 0 if sizes[0][1] > limit else small
+    proposed = largest_multiple(*affine_fit(sizes), limit, multiple)
+    for _ in range(_TRIES):
+        if proposed == 0 or memory_of(proposed) <= limit:
+            return proposed
+        proposed = int(0.9 * proposed) // multiple * multiple
+    return None

@@ -1,0 +1,137 @@
+"""What a program computes, counted in its trace: operations, FLOPs, bytes, reductions.
+
+Nothing is compiled or run, so a program can be counted for any number of devices. Loops count as
+often as they run; a `while` whose length is not known counts once (`is_bounded` says so).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+# Operations that only change shapes or types, which XLA fuses into their neighbors.
+_FREE = {
+    *("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "slice", "concatenate"),
+    *("pad", "rev", "copy", "copy_p", "iota", "stop_gradient", "optimization_barrier"),
+    *("convert_element_type", "bitcast_convert_type", "random_wrap", "random_unwrap"),
+    *("axis_index", "pvary", "pcast", "sharding_constraint", "platform_index"),
+}
+_REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Work of one device."""
+
+    operations: float = 0.0
+    """Operations one after the other, each the size of its whole batch."""
+    flops: float = 0.0
+    """Floating-point operations of matrix products and convolutions."""
+    bytes_written: float = 0.0
+    """Bytes of the results of all operations, as if none were fused."""
+    bytes_reduced: float = 0.0
+    """Bytes that are averaged over devices."""
+    is_bounded: bool = True
+    """Whether all loops have a known length."""
+
+    def __add__(self, other: Work) -> Work:
+        numbers = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        *sums, _ = (x + y for x, y in numbers)
+        return Work(*sums, is_bounded=self.is_bounded and other.is_bounded)
+
+    def __sub__(self, other: Work) -> Work:
+        """Return what is left of this work without a part of it."""
+        numbers = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        *rest, _ = (max(0.0, x - y) for x, y in numbers)
+        return Work(*rest, is_bounded=self.is_bounded)
+
+    def __mul__(self, times: float) -> Work:
+        *numbers, bounded = dataclasses.astuple(self)
+        return Work(*(times * x for x in numbers), is_bounded=bounded)
+
+
+def count(function: Callable[..., Any], *arguments: Any) -> Work:
+    """Return the work of a function of arrays, or of their shapes and types.
+
+    Where a platform has a form of its own, it is that of an accelerator. What no result needs is
+    not counted.
+    """
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    return _count(jaxpr, [True] * len(jaxpr.outvars))
+
+
+def _count(jaxpr: Jaxpr, is_needed: Sequence[bool]) -> Work:
+    """Count the equations that the needed results depend on, from the last one to the first."""
+    needed = {id(x) for x, keep in zip(jaxpr.outvars, is_needed, strict=True) if keep}
+    total = Work()
+    for equation in reversed(jaxpr.eqns):
+        outputs = [id(x) in needed for x in equation.outvars]
+        if any(outputs):
+            total += _count_equation(equation, outputs)
+            needed |= {id(x) for x in equation.invars}
+    return total
+
+
+def _count_equation(equation: Any, is_needed: Sequence[bool]) -> Work:
+    name, params = equation.primitive.name, equation.params
+    bodies = _jaxprs(params)
+    if name in ("scan", "while") or any(len(x.outvars) != len(is_needed) for x in bodies):
+        inner = [_count(x, [True] * len(x.outvars)) for x in bodies]
+    else:
+        inner = [_count(x, is_needed) for x in bodies]
+    if name == "scan":
+        return inner[0] * params["length"]
+    if name == "while":
+        return dataclasses.replace(inner[0] + inner[1], is_bounded=False)
+    if name == "cond":
+        platforms = params.get("branches_platforms")
+        if platforms is not None:
+            return inner[platforms.index(None)] if None in platforms else inner[-1]
+        return max(inner, key=lambda work: (work.flops, work.operations))
+    if name.startswith(("custom_vjp", "custom_jvp")):
+        return inner[0]
+    if inner:
+        return sum(inner, Work())
+    if name in _FREE:
+        return Work()
+    written = sum(_bytes(variable) for variable in equation.outvars)
+    reduced = sum(_bytes(x) for x in equation.invars) if name in _REDUCTIONS else 0.0
+    return Work(1.0, _flops(equation), written, reduced)
+
+
+def _jaxprs(params: dict[str, Any]) -> list[Jaxpr]:
+    """Return the programs within an operation: bodies of loops, branches, called functions."""
+    found = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                found.append(item.jaxpr)
+            elif isinstance(item, Jaxpr):
+                found.append(item)
+    return found
+
+
+def _bytes(variable: Any) -> float:
+    shape, dtype = getattr(variable.aval, "shape", ()), getattr(variable.aval, "dtype", None)
+    size = dtype.itemsize if isinstance(dtype, np.dtype) else 8  # a key
+    return float(math.prod(shape) * size)
+
+
+def _flops(equation: Any) -> float:
+    """Return the FLOPs of a matrix product or a convolution, 0 for anything else."""
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+        return 2.0 * math.prod(out) * math.prod(left[axis] for axis in contracted)
+    if equation.primitive.name == "conv_general_dilated":
+        kernel, out = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+        out_channels = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+        zeros = math.prod(equation.params["lhs_dilation"])  # between the pixels, not multiplied
+        return 2.0 * math.prod(out) * math.prod(kernel) / out_channels / zeros
+    return 0.0
