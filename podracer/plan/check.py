@@ -25,7 +25,7 @@ from podracer.reproduce.records import SHIPPED, read_records
 
 FRAME_SKIP = 4  # Atari's papers count frames of the emulator
 
-COUNTED_ERRORS = (0.53, 3.02)
+COUNTED_ERRORS = (0.52, 0.94)
 """Median and worst error of rates on devices that were not measured, held-out points only."""
 
 
@@ -131,18 +131,20 @@ def splits() -> Iterator[Row]:
 
 SIMULATORS = "simulators over cores"
 
+# EnvPool's table: frames a second by the threads of a laptop, a workstation, a TPU host, a DGX.
+ENVPOOL = {
+    "Atari": {12: 49e3, 32: 200e3, 96: 373e3, 256: 1.07e6},
+    "MuJoCo": {12: 105e3, 32: 582e3, 96: 897e3, 256: 3.13e6},
+}
+
 
 def simulators() -> Iterator[Row]:
     """Predict EnvPool's rates on four machines: proportional to threads, from the smallest."""
-    for name, rates in (
-        ("EnvPool, Atari", (49e3, 200e3, 373e3, 1.07e6)),
-        ("EnvPool, MuJoCo", (105e3, 582e3, 897e3, 3.13e6)),
-    ):
-        for threads, rate in zip((12, 32, 96, 256), rates, strict=True):
-            predicted = rates[0] * threads / 12
-            yield Row(
-                SIMULATORS, name, f"{threads} threads", "frames/s", rate, predicted, threads == 12
-            )
+    for name, rates in ENVPOOL.items():
+        for threads, rate in rates.items():
+            predicted, setting = rates[12] * threads / 12, f"{threads} threads"
+            source = f"EnvPool, {name}"
+            yield Row(SIMULATORS, source, setting, "frames/s", rate, predicted, threads == 12)
 
 
 # --- devices that were not measured ---------------------------------------------------------------
@@ -153,10 +155,10 @@ COUNTED = "counted work on devices that were not measured"
 # one step of all of them is in our adapter: operations, bytes. `test_plan.py` counts them again.
 GYMNAX = {
     "CartPole-v1": (0.05, 73, 650_004),
-    "Catch-bsuite": (0.15, 113, 2_480_139),
-    "Breakout-MinAtar": (0.19, 242, 14_206_874),
-    "SpaceInvaders-MinAtar": (0.33, 438, 33_348_727),
-    "Asterix-MinAtar": (0.92, 1_296, 91_667_106),
+    "Catch-bsuite": (0.15, 113, 912_139),
+    "Breakout-MinAtar": (0.19, 242, 7_664_195),
+    "SpaceInvaders-MinAtar": (0.33, 438, 23_515_324),
+    "Asterix-MinAtar": (0.92, 1_296, 16_497_174),
 }
 GYMNAX_ENVIRONMENTS = 2_000
 _CLEANBA_SECONDS = 136.5 * 60 / 50e6  # of a step: mean time of a game, 1 A100, 200 M frames
@@ -226,7 +228,8 @@ def _sebulba_row(recipe: str, network: str) -> Row:
     """Predict the V-trace agent of figure 4b at an actor batch of 128 and T 60, on a TPU v3.
 
     The paper gives neither network nor split. Both of IMPALA's networks are tried, with 2 actors of
-    3 threads, and 6 learners; 126 rows for each thread, as 6 cannot share 128.
+    3 threads, and 6 learners; 126 rows for each thread, as 6 cannot share 128. The simulators' rate
+    is EnvPool's on a TPU host.
     """
     experiment = recipes.find(recipe)
     agent, env = build(experiment)
@@ -234,15 +237,16 @@ def _sebulba_row(recipe: str, network: str) -> Row:
     config: Any = dataclasses.replace(
         experiment.driver, num_envs=6 * 126, rollout_length=60, threads_per_actor=3
     )
-    catalog, split = read_catalog(), Split(actors=2, learners=6, threads_per_actor=3)
-    machine = machine_of(catalog.devices["v3-8"], 1, 0)
-    rate = catalog.simulators["atari"].steps_per_core_second
-    simulator = Part("simulator", config.steps_per_update / (machine.cores * rate), "recorded")
+    split = Split(actors=2, learners=6, threads_per_actor=3)
+    machine = machine_of(read_catalog().devices["v3-8"], 1, 0)
+    frames = FRAME_SKIP * config.steps_per_update
+    simulator = Part("simulator", frames / ENVPOOL["Atari"][96], "published")
     modeled = model_sebulba(agent, env.spec, config, split, machine, fitted_speeds(), simulator)
-    rate = FRAME_SKIP * config.steps_per_update / modeled.seconds
     (_, published), *_ = FIGURES["sebulba-batch"].published[0].points
     setting = f"8 TPU v3 cores, batch 128, {network} network assumed"
-    return Row(COUNTED, "Podracer, figure 4b", setting, "frames/s", published, rate)
+    return Row(
+        COUNTED, "Podracer, figure 4b", setting, "frames/s", published, frames / modeled.seconds
+    )
 
 
 # --- our own measurements -------------------------------------------------------------------------
@@ -250,29 +254,45 @@ def _sebulba_row(recipe: str, network: str) -> Row:
 OURS = "our own measurements, two cores"
 
 
+# Steps a second on one CPU device and on two, 3b23e14, benchmarks/results/ppo.jsonl.
+PPO_DEVICES = {
+    "PPO, CartPole, 1024 x 128": (354_285.4775808196, 822_946.9184646113),
+    "PPO, MinAtar Breakout, 64 x 128": (113639.99102470349, 174330.45024955494),
+    "PPO, CartPole, 4 x 128": (277303.9321270994, 156263.8428553645),
+}
+
+
 def ours() -> Iterator[Row]:
     """Predict our records from the smallest of them."""
     records = {(r.figure, r.case): r.values for r in read_records(SHIPPED) if r.scale == "laptop"}
     one, two = (records["anakin-scaling", f"{n}-devices"]["steps_per_second"] for n in (1, 2))
-    source = "Catch, 128 environments a device"
-    yield Row(OURS, source, "1 CPU device", "steps/s", one, one, True)
-    yield Row(OURS, source, "2 CPU devices", "steps/s", two, 2 * one)
-    yield from _batches(records)
+    pairs = {"Catch, 128 environments a device": (one, two), **PPO_DEVICES}
+    for source, (one, two) in pairs.items():
+        yield Row(OURS, source, "1 CPU device", "steps/s", one, one, True)
+        yield Row(OURS, source, "2 CPU devices", "steps/s", two, 2 * one)
+    sizes = (32, 64, 128, 256, 512, 1024)
+    yield from _batches(
+        records, "notebook", "Catch, batch of each of 2 CPU devices", sizes, (32, 128)
+    )
+    sizes = (512, 2048, 8192, 61_440)
+    yield from _batches(records, "lpg-rate", "LPG, batch of 1 CPU device", sizes, (512, 2048))
     yield from _sebulba(records)
 
 
-def _batches(records: dict[tuple[str, str], Any]) -> Iterator[Row]:
-    """Predict Catch over the batch: a fixed time of an update and a time of each environment."""
-    sizes, length, fitted = (32, 64, 128, 256, 512, 1024), 16, (32, 128)
-    rates = {n: records["notebook", f"{n}-environments"]["steps_per_second"] for n in sizes}
-    seconds = {n: 2 * n * length / rate for n, rate in rates.items()}
-    fixed, each = affine_fit([(n, seconds[n]) for n in fitted])
+def _batches(
+    records: dict[tuple[str, str], Any],
+    figure: str,
+    source: str,
+    sizes: Sequence[int],
+    fitted: Sequence[int],
+) -> Iterator[Row]:
+    """Predict a rate over the batch: a fixed time of an update and a time of each environment."""
+    rates = {n: records[figure, f"{n}-environments"]["steps_per_second"] for n in sizes}
+    fixed, each = affine_fit([(n, n / rates[n]) for n in fitted])
     for n in sizes:
-        predicted = 2 * n * length / (fixed + each * n)
-        setting = f"{n:,} environments a device"
-        yield Row(
-            OURS, "Catch, 2 CPU devices", setting, "steps/s", rates[n], predicted, n in fitted
-        )
+        predicted = n / (fixed + each * n)
+        setting = f"{n:,} environments"
+        yield Row(OURS, source, setting, "steps/s", rates[n], predicted, n in fitted)
 
 
 def _sebulba(records: dict[tuple[str, str], Any]) -> Iterator[Row]:

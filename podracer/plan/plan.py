@@ -140,7 +140,7 @@ def _cost_lines(plan: Plan) -> list[str]:
     ]
     if plan.dollars is None:
         return [*lines, f"Price: unknown, {plan.price_source}"]
-    low, high = (f"${x:,.2f}" for x in plan.dollars)
+    low, high = (f"${x:,.2f}" if x >= 0.01 else "less than $0.01" for x in plan.dollars)
     price = low if low == high else f"{low} to {high}"
     return [*lines, f"Price: {least}{price}{modeled}; prices of {plan.price_source}"]
 

@@ -22,6 +22,9 @@ _FREE = {
     *("convert_element_type", "bitcast_convert_type", "random_wrap", "random_unwrap"),
     *("axis_index", "pvary", "pcast", "sharding_constraint", "platform_index"),
 }
+# Operations that write into an array in place, and which operand they write.
+_IN_PLACE = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter-mul": 2}
+_IN_PLACE |= {"scatter-min": 2, "scatter-max": 2}
 _REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather"}
 
 
@@ -34,7 +37,7 @@ class Work:
     flops: float = 0.0
     """Floating-point operations of matrix products and convolutions."""
     bytes_written: float = 0.0
-    """Bytes of the results of all operations, as if none were fused."""
+    """Bytes that all operations write, as if none were fused."""
     bytes_reduced: float = 0.0
     """Bytes that are averaged over devices."""
     is_bounded: bool = True
@@ -100,7 +103,9 @@ def _count_equation(equation: Any, is_needed: Sequence[bool]) -> Work:
         return sum(inner, Work())
     if name in _FREE:
         return Work()
-    written = sum(_bytes(variable) for variable in equation.outvars)
+    place = _IN_PLACE.get(name)
+    targets = equation.outvars if place is None else [equation.invars[place]]
+    written = sum(_bytes(variable) for variable in targets)
     reduced = sum(_bytes(x) for x in equation.invars) if name in _REDUCTIONS else 0.0
     return Work(1.0, _flops(equation), written, reduced)
 
