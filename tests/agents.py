@@ -5,6 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import disco
 import jax
 import pytest
 
@@ -12,6 +13,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.disco import Disco
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.agents.lpg import UpdateRule
@@ -42,6 +44,23 @@ def student_of_untrained_rule():
     path = Path(tempfile.gettempdir()) / f"podracer-test-rule-{os.getuid()}.npz"
     path.write_bytes(encode_rule(rule, params, {}))
     return lpg_student(rule, SMALL, rule_file=str(path), rule_params=params)
+
+
+def student_of_random_disco_rule():
+    """A student of a rule with random weights; its file is the same for all test processes."""
+    content = disco.file_of(disco.random_rule())
+    path = Path(tempfile.gettempdir()) / f"podracer-test-disco-{os.getuid()}.npz"
+    path.write_bytes(content)
+    agent = Disco(
+        network=SMALL,
+        replay=REPLAY,
+        support_max=3.0,
+        support_size=11,
+        model_size=4,
+        rollout_length=8,
+        rule_file=str(path),
+    )
+    return agent.with_data(content)
 
 
 AGENTS = {
@@ -90,6 +109,7 @@ AGENTS = {
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
     "lpg_student": student_of_untrained_rule(),
+    "disco": student_of_random_disco_rule(),
 }
 CONTINUOUS = ("sac", "td3")
 

@@ -81,7 +81,7 @@ def test_quantiles_learn_as_in_rlax(batch):
 def test_scales_are_those_of_rlax_and_inverse(x):
     x = jnp.float32(x)
     np.testing.assert_allclose(squash(x), rlax.signed_hyperbolic(x), rtol=1e-5)
-    np.testing.assert_allclose(unsquash(squash(x)), x, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(unsquash(squash(x)), x, rtol=1e-5, atol=1e-6)
 
 
 def test_two_hot_has_the_mean_that_it_stands_for():

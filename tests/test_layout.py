@@ -19,7 +19,7 @@ FLOORS = (
     ("ops", "schedules"),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),
-    ("agents.lpg",),
+    ("agents.disco", "agents.lpg"),
     ("agents",),
     ("evaluate",),
     ("policy", "drivers", "drivers.common"),

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
 generalized_advantages = jax.jit(returns.generalized_advantages)
 lambda_returns = jax.jit(returns.lambda_returns)
 vtrace = jax.jit(returns.vtrace)
+retrace = jax.jit(returns.retrace)
 discounted_sums = jax.jit(returns.discounted_sums)
 
 LAMBDAS = (0.0, 0.5, 0.95, 1.0)
@@ -140,6 +141,35 @@ def test_vtrace_equals_its_definition(lambda_, clips):
     gain = data.r_t + data.discount_t * following - data.v_tm1
     expected = data.valid_tm1 * np.minimum(clips["clip_pg_rho"], rho) * gain
     np.testing.assert_allclose(got.advantages, expected, atol=1e-5)
+
+
+def slow_retrace_target(data: Data, rho: np.ndarray, lambda_: float, t: int, b: int) -> float:
+    """Munos et al. 2016, equation 4: the value and the discounted, weighted errors that follow.
+
+    The data's `v_tm1` are the values of the actions taken.
+    """
+    target, weight = float(data.v_tm1[t, b]), 1.0
+    for k in range(t, end_of(data, t, b)):
+        discount = float(data.discount_t[k, b])
+        delta = data.r_t[k, b] + discount * data.v_t[k, b] - data.v_tm1[k, b]
+        target += weight * float(delta)
+        weight *= discount * lambda_ * min(1.0, float(rho[min(k + 1, T - 1), b]))
+    return target
+
+
+@pytest.mark.parametrize("lambda_", LAMBDAS)
+def test_retrace_equals_its_definition_and_rlax(lambda_):
+    data = episodes(CUTS)
+    rho = np.random.default_rng(1).uniform(0.2, 3.0, data.r_t.shape).astype(np.float32)
+    expected = table(lambda t, b: slow_retrace_target(data, rho, lambda_, t, b))
+    np.testing.assert_allclose(retrace(*data, rho, lambda_), expected, atol=1e-5)
+
+    whole = episodes(({}, {5: TERMINAL}))  # rlax knows no time-outs
+    for b in range(2):
+        q, v, r, discount = (x[:, b] for x in whole[:4])
+        traces = lambda_ * np.minimum(1.0, rho[1:, b])
+        other = rlax.general_off_policy_returns_from_q_and_v(q[1:], v, r, discount, traces)
+        np.testing.assert_allclose(retrace(*whole, rho[:, :2], lambda_)[:, b], other, atol=1e-5)
 
 
 def test_leaky_vtrace_equals_its_definition():

@@ -53,8 +53,8 @@ def _nothing_left():
 # --- the golden property -------------------------------------------------------------------------
 
 
-# Every agent's file on one learner, and one agent on several.
-ONCE_MORE = ("ppo-gru", "pqn-gru", "rainbow")
+# Every agent's file on one learner, and one agent on several; Disco takes long to compile.
+ONCE_MORE = ("ppo-gru", "pqn-gru", "rainbow", "disco")
 EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ONCE_MORE), ("ppo", 4)}
 
 

@@ -41,8 +41,8 @@ class TrainOptions:
     """Architecture: anakin runs JAX environments on the device, sebulba host environments. The
     flags of an architecture are shown by `podracer train RECIPE --arch ARCH --help`."""
     update_rule: Path | None = None
-    """File of a learned update rule (see `podracer rule`), which replaces the recipe's agent and
-    trains its network."""
+    """File of a learned update rule, which replaces the recipe's agent and trains its network: one
+    that `podracer rule` wrote, or DiscoRL's disco_103.npz."""
     track: Trackers = ()
     """Experiment trackers that get every record too. Their own environment variables say where they
     keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""

@@ -120,6 +120,29 @@ def _clipped(rho: Series, clip: float | jax.Array, alpha: float | jax.Array | No
     return clipped if alpha is None else alpha * clipped + (1 - alpha) * rho
 
 
+def retrace(
+    q_tm1: Series,
+    v_t: Series,
+    r_t: Series,
+    discount_t: Series,
+    valid_tm1: Mask,
+    rho_tm1: Series,
+    lambda_: float | jax.Array,
+) -> Series:
+    """Compute Retrace targets `[T, ...]` of the actions taken, with `rho_tm1 = π(a|s) / μ(a|s)`.
+
+        Gₜ₋₁ = rₜ + γₜ (v(sₜ) + cₜ (Gₜ − q(sₜ, aₜ)))        cₜ = λ min(1, ρₜ)
+
+    `q_tm1` are the values of the actions taken, `v_t` those of the next states under π. Source:
+    Munos et al. 2016, equation 4 (arXiv 1606.02647).
+    """
+    mask = valid_tm1.astype(q_tm1.dtype)
+    traces = lambda_ * jnp.minimum(1.0, rho_tm1)
+    next_traces = jnp.concatenate([traces[1:], jnp.zeros_like(traces[:1])])
+    delta = r_t + discount_t * v_t - q_tm1
+    return q_tm1 + _backward(mask * delta, mask * discount_t * next_traces)
+
+
 def n_step_returns(
     r_t: Series, discount_t: Series, valid_tm1: Mask
 ) -> tuple[Float[Array, "*b"], Float[Array, "*b"], Int[Array, "*b"]]:

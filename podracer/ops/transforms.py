@@ -16,8 +16,10 @@ def squash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
 
 def unsquash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
     """Compute the inverse of `squash`."""
-    root = jnp.sqrt(1.0 + 4.0 * epsilon * (jnp.abs(x) + 1.0 + epsilon))
-    return jnp.sign(x) * (((root - 1.0) / (2.0 * epsilon)) ** 2 - 1.0)
+    shifted = jnp.abs(x) + 1.0 + epsilon
+    # The paper's (root - 1) / (2 ε), without the difference of numbers that are nearly equal.
+    quotient = 2.0 * shifted / (jnp.sqrt(1.0 + 4.0 * epsilon * shifted) + 1.0)
+    return jnp.sign(x) * (quotient**2 - 1.0)
 
 
 def two_hot(x: Float[Array, "*b"], support: Float[Array, "Z"]) -> Float[Array, "*b Z"]:

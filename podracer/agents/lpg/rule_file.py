@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import math
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,11 @@ import jax
 import numpy as np
 
 from podracer.agents.lpg.rule import UpdateRule
+from podracer.io.npz import DAMAGE, read_array
 from podracer.types import ConfigError, Params
 
 SCHEMA = "schema"
 _VERSION = 1
-_LIMIT = 64 * 2**20  # bytes of a schema or of an array
-_DAMAGE = (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def encode_rule(rule: UpdateRule, params: Params, about: Mapping[str, Any]) -> bytes:
@@ -41,15 +38,18 @@ def decode_rule(content: bytes, name: str) -> tuple[UpdateRule, Params]:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            schema = json.loads(_array(archive, SCHEMA, None).tobytes())
+            schema = json.loads(read_array(archive, SCHEMA, np.uint8).tobytes())
             if schema["podracer_rule"] != _VERSION:
                 raise ValueError(f"its version is {schema['podracer_rule']}, not {_VERSION}")
             rule = UpdateRule(**schema["rule"])
             if any(type(n) is not int or not 0 < n <= 2**16 for n in schema["rule"].values()):
                 raise ValueError(f"no rule has the shape {rule}")
             like = jax.eval_shape(rule.init, jax.eval_shape(lambda: jax.random.key(0)))
-            leaves = [_array(archive, key, leaf.shape) for key, leaf in _named(like).items()]
-    except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
+            leaves = [
+                read_array(archive, key, np.float32, leaf.shape)
+                for key, leaf in _named(like).items()
+            ]
+    except DAMAGE as error:
         raise ConfigError(f"{name} is not an update rule: {error}.") from error
     return rule, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -60,23 +60,6 @@ def read_rule(path: str | Path) -> tuple[UpdateRule, Params]:
     if not path.is_file():
         raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
     return decode_rule(path.read_bytes(), str(path))
-
-
-def _array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...] | None) -> np.ndarray:
-    """Return an array of this shape, f32, or without a shape the text of the schema, u8.
-
-    The header is checked before anything is unpacked, and nothing is ever unpickled.
-    """
-    with archive.open(f"{name}.npy") as file:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{name} is not an array")
-        stored_shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        expected_dtype = np.dtype(np.uint8 if shape is None else np.float32)
-        size = math.prod(stored_shape) * expected_dtype.itemsize
-        wrong_shape = shape is not None and stored_shape != shape
-        if dtype != expected_dtype or size > _LIMIT or wrong_shape:
-            raise ValueError(f"{name} is {dtype}{list(stored_shape)}")
-        return np.frombuffer(file.read(size), expected_dtype).reshape(stored_shape)
 
 
 def _named(params: Params) -> dict[str, Any]:

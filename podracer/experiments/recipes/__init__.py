@@ -17,6 +17,7 @@ from podracer.experiments.recipes import (  # noqa: F401
     atari,
     cartpole,
     catch,
+    disco,
     lpg,
     memory,
     minatar,
@@ -24,8 +25,8 @@ from podracer.experiments.recipes import (  # noqa: F401
     pendulum,
     trading,
 )
-from podracer.experiments.recipes.lpg import with_update_rule
 from podracer.experiments.recipes.registry import RECIPES, recipe, with_name
+from podracer.experiments.recipes.update_rules import with_update_rule
 from podracer.experiments.serialization import experiment_of
 from podracer.io.names import nearest
 from podracer.types import ConfigError

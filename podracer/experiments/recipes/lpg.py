@@ -1,15 +1,11 @@
-"""Learned policy gradient (LPG): discovering an update rule, and training with one."""
+"""Learned policy gradient (LPG): discovering an update rule."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 from podracer.agents.a2c import A2C
 from podracer.agents.lpg import LPG, UpdateRule
-from podracer.agents.lpg.rule_file import read_rule
-from podracer.agents.lpg.student import lpg_student
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
@@ -49,19 +45,4 @@ def worlds_a2c() -> Experiment:
         driver=AnakinConfig(num_envs=64, rollout_length=20, updates_per_chunk=50),
         frames=2_560_000,
         evaluation_episodes=64,
-    )
-
-
-def with_update_rule(experiment: Experiment, file: str) -> Experiment:
-    """Return the experiment with its agent's network trained by the update rule of a file."""
-    old: Any = experiment.agent  # every agent of the library has these three
-    rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
-    path = Path(file).resolve()
-    rule, _ = read_rule(path)
-    agent = lpg_student(rule, old.network, rule_file=str(path), discount=old.discount, **rate)
-    driver = experiment.driver
-    if isinstance(driver, AnakinConfig):
-        driver = dataclasses.replace(driver, fused=False)
-    return dataclasses.replace(
-        experiment, recipe=f"{experiment.recipe}_under_rule", agent=agent, driver=driver
     )

@@ -20,5 +20,5 @@ FIGURE = Figure(
         ),
     ),
     axes=Axes("updates", "share of balls that are caught"),
-    impossible="podracer cannot load this rule.",
+    impossible="It needs a file that users bring: podracer train catch_disco --update-rule FILE.",
 )

@@ -1,0 +1,246 @@
+"""Disco: an agent whose updates come from a rule that DiscoRL discovered, such as Disco103.
+
+The rule's parameters come from a published file (`rule_file.py`), are part of the state, and never
+change; the user brings the file. Values are learned by Retrace and only inform the rule.
+Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms" (Nature),
+and the settings of the published notebook, which evaluates the rule on Catch.
+
+Differs from the published code: a terminal is followed by the first timestep of the next episode
+instead of the last of its own (docs/decisions/0002); ignored actions at time-outs count in no mean
+and end Retrace's traces, where the code has no time-outs and lets the step after an end count in
+all means but the loss; torsos end with an activation; weights are initialized orthogonally; the
+moving average of TD errors, which only a log reads, is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agents.common import actor_critic, off_policy
+from podracer.agents.common.optimizers import take_step
+from podracer.agents.disco.experience import to_experience
+from podracer.agents.disco.loss import student_loss
+from podracer.agents.disco.network import Outputs, StudentNetwork, StudentParams, build_network
+from podracer.agents.disco.rule import Memory, RuleParams, apply_rule, init_memory, remember
+from podracer.agents.disco.rule_file import decode_rule, digest_of
+from podracer.agents.disco.values import AdvantageMoments, estimate_values, init_moments
+from podracer.mesh import global_mean
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.ops.distributions import Categorical
+from podracer.replay import Buffer, Replay, Sample
+from podracer.schedules import Schedule
+from podracer.types import (
+    ArraySpec,
+    Carry,
+    ConfigError,
+    Derived,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+    bounded,
+    derived,
+    static,
+    struct,
+)
+
+# With these the rule was discovered.
+_TARGET_DECAY = 0.9  # of the target parameters, an exponential moving average
+_MAX_UPDATE = 1.0  # of a parameter, before the learning rate
+
+
+@struct
+class DiscoState(off_policy.ReplayLearnerState):
+    """Learner state of a student: its parameters, and what the rule knows of its lifetime."""
+
+    params: Params  # `StudentParams`
+    target_params: Params
+    optimizer_state: optax.OptState
+    moments: AdvantageMoments
+    memory: Memory
+    rule: RuleParams
+
+
+@struct
+class Disco:
+    """Agent trained by a rule that DiscoRL discovered, discrete actions."""
+
+    learning_rate: Schedule = bounded(3e-4)
+    """Learning rate of the network (Adam)."""
+    discount: float = bounded(0.997, high=1.0)
+    """Discount factor gamma of the action values, in [0, 1]."""
+    trace_lambda: float = bounded(0.95, high=1.0)
+    """Parameter lambda of Retrace, in [0, 1]."""
+    value_cost: float = bounded(0.2)
+    """Weight of the action values' loss against the four others, each of which has weight 1."""
+    support_max: float = static(default=300.0, low=0.0)
+    """Largest value after the transform h(x), nearly a square root; 300 means about 68,000."""
+    support_size: int = static(default=601, low=2)
+    """Number of atoms for values, from minus to plus the support's largest value."""
+    model_size: int = static(default=128, low=1)
+    """Units of the model's LSTM, and of the hidden layer of each of its outputs."""
+    rule_file: str = static(default="")
+    """File of the update rule, such as `disco_103.npz`."""
+    rule_digest: str = static(default="")
+    """SHA-256 of that file in hexadecimal; another content is refused. Empty accepts any."""
+    rule_params: Derived[RuleParams] = derived(leaf=True)
+    """Parameters of the update rule, read from its file."""
+    predictions: Derived[int] = derived()
+    """Categories of the student's predictions y and z, those of the rule."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(512, 512))))
+    """Network before the policy, the predictions and the model."""
+    replay: Replay = static(default=Replay(capacity=1024 * 29, batch_size=64, warmup=64 * 29))
+    """Replay buffer; a sample is a whole rollout."""
+    rollout_length: Derived[int] = derived()
+    """Timesteps of a rollout, taken from the driver."""
+    spec: EnvironmentSpec | None = static(default=None)
+
+    @property
+    def data_file(self) -> str:
+        if not self.rule_file:
+            raise ConfigError(
+                "Disco needs the file of a discovered rule: --update-rule disco_103.npz, which "
+                "comes with github.com/google-deepmind/disco_rl."
+            )
+        return self.rule_file
+
+    def with_data(self, content: bytes) -> Disco:
+        if self.rule_digest not in ("", digest_of(content)):
+            raise ConfigError(f"{self.rule_file} is not the file that the run began with.")
+        params = decode_rule(content, self.rule_file)
+        predictions = params.prediction.bias.size
+        return dataclasses.replace(self, rule_params=params, predictions=predictions)
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        if self.rule_params is None:
+            raise ConfigError("Disco has no `rule_params`: give it those of a rule.")
+        params: Params = self._network.init(key)
+        rule = jax.tree.map(jnp.asarray, self.rule_params)
+        state = DiscoState(
+            frames=schedules.init_frames(),
+            params=params,
+            target_params=jax.tree.map(jnp.copy, params),
+            optimizer_state=self._optimizer.init(params),
+            moments=init_moments(),
+            memory=init_memory(rule),
+            rule=rule,
+        )
+        carry = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self.carry(1)))
+        extras = {"policy": ArraySpec((self._network.num_actions,))}
+        return LearnerState(state, self._buffer.init(num_envs, extras=extras, carry=carry))
+
+    def carry(self, num_envs: int) -> Carry:
+        return self._network.torso.carry(num_envs)
+
+    def actor_params(self, state: LearnerState) -> Params:
+        return state.shared.params
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        logits, carry = self._network.policy(params, carry, observation, timestep.first[None])
+        policy = Categorical(logits[0])
+        action = policy.sample(keys) if explore else policy.mode()
+        return action, {"policy": logits[0]}, carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        update = partial(self._update, axis=axis)
+        carry = trajectory.carry
+        return off_policy.learn_from_replay(
+            self._buffer, update, state, trajectory, key, axis, carry
+        )
+
+    # --- one update ------------------------------------------------------------------------------
+
+    def _update(
+        self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
+    ) -> tuple[DiscoState, Metrics, jax.Array]:
+        del key
+        trajectory, data = sample.trajectory, to_experience(sample.trajectory)
+        timesteps = trajectory.timesteps()
+
+        def forward(params: StudentParams) -> Outputs:
+            return self._network.apply(
+                params, trajectory.carry, timesteps.observation, timesteps.first
+            )
+
+        outputs, pullback = jax.vjp(forward, state.params)
+        target_outputs = forward(state.target_params)
+        values = estimate_values(
+            outputs, target_outputs, data, self._support, self.discount, self.trace_lambda
+        )
+        mask = data.valid.astype(jnp.float32)
+        advantages = mask * values.advantages
+        sums = (jnp.mean(mask), jnp.mean(advantages), jnp.mean(advantages**2))
+        share, mean, mean_square = global_mean(sums, axis)
+        share = jnp.maximum(share, 1e-8)
+        weights = mask / share  # a mean with these weights is over the valid transitions
+        moments = state.moments.update(mean / share, mean_square / share)
+
+        targets, memory_inputs = apply_rule(
+            state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
+        )
+        output_grads, metrics = jax.grad(student_loss, has_aux=True)(
+            outputs, targets, values.targets, data, weights, self._support, self.value_cost
+        )
+        (grads,) = pullback(output_grads)
+        memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
+        grads, memory_input = global_mean((grads, memory_input), axis)
+        rate = schedules.value_at(self.learning_rate, state.frames)
+        params, optimizer_state = take_step(
+            self._optimizer, state.params, state.optimizer_state, grads, rate
+        )
+        state = dataclasses.replace(
+            state,
+            params=params,
+            target_params=optax.incremental_update(
+                state.params, state.target_params, 1.0 - _TARGET_DECAY
+            ),
+            optimizer_state=optimizer_state,
+            moments=moments,
+            memory=remember(state.rule, state.memory, memory_input),
+        )
+        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, sample.weights
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _support(self) -> jax.Array:
+        return jnp.linspace(-self.support_max, self.support_max, self.support_size)
+
+    @property
+    def _network(self) -> StudentNetwork:
+        if self.predictions is None:
+            raise ConfigError("Disco has no `predictions`: give it a rule, see `with_data`.")
+        return build_network(
+            self.network,
+            self.spec,
+            predictions=self.predictions,
+            support_size=self.support_size,
+            model_size=self.model_size,
+        )
+
+    @property
+    def _buffer(self) -> Buffer:
+        if self.rollout_length is None:
+            raise ConfigError("Disco has no `rollout_length`: give it that of the driver.")
+        if self.replay.prioritized:
+            raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
+        length, spec = self.rollout_length, actor_critic.require_spec(self.spec)
+        return Buffer(self.replay, spec, length, stride=length)
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(optax.scale_by_adam(), optax.clip(_MAX_UPDATE))

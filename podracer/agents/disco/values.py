@@ -1,0 +1,111 @@
+"""Action values of a DiscoRL student: categorical, learned by Retrace, compared as advantages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from podracer.agents.common.value_based import gather_action
+from podracer.agents.disco.experience import Experience
+from podracer.agents.disco.network import Outputs
+from podracer.ops.distributions import Categorical
+from podracer.ops.returns import retrace
+from podracer.ops.transforms import unsquash
+from podracer.types import struct
+
+_DECAY = 0.99  # of the moving averages, with which the rule was discovered
+
+
+@struct
+class AdvantageMoments:
+    """Exponential moving averages of advantages and of their squares, which begin at 0."""
+
+    mean: jax.Array  # f32 []
+    mean_square: jax.Array  # f32 []
+    decay_product: jax.Array  # f32 [], 1 at first: corrects for that beginning, as in Adam
+
+    def update(self, mean: jax.Array, mean_square: jax.Array) -> AdvantageMoments:
+        """Return the moments after another batch."""
+        return AdvantageMoments(
+            _DECAY * self.mean + (1.0 - _DECAY) * mean,
+            _DECAY * self.mean_square + (1.0 - _DECAY) * mean_square,
+            _DECAY * self.decay_product,
+        )
+
+    def normalize(self, x: jax.Array) -> jax.Array:
+        """Return values with the mean subtracted and divided by the standard deviation."""
+        weight = 1.0 - self.decay_product
+        mean = self.mean / weight
+        variance = jnp.maximum(0.0, self.mean_square / weight - mean**2)
+        return (x - mean) / (jnp.sqrt(variance + 1e-12) + 1e-6)
+
+
+def init_moments() -> AdvantageMoments:
+    """Return the moments before the first batch."""
+    return AdvantageMoments(jnp.float32(0), jnp.float32(0), jnp.float32(1))
+
+
+@struct
+class Values:
+    """Values and advantages of T transitions between T+1 timesteps."""
+
+    v: jax.Array  # of states under the policy, f32 [T+1, B]
+    q: jax.Array  # of actions by the target parameters, f32 [T+1, B, A]
+    q_advantages: jax.Array  # of all actions by the target parameters, f32 [T+1, B, A]
+    targets: jax.Array  # Retrace targets of the actions taken, f32 [T, B]
+    advantages: jax.Array  # of these targets over the target parameters' value, f32 [T, B]
+    normalized_advantages: jax.Array  # f32 [T, B]
+    normalized_q_advantages: jax.Array  # f32 [T+1, B, A]
+
+    def normalized(self, moments: AdvantageMoments) -> Values:
+        """Return the values with the advantages normalized."""
+        return dataclasses.replace(
+            self,
+            normalized_advantages=moments.normalize(self.advantages),
+            normalized_q_advantages=moments.normalize(self.q_advantages),
+        )
+
+
+def estimate_values(
+    outputs: Outputs,
+    target_outputs: Outputs,
+    data: Experience,
+    support: jax.Array,
+    discount: float | jax.Array,
+    trace_lambda: float | jax.Array,
+) -> Values:
+    """Return the values of a rollout, their advantages not normalized yet."""
+    q = _to_scalar(outputs.action_value, support)
+    target_q = _to_scalar(target_outputs.action_value, support)
+    probabilities = jax.nn.softmax(outputs.policy)
+    target_v = jnp.sum(probabilities * target_q, axis=-1)
+    log_ratio = Categorical(outputs.policy[:-1]).log_prob(data.action)
+    log_ratio = log_ratio - Categorical(data.behavior).log_prob(data.action)
+    targets = retrace(
+        gather_action(target_q[:-1, ..., None], data.action)[..., 0],
+        target_v[1:],
+        data.reward,
+        discount * data.discount,
+        data.valid,
+        jnp.exp(log_ratio),
+        trace_lambda,
+    )
+    advantages, q_advantages = targets - target_v[:-1], target_q - target_v[..., None]
+    return Values(
+        v=jnp.sum(probabilities * q, axis=-1),
+        q=target_q,
+        q_advantages=q_advantages,
+        targets=targets,
+        advantages=advantages,
+        normalized_advantages=advantages,
+        normalized_q_advantages=q_advantages,
+    )
+
+
+def _to_scalar(logits: jax.Array, support: jax.Array) -> jax.Array:
+    """Return the values `[...]` that logits `[..., Z]` over squashed values stand for."""
+    # At full precision: TF32 or bfloat16 would round values to three or two digits.
+    probabilities = jax.nn.softmax(logits)
+    return unsquash(jnp.matmul(probabilities, support, precision=jax.lax.Precision.HIGHEST))

@@ -1,0 +1,55 @@
+"""`--update-rule`: any experiment with discrete actions, trained by the update rule of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from podracer.agents.disco import Disco
+from podracer.agents.disco.rule_file import digest_of, is_disco_rule
+from podracer.agents.lpg.rule_file import decode_rule
+from podracer.agents.lpg.student import lpg_student
+from podracer.drivers.anakin import AnakinConfig
+from podracer.experiments.experiment import Experiment
+from podracer.networks import Table
+from podracer.types import ConfigError
+
+
+def with_update_rule(experiment: Experiment, file: str) -> Experiment:
+    """Return the experiment with its agent's network trained by the update rule of a file.
+
+    The file says which agent takes the place of the experiment's: one that `podracer rule` wrote
+    makes an `LPGStudent`, a published one of DiscoRL a `Disco`. An experiment whose agent is a
+    `Disco` keeps all of its settings.
+    """
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
+    content = path.read_bytes()
+    if is_disco_rule(content):
+        agent = _disco(experiment.agent, str(path), content)
+    else:
+        agent = _lpg_student(experiment.agent, str(path), content)
+    driver = experiment.driver
+    if isinstance(driver, AnakinConfig):
+        driver = dataclasses.replace(driver, fused=False)
+    return dataclasses.replace(
+        experiment, recipe=f"{experiment.recipe}_under_rule", agent=agent, driver=driver
+    )
+
+
+def _disco(old: Any, path: str, content: bytes) -> Disco:
+    if not isinstance(old, Disco):
+        old = Disco(learning_rate=old.learning_rate, network=old.network)
+    agent = dataclasses.replace(old, rule_file=path, rule_digest=digest_of(content))
+    agent.with_data(content)  # raises where the file is damaged
+    return agent
+
+
+def _lpg_student(old: Any, path: str, content: bytes) -> Any:
+    if isinstance(old, Disco):
+        raise ConfigError(f"{path} is not a rule of DiscoRL, which the agent Disco needs.")
+    rule, _ = decode_rule(content, path)
+    rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
+    return lpg_student(rule, old.network, rule_file=path, discount=old.discount, **rate)
