@@ -79,6 +79,7 @@ from podracer.types import Discrete as Discrete
 from podracer.types import EnvironmentSpec as EnvironmentSpec
 from podracer.types import LearnerState as LearnerState
 from podracer.types import Metrics as Metrics
+from podracer.types import MultiDiscrete as MultiDiscrete
 from podracer.types import PodracerError as PodracerError
 from podracer.types import TimeStep as TimeStep
 from podracer.types import Trajectory as Trajectory

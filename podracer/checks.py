@@ -24,6 +24,7 @@ from podracer.types import (
     EnvironmentSpec,
     EnvState,
     LearnerState,
+    MultiDiscrete,
     PyTree,
     Step,
     TimeStep,
@@ -168,26 +169,36 @@ def check_spec(environment: Any) -> EnvironmentSpec:
         raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec.")
     if isinstance(spec.action, Discrete):
         number = spec.action.num_actions
-        if not isinstance(number, int) or number < 1:
+        if not _is_count(number):
             raise ConfigError(f"{spec.name}: Discrete needs a number of actions, not {number!r}.")
+    elif isinstance(spec.action, MultiDiscrete):
+        numbers = spec.action.num_actions
+        if not (isinstance(numbers, tuple) and numbers and all(map(_is_count, numbers))):
+            raise ConfigError(
+                f"{spec.name}: MultiDiscrete needs a tuple of numbers of actions, not {numbers!r}."
+            )
     elif isinstance(spec.action, Continuous):
         _check_bounds(spec.name, spec.action)
     else:
         raise ConfigError(
-            f"{spec.name}: spec.action must be Discrete or Continuous, "
+            f"{spec.name}: spec.action must be Discrete, MultiDiscrete or Continuous, "
             f"but it is {type(spec.action).__name__}."
         )
     _check_action_mask(spec)
     return spec
 
 
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and number >= 1
+
+
 def _check_action_mask(spec: EnvironmentSpec) -> None:
     mask = action_mask(spec.observation)
     if mask is None:
         return
-    if not isinstance(spec.action, Discrete):
+    if isinstance(spec.action, Continuous):
         raise ConfigError(f"{spec.name}: only discrete actions have an {ACTION_MASK}.")
-    number = spec.action.num_actions
+    number = sum(spec.action.components)
     if mask != ArraySpec((number,), np.bool_):
         text = _format(mask) if isinstance(mask, ArraySpec) else repr(mask)
         raise ConfigError(

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -16,10 +18,13 @@ import numpy as np
 
 from podracer.types import (
     ACTION_MASK,
+    ActionSpace,
+    Continuous,
     Discrete,
     EnvironmentFault,
     EnvironmentSpec,
     EnvState,
+    MultiDiscrete,
     PodracerError,
     PyTree,
     TimeStep,
@@ -246,11 +251,21 @@ def action_mask(observation: PyTree) -> Any | None:
     return None
 
 
+def allows_action(space: ActionSpace, mask: Any) -> Any:
+    """Return whether action masks bool `[*b, n]` allow something in every component, `[*b]`."""
+    assert not isinstance(space, Continuous)
+    starts = np.cumsum((0, *space.components[:-1])).tolist()
+    parts = zip(starts, space.components, strict=True)
+    allowed = (mask[..., start : start + size].any(axis=-1) for start, size in parts)
+    return functools.reduce(operator.and_, allowed)
+
+
 def action_struct(spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of one action."""
     if isinstance(spec.action, Discrete):
         return jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.ShapeDtypeStruct((spec.action.size,), jnp.float32)
+    dtype = jnp.int32 if isinstance(spec.action, MultiDiscrete) else jnp.float32
+    return jax.ShapeDtypeStruct((spec.action.size,), dtype)
 
 
 # --- helpers for writing an environment ----------------------------------------------------------

@@ -38,6 +38,7 @@ from podracer.types import (
     ConfigError,
     Discrete,
     EnvironmentSpec,
+    MultiDiscrete,
     Params,
     TimeStep,
     struct,
@@ -98,9 +99,10 @@ class ActingRule:
         if not 0 <= self.epsilon <= 1:
             raise ConfigError(f"evaluation_epsilon must lie in [0, 1], but it is {self.epsilon}.")
         if spec and self.epsilon and not isinstance(spec.action, Discrete):
+            actions = "several" if isinstance(spec.action, MultiDiscrete) else "continuous ones"
             raise ConfigError(
-                f"evaluation_epsilon needs discrete actions, and {spec.name} has continuous ones: "
-                "take --evaluation-policy sampled."
+                f"evaluation_epsilon needs one discrete action at a time, and {spec.name} has "
+                f"{actions}: take --evaluation-policy sampled."
             )
 
     def act(

@@ -166,7 +166,7 @@ class Step:
 
     timestep: TimeStep
     action: PyTree
-    """Actions i32 `[*b]`, or f32 `[*b, size]`."""
+    """Actions i32 `[*b]` or `[*b, size]`, or f32 `[*b, size]`."""
     extras: PyTree
     """What `Agent.act` keeps for `Agent.learn`, such as log-probabilities, `[*b, ...]`."""
 
@@ -245,6 +245,33 @@ class Discrete:
 
     num_actions: int
 
+    @property
+    def components(self) -> tuple[int, ...]:
+        """Number of actions of each component, as of `MultiDiscrete`; here it is one."""
+        return (self.num_actions,)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Several discrete actions at once, int32 `[n]`; component i is 0 .. num_actions[i] - 1.
+
+    An `action_mask` (see `Discrete`) has the entries of all components, one component after
+    another, bool `[sum(num_actions)]`; at least one of each component must be True. Binary actions
+    are components with two values.
+    """
+
+    num_actions: tuple[int, ...]
+
+    @property
+    def components(self) -> tuple[int, ...]:
+        """Number of actions of each component."""
+        return self.num_actions
+
+    @property
+    def size(self) -> int:
+        """Number of components."""
+        return len(self.num_actions)
+
 
 @dataclasses.dataclass(frozen=True)
 class Continuous:
@@ -259,6 +286,9 @@ class Continuous:
         return len(self.low)
 
 
+ActionSpace = Discrete | MultiDiscrete | Continuous
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
     """Specification of an environment, from which an agent is built."""
@@ -266,7 +296,7 @@ class EnvironmentSpec:
     name: str
     observation: PyTree
     """`ArraySpec`, or a tree (such as a dictionary) of them."""
-    action: Discrete | Continuous
+    action: ActionSpace
     extension: Any = None
     """For agents of environments of one kind: the environment itself where observations show its
     state (`envs/model.py`), `TaskGroups` where tasks change."""

@@ -7,12 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.types import Discrete, EnvironmentSpec
+from podracer.types import Discrete, EnvironmentSpec, MultiDiscrete
 
 
 def random_actions(spec: EnvironmentSpec, key: jax.Array, num: int) -> jax.Array:
     if isinstance(spec.action, Discrete):
         return jax.random.randint(key, (num,), 0, spec.action.num_actions)
+    if isinstance(spec.action, MultiDiscrete):
+        sizes = jnp.array(spec.action.num_actions)
+        return jax.random.randint(key, (num, spec.action.size), 0, sizes[None])
     low, high = jnp.array(spec.action.low), jnp.array(spec.action.high)
     return jax.random.uniform(key, (num, spec.action.size), minval=low[None], maxval=high[None])
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.agents.a2c import A2C
 from podracer.drivers.common import Fault, _fault_bits, to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.types import (
@@ -46,7 +47,8 @@ def test_an_update_that_chose_among_no_actions_is_a_fault(mask, last, fault):
     first = timestep([1, 1, 1], mask, last=[False, last])
     final = dataclasses.replace(timestep([1, 1, 1], [1, 1, 1]), first=np.array([False, last]))
     steps = Step(TimeStep(**{k: _lead(v) for k, v in vars(first).items()}), jnp.zeros((1, 2)), ())
-    bits = _fault_bits(Trajectory(steps, final, (), ()), LearnerState(()), {}, None)
+    agent = A2C(spec=SPEC)
+    bits = _fault_bits(agent, Trajectory(steps, final, (), ()), LearnerState(()), {}, None)
     assert Fault(int(bits)) == fault
 
 

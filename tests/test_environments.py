@@ -18,6 +18,7 @@ from podracer.checks import check_environment
 from podracer.environment import (
     HasEvaluation,
     Renderable,
+    action_struct,
     auto_reset,
     evaluation_environment,
     restart,
@@ -314,8 +315,8 @@ def test_probe_values(name: str) -> None:
 
     def policy(timestep: Any) -> jax.Array:
         which = jnp.argmax((jnp.array(observations) == timestep.observation[None]).all(axis=-1))
-        best = jnp.array(probe.best_actions or (0,) * len(values))[which]
-        return best[None] if isinstance(probe.action, Continuous) else best
+        shape = (len(values), *action_struct(probe.spec).shape)
+        return jnp.array(probe.best_actions or np.zeros(shape, int)).reshape(shape)[which]
 
     shown, _ = play(auto_reset(probe), 36, 8, policy)  # whole episodes of 1, 2 or 5 + 1 steps
     known = (shown.observation[..., None, :] == observations).all(axis=-1)
@@ -330,7 +331,7 @@ def test_probe_values(name: str) -> None:
 
 
 def test_actions_matter_to_probes_that_know_the_best() -> None:
-    for name in ("action", "policy", "continuous", "memory"):
+    for name in ("action", "policy", "continuous", "multidiscrete", "memory"):
         shown, _ = random_play(f"probe:{name}")
         assert shown.reward[shown.discount == 0].mean() < PROBES[name].best_return - 0.2
 

@@ -163,7 +163,11 @@ def test_an_episode_that_a_fault_cut_does_not_count():
 @pytest.mark.parametrize(
     ("environment", "acting", "words"),
     [
-        ("pendulum", {"epsilon": 0.1}, "needs discrete actions, and pendulum has continuous"),
+        (
+            "pendulum",
+            {"epsilon": 0.1},
+            "one discrete action at a time, and pendulum has",
+        ),
         ("catch", {"epsilon": 1.5}, r"evaluation_epsilon must lie in \[0, 1\], but it is 1.5"),
         ("catch", {"epsilon": float("nan")}, r"must lie in \[0, 1\]"),
         ("catch", {"policy": "best"}, "must be greedy or sampled, but it is 'best'"),

@@ -37,6 +37,7 @@ from podracer.types import (
     Discrete,
     EnvironmentSpec,
     LearnerState,
+    MultiDiscrete,
     PodracerError,
 )
 
@@ -258,6 +259,18 @@ def test_a_file_decides_as_the_agent_does(name, sampled):
     decision = proof_of(AGENTS[name], env, sampled=sampled)
     assert ("key" in decision.inputs) == (sampled and name != "q_lambda")
     assert ("scores" in decision.outputs) == (name not in ("sac", "td3") and not sampled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [False, True])
+def test_several_actions_at_once(sampled):
+    """Also from a specification alone, with masks of all components."""
+    space = MultiDiscrete((3, 2, 4))
+    decision = proof_of(AGENTS["ppo"], Walk(space), sampled=sampled)
+    assert decision.outputs["action"] == ArraySpec((3,), np.int32)
+    assert "scores" not in decision.outputs
+    masked = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((9,), np.bool_)}
+    proof_of(AGENTS["ppo-gru"], Hosts(EnvironmentSpec("m", masked, space)), sampled=sampled)
 
 
 @pytest.mark.slow

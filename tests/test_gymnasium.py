@@ -81,6 +81,32 @@ class Push(gymnasium.Env):
         return action.astype(np.float32), 0.0, False, False, {}
 
 
+class Switches(gymnasium.Env):
+    """Insists on its action space of several actions; an episode pays for each that is on."""
+
+    observation_space = spaces.Box(0, 3, (3,), np.float32)
+    action_space = spaces.MultiBinary(3)
+    on = (1, 1, 1)
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.time += 1
+        reward = float(np.sum(action == np.array(self.on))) / 12
+        return action.astype(np.float32), reward, self.time == 4, False, {}
+
+
+class Dials(Switches):
+    """The same with more values, which do not begin at 0."""
+
+    observation_space = spaces.Box(-9, 9, (3,), np.float32)
+    action_space = spaces.MultiDiscrete([3, 2, 4], start=[0, 5, -2])
+    on = (2, 5, 1)
+
+
 class Platform(Push):
     """Shows whether JAX would use the CPU in this process."""
 
@@ -372,6 +398,17 @@ def test_actions_fit_the_environments_own_space(batches):
     assert not any(batch.faults.values())
 
 
+def test_several_actions_at_once_fit_the_environments_own_space(batches):
+    spec = library("types").MultiDiscrete
+    for kind, sizes, start in ((Switches, (2, 2, 2), 0), (Dials, (3, 2, 4), (0, 5, -2))):
+        batch = batches(kind, 2, 2)
+        assert library().Gymnasium(kind).spec.action == spec(sizes)
+        batch.reset(0, np.arange(2), 0)
+        actions = np.array([(0, 0, 0), np.array(sizes) - 1], np.int32)
+        np.testing.assert_array_equal(batch.step(actions).observation, actions + start)
+        assert not any(batch.faults.values())
+
+
 def test_the_specification():
     types, make = library("types"), library().gymnasium
     spec = library().Gymnasium(Walk).spec
@@ -476,8 +513,8 @@ def local():
         (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers or Discrete"),
         (functools.partial(Odd, spaces.Dict({"x": spaces.Sequence(SEEN)})), "['x'] space"),
         (
-            functools.partial(Odd, SEEN, spaces.MultiDiscrete([2, 2])),
-            "it must be Discrete, or a Box",
+            functools.partial(Odd, SEEN, spaces.MultiDiscrete([[2, 2]])),
+            "it must be Discrete, or have one axis",
         ),
         (functools.partial(Odd, SEEN, spaces.Box(-np.inf, 1, (2,))), "finite bounds"),
         (functools.partial(Odd, SEEN, spaces.Box(0, 1, (2, 2))), "one axis"),
@@ -524,6 +561,26 @@ def test_a_class_of_ones_own_trains_in_one_line(tmp_path):
     )
     assert result.metrics["updates"] == 3
     assert 0 < result.metrics["frames"] <= 96
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Switches, Dials])
+def test_several_actions_at_once_are_learned_from_the_host(tmp_path, kind):
+    podracer = importlib.import_module("podracer")
+    result = podracer.train(
+        "cartpole_sebulba",
+        environment=podracer.Gymnasium(kind),
+        agent=podracer.PPO(learning_rate=1e-2),
+        driver=podracer.SebulbaConfig(
+            num_envs=16, rollout_length=16, updates_per_chunk=5, threads_per_actor=1, env_threads=2
+        ),
+        frames=16 * 16 * 60,
+        evaluations=1,
+        evaluation_episodes=8,
+        target_return=None,
+        run_dir=tmp_path / "run",
+    )
+    assert result.evaluation.returns.mean() == pytest.approx(1.0)
 
 
 def test_the_class_has_one_short_name():

@@ -121,6 +121,7 @@ FAST = (
     ("alphazero", "timeout"),
     ("a2c", "continuous"),
     ("sac", "continuous"),
+    ("ppo", "multidiscrete"),
     ("ppo", "memory"),
     ("r2d2", "memory"),
 )
@@ -146,6 +147,13 @@ def test_values_and_actions(name, probe):
 @pytest.mark.parametrize(("name", "probe"), cases(("continuous",), CONTINUOUS_PROBE_AGENTS))
 def test_continuous_actions(name, probe):
     check(CONTINUOUS_PROBE_AGENTS[name], probe, updates=300)
+
+
+@pytest.mark.parametrize(
+    ("name", "probe"), cases(("multidiscrete",), ("a2c", "impala", "stacx", "ppo"))
+)
+def test_several_actions_at_once(name, probe):
+    check(PROBE_AGENTS[name], probe)
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, value_based
 from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    ConfigError,
-    Discrete,
     EnvironmentSpec,
     Metrics,
     Params,
@@ -108,10 +106,9 @@ class QLambda:
 
     @property
     def _network(self) -> Network:
+        num_actions = value_based.require_discrete(self.spec).num_actions
         spec = actor_critic.require_spec(self.spec)
-        if not isinstance(spec.action, Discrete):
-            raise ConfigError(f"QLambda needs discrete actions; {spec.name} has continuous ones.")
-        return self.network.build(spec.observation, {"q": Head(spec.action.num_actions)})
+        return self.network.build(spec.observation, {"q": Head(num_actions)})
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -33,7 +33,7 @@ from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.mesh import SHARDED, shardings
-from podracer.types import Discrete, EnvironmentSpec, Step, TimeStep, Trajectory
+from podracer.types import Discrete, EnvironmentSpec, MultiDiscrete, Step, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +198,9 @@ def _random_actions(spec: EnvironmentSpec, num_envs: int) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     if isinstance(spec.action, Discrete):
         shape = (64, num_envs)
+        return list(random.integers(spec.action.num_actions, size=shape).astype(np.int32))
+    if isinstance(spec.action, MultiDiscrete):
+        shape = (64, num_envs, spec.action.size)
         return list(random.integers(spec.action.num_actions, size=shape).astype(np.int32))
     low, high = np.asarray(spec.action.low), np.asarray(spec.action.high)
     return list(random.uniform(low, high, (64, num_envs, spec.action.size)).astype(np.float32))

@@ -209,7 +209,7 @@ def _update(
     else:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
-    state, metrics = apply_if_finite(state, learner, trajectory, metrics, axis)
+    state, metrics = apply_if_finite(agent, state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
 
 

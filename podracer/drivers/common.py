@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.environment import Environment, action_mask
+from podracer.environment import Environment, action_mask, allows_action
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.rollout import (
     EpisodeStats,
@@ -183,6 +183,7 @@ def learn_key(state: TrainState, axis: str | None, part: jax.Array | None = None
 
 
 def apply_if_finite(
+    agent: Agent,
     state: TrainState,
     learner: LearnerState,
     trajectory: Trajectory,
@@ -194,7 +195,7 @@ def apply_if_finite(
     After a fault `learner.shared` stays as it was before that update. Metrics gain `frames`, the
     number of valid transitions.
     """
-    bits = _fault_bits(trajectory, learner, metrics, axis)
+    bits = _fault_bits(agent, trajectory, learner, metrics, axis)
     no_earlier_fault = state.fault[0] == 0
     finite = (bits == 0) & no_earlier_fault
     shared = jax.tree.map(
@@ -211,7 +212,11 @@ def apply_if_finite(
 
 
 def _fault_bits(
-    trajectory: Trajectory, learner: LearnerState, metrics: Metrics, axis: str | None
+    agent: Agent,
+    trajectory: Trajectory,
+    learner: LearnerState,
+    metrics: Metrics,
+    axis: str | None,
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard."""
     final, steps = trajectory.final, trajectory.steps.timestep
@@ -225,7 +230,9 @@ def _fault_bits(
         Fault.RESTART: jnp.all(trajectory.next_timesteps().first | trajectory.valid()),
     }
     if (mask := action_mask(steps.observation)) is not None:
-        passed[Fault.ACTION_MASK] = jnp.all(mask.any(axis=-1) | steps.last)
+        assert agent.spec is not None
+        allowed = allows_action(agent.spec.action, mask)
+        passed[Fault.ACTION_MASK] = jnp.all(allowed | steps.last)
     failures = (~jnp.stack(list(passed.values()))).astype(jnp.float32)
     failures = jax.lax.psum(failures, axis) if axis else failures
     bits = jnp.asarray([flag.value for flag in passed], jnp.uint32)

@@ -1,9 +1,10 @@
-"""Any environment of jumanji (Bonnet et al. 2024) with one discrete or bounded action."""
+"""Any environment of jumanji (Bonnet et al. 2024) with discrete or bounded actions."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -19,7 +20,15 @@ from podracer.envs.common import (
     strongly_typed,
 )
 from podracer.io.names import nearest
-from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import (
+    ACTION_MASK,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    MultiDiscrete,
+    PyTree,
+    TimeStep,
+)
 
 
 def jumanji(name: str, **options: Any) -> AutoReset:
@@ -35,7 +44,8 @@ def jumanji(name: str, **options: Any) -> AutoReset:
 class Jumanji:
     """One environment, without restarts.
 
-    Observations are dictionaries, with `action_mask` where jumanji has one.
+    Observations are dictionaries, with `action_mask` where jumanji has one. Several actions at once
+    are `MultiDiscrete`, unless the mask is of their combinations: then those are the actions.
     """
 
     name: str
@@ -51,16 +61,18 @@ class Jumanji:
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = _load(self.name, self.options)
         state, timestep = strongly_typed(env.reset(key))
-        return _without_key(state), restart(as_dict(timestep.observation))
+        return _without_key(state), restart(_observation(timestep))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, spec = _load(self.name, self.options)
-        if not isinstance(spec.action, Discrete):
+        if isinstance(spec.action, Discrete) and env.action_spec.shape:  # one of all combinations
+            action = jnp.stack(jnp.unravel_index(action, _num_actions(env.action_spec)))
+        elif not isinstance(spec.action, Discrete):
             action = action.reshape(env.action_spec.shape)
         state, timestep = strongly_typed(env.step(_with_key(state, key), action))
         last = timestep.last()
         return _without_key(state), transition(
-            as_dict(timestep.observation),
+            _observation(timestep),
             timestep.reward,
             terminal=last & (timestep.discount == 0),
             timeout=last,
@@ -72,6 +84,19 @@ class Jumanji:
         viewer = env._viewer
         viewer._display = viewer._display_rgb_array  # not a window, whatever the environment chose
         return np.array(viewer.render(state)[::3, ::3, :3])
+
+
+def _observation(timestep: Any) -> PyTree:
+    """Return an observation as a dictionary, whose action mask has one axis."""
+    observation = as_dict(timestep.observation)
+    if isinstance(observation, dict) and ACTION_MASK in observation:
+        observation[ACTION_MASK] = observation[ACTION_MASK].reshape(-1)
+    return observation
+
+
+def _num_actions(space: Any) -> tuple[int, ...]:
+    """Return the number of values of each discrete action."""
+    return tuple((np.broadcast_to(space.maximum, space.shape).ravel() + 1).tolist())
 
 
 def _without_key(state: Any) -> Any:
@@ -97,11 +122,12 @@ def _load(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Any, Environ
             raise ConfigError(f"jumanji cannot make {name!r}: {error}.") from error
         space = env.action_spec
         _, timestep = jax.eval_shape(env.reset, jax.random.key(0))
-    if hasattr(space, "num_values") and jnp.ndim(space.num_values) == 0:
-        action = Discrete(int(space.num_values))
-    elif hasattr(space, "minimum") and jnp.issubdtype(space.dtype, jnp.floating):
-        action = continuous_actions(f"jumanji:{name}", space.minimum, space.maximum, space.shape)
+        mask = getattr(timestep.observation, ACTION_MASK, None)
+        observation = array_specs(jax.eval_shape(_observation, timestep))
+    if jnp.issubdtype(space.dtype, jnp.integer):
+        sizes = _num_actions(space)
+        is_joint = not space.shape or (mask is not None and mask.size != sum(sizes))
+        action = Discrete(math.prod(sizes)) if is_joint else MultiDiscrete(sizes)
     else:
-        raise ConfigError(f"jumanji:{name} has several discrete actions at once.")
-    observation = array_specs(as_dict(timestep.observation))
+        action = continuous_actions(f"jumanji:{name}", space.minimum, space.maximum, space.shape)
     return env, EnvironmentSpec(f"jumanji:{name}", observation, action)

@@ -14,7 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from podracer.environment import restart, transition
-from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec, TimeStep, struct
+from podracer.types import (
+    ActionSpace,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvironmentSpec,
+    MultiDiscrete,
+    TimeStep,
+    struct,
+)
 
 GAMMA = 0.9
 _BINARY = Discrete(2)
@@ -38,10 +47,10 @@ class Probe:
     reward: Callable[[ProbeState, jax.Array], jax.Array | float]  # of a state and an action in it
     values: tuple[tuple[tuple[float, ...], float], ...]  # (observation, value) of early states
     best_return: float  # mean, undiscounted
-    best_actions: tuple[int | float, ...] = ()  # in the states of `values`; () where any is optimal
+    best_actions: tuple[int | float, ...] = ()  # in the states of `values`, if not any
     length: int = 1
     timeout: bool = False  # whether episodes end by a time-out, not by a terminal
-    action: Discrete | Continuous = _BINARY
+    action: ActionSpace = _BINARY
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -142,6 +151,19 @@ PROBES = {
             best_actions=(0.5, -0.5),
             best_return=0.0,
             action=Continuous((-1.0,), (1.0,)),
+        ),
+        Probe(
+            "multidiscrete",
+            "one step, two actions at once that depend on the observation: products of policies",
+            observe=_observe_cue,
+            reward=lambda state, action: (
+                0.5 * _match_cue(state, action[0])
+                + jnp.where(action[1] == 1 + state.cue, 0.5, -0.5)
+            ),
+            values=(((1.0,), 1.0), ((-1.0,), 1.0)),
+            best_actions=(1, 2, 0, 0),
+            best_return=1.0,
+            action=MultiDiscrete((2, 3)),
         ),
         Probe(
             "memory",

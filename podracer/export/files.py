@@ -24,7 +24,7 @@ from podracer.export.stablehlo import PLATFORMS, to_stablehlo
 from podracer.io.checkpoint import Choice
 from podracer.io.run_directory import encode_json, write_bytes
 from podracer.io.steps import identity_of
-from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PodracerError
+from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, PodracerError
 
 Format = Literal["onnx", "stablehlo", "html"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "stablehlo": ".stablehlo", "html": ".html"}
@@ -114,9 +114,9 @@ def describe(decision: Decision, spec: EnvironmentSpec) -> dict[str, Any]:
         "inputs": arrays(decision.inputs),
         "outputs": arrays(decision.outputs),
         "initial_memory": {name: x.tolist() for name, x in decision.initial_memory.items()},
-        "actions": {"num_actions": action.num_actions}
-        if isinstance(action, Discrete)
-        else {"low": action.low, "high": action.high},
+        "actions": {"low": action.low, "high": action.high}
+        if isinstance(action, Continuous)
+        else {"num_actions": action.num_actions},
         "scaling": "Observations are the environment's, not normalized; actions are in its units.",
     }
 

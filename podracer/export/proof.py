@@ -13,13 +13,19 @@ import numpy as np
 
 from podracer.agent import Agent, policy_params
 from podracer.agents.common.actor_critic import require_spec
-from podracer.environment import Environment, HostEnvironments, action_mask, evaluation_environment
+from podracer.environment import (
+    Environment,
+    HostEnvironments,
+    action_mask,
+    evaluation_environment,
+)
 from podracer.export.decision import Arrays, Decision, named_leaves
 from podracer.rollout import init_actor, step_environments
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
     Carry,
+    Continuous,
     EnvironmentSpec,
     LearnerState,
     PyTree,
@@ -185,8 +191,10 @@ def draw_timesteps(spec: EnvironmentSpec, rng: np.random.Generator) -> TimeStep:
 
     observation: PyTree = jax.tree.map(draw, spec.observation)
     if (mask := action_mask(observation)) is not None:
-        allowed = rng.integers(0, mask.shape[-1], (*shape, 1))
-        observation = {**observation, ACTION_MASK: mask | (np.arange(mask.shape[-1]) == allowed)}
+        assert not isinstance(spec.action, Continuous)
+        sizes = spec.action.components
+        allowed = [np.arange(n) == rng.integers(0, n, (*shape, 1)) for n in sizes]
+        observation = {**observation, ACTION_MASK: mask | np.concatenate(allowed, axis=-1)}
     ones = np.ones(shape, np.float32)
     first = rng.random(shape) < 0.1
     first[0] = True

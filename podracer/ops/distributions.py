@@ -1,7 +1,8 @@
 """Distributions over actions: samples, log-probabilities, entropies.
 
 The parameters of a policy are one array, whose last axis has `num_outputs` elements: logits of
-discrete actions, or the mean and the logarithm of the scale of each coordinate.
+discrete actions, those of several at once one after another, or the mean and the logarithm of the
+scale of each coordinate.
 """
 
 # Types of JAX itself are partly unknown to pyright.
@@ -10,14 +11,15 @@ discrete actions, or the mean and the logarithm of the scale of each coordinate.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from podracer.ops.random import random_uniform
-from podracer.types import Continuous, Discrete, struct
+from podracer.ops.random import random_uniform, random_words, unit
+from podracer.types import ActionSpace, Continuous, Discrete, MultiDiscrete, static, struct
 
 LOG_SCALE_BOUNDS = (-5.0, 2.0)
 """Bounds that the logarithm of a Gaussian's scale is clipped to."""
@@ -34,7 +36,10 @@ class Categorical:
 
         It takes one uniform number for a sample, where the Gumbel trick takes one for each action.
         """
-        uniform = random_uniform(keys)
+        return self.at(random_uniform(keys))
+
+    def at(self, uniform: Float[Array, "*b"]) -> jax.Array:
+        """Return the actions at these places, in [0, 1), of the cumulative distribution."""
         cumulative = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
         # Scaled by the actual total, so that rounding can never choose an impossible action.
         threshold = uniform[..., None] * cumulative[..., -1:]
@@ -60,6 +65,44 @@ class Categorical:
             jax.nn.log_softmax(other.logits),
         )
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other_log_probs), axis=-1)
+
+
+@struct
+class MultiCategorical:
+    """Distribution over several discrete actions at once, int32 `[*b, n]`, which are independent.
+
+    Logits are those of all components, one component after another.
+    """
+
+    logits: Float[Array, "*b A"]
+    num_actions: tuple[int, ...] = static()
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        uniform = unit(random_words(keys, len(self.num_actions)))
+        actions = [part.at(uniform[..., i]) for i, part in enumerate(self.components())]
+        return jnp.concatenate([action[..., None] for action in actions], axis=-1)
+
+    def mode(self) -> jax.Array:
+        return jnp.concatenate([part.mode()[..., None] for part in self.components()], axis=-1)
+
+    def log_prob(self, action: jax.Array) -> Float[Array, "*b"]:
+        log_probs = [part.log_prob(action[..., i]) for i, part in enumerate(self.components())]
+        return sum(log_probs[1:], log_probs[0])
+
+    def entropy(self) -> Float[Array, "*b"]:
+        entropies = [part.entropy() for part in self.components()]
+        return sum(entropies[1:], entropies[0])
+
+    def divergence(self, other: MultiCategorical) -> Float[Array, "*b"]:
+        """Compute the Kullback-Leibler divergence KL(self || other)."""
+        pairs = zip(self.components(), other.components(), strict=True)
+        divergences = [part.divergence(other_part) for part, other_part in pairs]
+        return sum(divergences[1:], divergences[0])
+
+    def components(self) -> list[Categorical]:
+        """Return the distribution of each component."""
+        ends = list(itertools.accumulate(self.num_actions))
+        return [Categorical(logits) for logits in jnp.split(self.logits, ends[:-1], axis=-1)]
 
 
 @struct
@@ -118,15 +161,17 @@ class SquashedNormal:
         return jnp.tanh(raw), normal.log_prob(raw) - jnp.sum(slope, axis=-1)
 
 
-Policy = Categorical | Normal
+Policy = Categorical | MultiCategorical | Normal
 
 
-def num_outputs(space: Discrete | Continuous) -> int:
+def num_outputs(space: ActionSpace) -> int:
     """Return the number of network outputs that describe a policy over a space of actions."""
-    return space.num_actions if isinstance(space, Discrete) else 2 * space.size
+    if isinstance(space, Discrete):
+        return space.num_actions
+    return sum(space.num_actions) if isinstance(space, MultiDiscrete) else 2 * space.size
 
 
-def policy(space: Discrete | Continuous, outputs: Float[Array, "*b O"]) -> Policy:
+def policy(space: ActionSpace, outputs: Float[Array, "*b O"]) -> Policy:
     """Return the distribution that a network's outputs describe.
 
     Continuous actions are in units in which the environment's bounds are -1 and 1, see `to_bounds`.
@@ -134,13 +179,15 @@ def policy(space: Discrete | Continuous, outputs: Float[Array, "*b O"]) -> Polic
     """
     if isinstance(space, Discrete):
         return Categorical(outputs)
+    if isinstance(space, MultiDiscrete):
+        return MultiCategorical(outputs, space.num_actions)
     mean, log_scale = jnp.split(outputs, 2, axis=-1)
     return Normal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
 
 
-def to_bounds(space: Discrete | Continuous, action: jax.Array) -> jax.Array:
+def to_bounds(space: ActionSpace, action: jax.Array) -> jax.Array:
     """Return an action in the environment's units: clipped to [-1, 1], scaled to the bounds."""
-    if isinstance(space, Discrete):
+    if not isinstance(space, Continuous):
         return action
     low, high = _bounds(space, action)
     # Clipped to the bounds too, which rounding may miss by one step.

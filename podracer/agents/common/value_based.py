@@ -14,12 +14,25 @@ from podracer.agents.common.off_policy import TargetNetworkState
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.random import random_uniform
 from podracer.schedules import Schedule, value_at
-from podracer.types import ConfigError, Discrete, EnvironmentSpec, LearnerState, Params, struct
+from podracer.types import (
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    LearnerState,
+    MultiDiscrete,
+    Params,
+    struct,
+)
 
 
 def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
     """Return the discrete action space; raise `ConfigError` if there is no spec or another one."""
     spec = actor_critic.require_spec(spec)
+    if isinstance(spec.action, MultiDiscrete):
+        raise ConfigError(
+            f"the agent needs one discrete action at a time; {spec.name} has {spec.action.size} at "
+            "once, which A2C, PPO, IMPALA and STACX learn."
+        )
     if not isinstance(spec.action, Discrete):
         raise ConfigError(f"the agent needs discrete actions; {spec.name} has continuous ones.")
     return spec.action

@@ -60,7 +60,7 @@ def _update(
     if num_parts == 1:  # without a scan, which would copy a replay
         key = learn_key(state, axis)
         learner, metrics = agent.learn(state.learner, batch.trajectory, key, axis)
-        state, metrics = apply_if_finite(state, learner, batch.trajectory, metrics, axis)
+        state, metrics = apply_if_finite(agent, state, learner, batch.trajectory, metrics, axis)
         series = jax.tree.map(lambda x: x[None], metrics)
     else:
         state, series = _update_in_parts(agent, num_parts, axis, state, batch)
@@ -79,7 +79,9 @@ def _update_in_parts(
         part_state = dataclasses.replace(state, learner=learner)
         key = learn_key(part_state, axis, number)
         learner, metrics = agent.learn(learner, shard.trajectory, key, axis)
-        part_state, metrics = apply_if_finite(part_state, learner, shard.trajectory, metrics, axis)
+        part_state, metrics = apply_if_finite(
+            agent, part_state, learner, shard.trajectory, metrics, axis
+        )
         learner = part_state.learner
         new_state = dataclasses.replace(
             part_state, learner=LearnerState(learner.shared), update=state.update

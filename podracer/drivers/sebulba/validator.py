@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from podracer.environment import action_mask
+from podracer.environment import action_mask, allows_action
 from podracer.types import EnvironmentFault, EnvironmentSpec, TimeStep
 
 _SCALAR_DTYPES = {
@@ -29,7 +29,7 @@ class TimestepValidator:
     """
 
     def __init__(self, spec: EnvironmentSpec, num_envs: int) -> None:
-        self._name = spec.name
+        self._name, self._space = spec.name, spec.action
         leaves, self._structure = jax.tree.flatten(spec.observation)
         self._expected = [((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves]
         self._num_envs = num_envs
@@ -53,7 +53,7 @@ class TimestepValidator:
         mask = action_mask(timestep.observation)
         no_action = np.zeros(self._num_envs, bool)
         if mask is not None:
-            no_action = ~(mask.any(axis=-1) | timestep.last | self._masked_rows)
+            no_action = ~(allows_action(self._space, mask) | timestep.last | self._masked_rows)
         if all(np.isfinite(x).all() for x in floats) and not (self._masked_rows | no_action).any():
             return timestep
         finite = [np.isfinite(x).reshape(self._num_envs, -1).all(axis=1) for x in floats]

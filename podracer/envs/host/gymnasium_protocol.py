@@ -49,8 +49,8 @@ class WorkerSetup:
     environment: bytes  # a pickled callable that makes one environment
     main: str | None  # the script, or the module after a colon, to import first
     observation: Any  # a tree of dicts, tuples and `Leaf`
-    action_shape: tuple[int, ...]  # () for Discrete, (n,) for a Box
-    first_action: int  # of a Discrete space
+    action_shape: tuple[int, ...]  # () for Discrete, (n,) for others
+    first_action: int | tuple[int, ...]  # of a Discrete or MultiDiscrete space
     action_dtype: np.dtype  # as the environment's own space declares it
     row_ranges: tuple[tuple[int, int], ...] = ()  # of each worker: first row, end
     step_seconds: float = 0.0
@@ -73,7 +73,7 @@ class SharedMemory:
     discount: np.ndarray  # f32 [B]
     first: np.ndarray  # bool [B]
     last: np.ndarray  # bool [B]
-    action: np.ndarray  # i32 [B], or f32 [B, n]
+    action: np.ndarray  # i32 [B] or [B, n], or f32 [B, n]
     observation: dict[str, np.ndarray]  # [B, ...] by the name of its `Leaf`
     seed: np.ndarray  # u64 [2]: the run's seed, and the steps that the run has done
     env_index: np.ndarray  # i64 [B]: the row's number among all environments of the run
@@ -103,7 +103,7 @@ class SharedMemory:
 def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
     """Map the file behind a descriptor; a new file is sized first, and all zero."""
     num_envs, num_workers = setup.row_ranges[-1][1], len(setup.row_ranges)
-    action_dtype = np.float32 if setup.action_shape else np.int32
+    action_dtype = np.float32 if setup.action_dtype.kind == "f" else np.int32
     rows = {
         "reward": ((), np.float32),
         "discount": ((), np.float32),

@@ -28,11 +28,13 @@ from podracer.envs.host.gymnasium_protocol import CLOSE_SECONDS, Leaf, WorkerSet
 from podracer.io.names import nearest
 from podracer.types import (
     ACTION_MASK,
+    ActionSpace,
     ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
     EnvironmentSpec,
+    MultiDiscrete,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ def inspect_environment(
             main,
             observation,
             action_shape=tuple(env.action_space.shape or ()),
-            first_action=int(getattr(env.action_space, "start", 0)),
+            first_action=np.asarray(getattr(env.action_space, "start", 0)).tolist(),
             action_dtype=np.dtype(env.action_space.dtype),
         )
     finally:
@@ -285,19 +287,23 @@ def _observation(name: str, space: Any, path: str) -> Any:
         return Leaf(path, space.shape, dtype, space.dtype, low.astype(dtype), high.astype(dtype))
 
 
-def _action(name: str, space: Any) -> Discrete | Continuous:
+def _action(name: str, space: Any) -> ActionSpace:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
+        return MultiDiscrete(tuple(space.nvec.tolist()))
+    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
+        return MultiDiscrete((2,) * space.shape[0])
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
         low = _round_inward(space.low, np.float32(np.inf), np.less)
         high = _round_inward(space.high, np.float32(-np.inf), np.greater)
         if low.size and np.isfinite([low, high]).all() and (low < high).all():
             return Continuous(tuple(low.tolist()), tuple(high.tolist()))
     raise ConfigError(
-        f"{name}: the action space {space} cannot be used: it must be Discrete, or a Box of "
-        "floats with one axis and finite bounds."
+        f"{name}: the action space {space} cannot be used: it must be Discrete, or have "
+        "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds."
     )
 
 

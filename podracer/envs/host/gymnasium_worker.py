@@ -177,8 +177,10 @@ class Worker:
     def read_actions(self) -> list[Any]:
         """Return copies of the rows' actions, as the environments' own space declares them."""
         actions = self.shared.action[self.start : self.end]
+        if self.setup.action_dtype.kind != "f":
+            actions = actions + np.asarray(self.setup.first_action)
         if not self.setup.action_shape:
-            return (actions + self.setup.first_action).tolist()
+            return actions.tolist()
         return list(actions.astype(self.setup.action_dtype))
 
     def row_seed(self, row: int) -> int:
