@@ -44,6 +44,7 @@ decisions/README
 :hidden:
 :caption: Use
 how-to
+plan
 scaling
 reliability
 watch

@@ -71,13 +71,17 @@ class Speeds:
     efficiency: float
     """Share of the peak that matrix products reach."""
 
+    def terms(self, work: Work, device: Device) -> tuple[float, float, float]:
+        """Return the modeled seconds of operations, of FLOPs and of bytes written."""
+        return (
+            work.operations * self.seconds_per_operation,
+            work.flops / (device.peak_flops * self.efficiency),
+            work.bytes_written / device.bytes_per_second,
+        )
+
     def seconds(self, work: Work, device: Device) -> float:
         """Return the modeled time of work on a device."""
-        return (
-            work.operations * self.seconds_per_operation
-            + work.bytes_written / device.bytes_per_second
-            + work.flops / (device.peak_flops * self.efficiency)
-        )
+        return sum(self.terms(work, device))
 
 
 @dataclasses.dataclass(frozen=True)

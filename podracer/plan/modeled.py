@@ -8,6 +8,7 @@ from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment
+from podracer.mesh import format_bytes
 from podracer.plan.counted import anakin_work, sebulba_work
 from podracer.plan.devices import Device, Speeds
 from podracer.plan.machine import Machine
@@ -96,8 +97,14 @@ def _device(machine: Machine) -> Device:
 
 
 def _counted(name: str, work: Work, device: Device, speeds: Speeds) -> Part:
-    source = f"modeled: {work.operations:,.0f} operations, {work.flops / 1e9:,.3g} GFLOP"
-    return Part(name, speeds.seconds(work, device), source)
+    """Return a part of the device's own work, with the share of each term in its time."""
+    terms, total = speeds.terms(work, device), speeds.seconds(work, device)
+    shares = [f"{term / total:.0%}" if total else "0%" for term in terms]
+    source = (
+        f"modeled: {work.operations:,.0f} operations {shares[0]}, {work.flops / 1e9:,.1f} GFLOP "
+        f"{shares[1]}, {format_bytes(int(work.bytes_written))} written {shares[2]}"
+    )
+    return Part(name, total, source)
 
 
 def _transfer(size: int, device: Device) -> Part:
@@ -105,7 +112,7 @@ def _transfer(size: int, device: Device) -> Part:
     if device.host_bytes_per_second is None:
         return Part("transfer", None, "how fast the host reaches the device is not known")
     seconds = size / device.host_bytes_per_second
-    return Part("transfer", seconds, f"modeled: {size / 2**20:,.3g} MiB at the vendor's peak")
+    return Part("transfer", seconds, f"modeled: {format_bytes(size)} at the vendor's peak")
 
 
 def _reduction(machine: Machine, devices_per_host: int, work: Work) -> tuple[Part, list[str]]:
@@ -114,7 +121,7 @@ def _reduction(machine: Machine, devices_per_host: int, work: Work) -> tuple[Par
     seconds = ring_seconds(size, devices, _device(machine).link_bytes_per_second)
     if seconds is None:
         return Part("reduction", None, "the bandwidth between devices is not known"), []
-    source = f"modeled: {size / 2**20:,.3g} MiB in a ring at the vendor's peak"
+    source = f"modeled: {format_bytes(int(size))} in a ring at the vendor's peak"
     unknown = []
     if machine.hosts > 1:
         unknown.append("The network between hosts: gradients travel as fast as within one host.")
