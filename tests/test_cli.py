@@ -74,6 +74,9 @@ def test_fingerprint_is_of_the_whole_state(run):
     code, out, error = call("fingerprint", run)
     assert code == 0, error
     assert re.fullmatch(r"[0-9a-f]{64}  .* at update 200\n", out)
+    assert call("fingerprint", run, "--checkpoint", "200") == (0, out, "")
+    code, _, error = call("fingerprint", run, "--checkpoint", "199")
+    assert code == 65 and "199" in error
 
 
 @pytest.mark.figure(17)

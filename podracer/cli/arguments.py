@@ -17,39 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
 
-from podracer.tournament import is_tournament
-
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
     from podracer.schedules import Linear
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
-OwnRecipe = Annotated[
-    str | None,
-    tyro.conf.arg(
-        help="Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's "
-        "agent, network or environment is your own; a tournament takes several, joined by commas."
-    ),
-]
-ImportingEnvironment = Annotated[
-    str | None,
-    tyro.conf.arg(
-        name="environment",
-        help="Environment of the run, repeated. It is needed where the name has a module imported, "
-        "such as gymnasium:my_package:Maze-v0: no file decides that.",
-    ),
-]
-AtCheckpoint = Annotated[
-    Literal["newest", "best"] | int,
-    tyro.conf.arg(
-        name="checkpoint",
-        metavar="newest|best|UPDATES",
-        help="Checkpoint to take: the `newest`, that of the `best` evaluation, or by its number of "
-        "updates. The best of many evaluations is biased upward: `podracer eval` with another "
-        "--seed tells what it is worth.",
-    ),
-]
 Trackers = tuple[Literal["wandb", "trackio", "mlflow"], ...]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
@@ -272,7 +245,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     """Return a recipe's experiment, made with the recipe's own flags, and the other flags."""
     from podracer.experiments import recipes
 
-    _find_modules_here(name, peek_flag(flags, "environment"))
+    find_modules_here(name, peek_flag(flags, "environment"))
     remaining = list(flags)
     options = {
         option: value
@@ -282,35 +255,12 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     return recipes.find(name, **options), remaining
 
 
-def _find_modules_here(recipe: str | None, environment: str | None) -> None:
+def find_modules_here(recipe: str | None, environment: str | None) -> None:
     """Let Python find modules in the working directory where a recipe or environment names one."""
     from podracer.envs.catalog import imported_module
 
     if ":" in (recipe or "") or imported_module(environment or ""):
         sys.path.append(os.getcwd())
-
-
-def reopen_run(directory: Path, recipe: str | None, environment: str | None = None) -> Experiment:
-    """Return the experiment of a run; `recipe` and `environment` are the values of these flags."""
-    from podracer.experiments.loading import reopen
-    from podracer.types import ConfigError
-
-    if is_tournament(directory):
-        best = best_run(directory)
-        remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"
-        raise ConfigError(f"{directory} is a tournament: {remedy}.")
-    _find_modules_here(None, environment)
-    experiment = None if recipe is None else find_recipe(recipe, ())[0]
-    return reopen(directory, experiment, environment)
-
-
-def best_run(tournament: Path) -> Path | None:
-    """Return the run of the first entry on a tournament's leaderboard, None if it is empty."""
-    from podracer.tournament.events import replay
-    from podracer.tournament.leaderboard import read_events
-
-    board = replay(read_events(tournament)).board
-    return tournament / "pods" / board[0].id if board else None
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:
@@ -364,18 +314,14 @@ def require_in_range(flag: str, value: float, least: float = 1, most: float = 2*
     return value
 
 
-def output_file(out: Path | None, default: Path, suffixes: Sequence[str] = ()) -> Path:
-    """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
-
-    Raises `ConfigError` where no file can be written, before anything is computed for it.
-    """
+@contextlib.contextmanager
+def explained_address(host: str, port: int) -> Iterator[None]:
+    """Raise `ConfigError` in place of the `OSError` of a server that cannot listen there."""
     from podracer.types import ConfigError
 
-    path = default if out is None else out
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory: name a file in it with --out.")
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
-    return path
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; take another --port."
+        ) from error

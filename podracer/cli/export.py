@@ -8,30 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from podracer.cli.arguments import (
-    AtCheckpoint,
-    ImportingEnvironment,
-    OwnRecipe,
-    RunPath,
-    output_file,
-    parse,
-    reopen_run,
-)
-from podracer.cli.runs import PolicyName
+from podracer.cli.arguments import parse
+from podracer.cli.run_options import CheckpointOptions, PolicyName, output_file
 
 if TYPE_CHECKING:
     from podracer.export.files import Export
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(CheckpointOptions):
     """Flags of `podracer export`."""
 
-    run: RunPath
-    """Directory of the run."""
-    recipe: OwnRecipe = None
-    environment: ImportingEnvironment = None
-    checkpoint: AtCheckpoint = "newest"
     format: Literal["onnx", "stablehlo", "html"] = "onnx"
     """Format: `onnx` for onnxruntime, `stablehlo` for JAX, `html` for a page that plays."""
     out: Path | None = None
@@ -57,7 +44,7 @@ def export(arguments: Sequence[str]) -> int:
     suffix = SUFFIXES[options.format]
     out = output_file(options.out, options.run / f"policy{suffix}", (suffix,))
     use_compilation_cache()
-    experiment = reopen_run(options.run, options.recipe, options.environment)
+    experiment = options.reopen()
     result = export_policy(
         options.run,
         out,

@@ -39,7 +39,7 @@ COMMANDS = {
     "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
     "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament"),
     "resume": Command("train", "resume", "RUN", "continue a run exactly, to its configured end"),
-    "eval": Command("runs", "evaluate", "RUN", "whole episodes at the newest checkpoint"),
+    "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
     "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; `docs/reliability.md` lists the codes."""
     name, *remaining = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     logging.getLogger("podracer").addFilter(_clean)
+    if arguments is None:
+        _log_to_stderr()
     try:
         with exit_on_stop():
             code = _run(name, remaining)
@@ -99,6 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         exit_despite_threads(code)
     sys.exit(code)
+
+
+def _log_to_stderr() -> None:
+    """Print warnings as errors are printed, whatever handlers other packages give the root."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("podracer: %(message)s"))
+    logger = logging.getLogger("podracer")
+    logger.addHandler(handler)
+    logger.propagate = False
 
 
 def _is_of_output(error: Exception) -> bool:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from podracer.cli.arguments import (
     RunPath,
     Trackers,
-    best_run,
     find_recipe,
     join_values,
     own_recipe,
@@ -27,6 +26,7 @@ from podracer.cli.arguments import (
     require_in_range,
     split_recipe,
 )
+from podracer.cli.run_options import best_run
 from podracer.experiments.hosts import Hosts, initialize_devices
 from podracer.tournament import is_tournament
 

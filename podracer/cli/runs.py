@@ -7,20 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from podracer.cli.arguments import (
-    AtCheckpoint,
-    ImportingEnvironment,
-    OwnRecipe,
-    RunPath,
-    output_file,
-    parse,
-    reopen_run,
-    require_in_range,
-)
+from podracer.cli.arguments import RunPath, parse, require_in_range
+from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
 from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
@@ -29,20 +21,11 @@ if TYPE_CHECKING:
     from podracer.drivers.common import TrainState
     from podracer.experiments.experiment import Experiment
 
-PolicyName = Literal["greedy", "sampled"]
-
 
 @dataclasses.dataclass(frozen=True)
-class EvalOptions:
-    """Flags of `podracer eval`."""
+class EpisodeOptions(CheckpointOptions):
+    """Flags of the commands that run episodes: who acts in them, and which they are."""
 
-    run: RunPath
-    """Directory of the run."""
-    recipe: OwnRecipe = None
-    environment: ImportingEnvironment = None
-    checkpoint: AtCheckpoint = "newest"
-    episodes: int = 100
-    """Number of episodes, each in its own environment; at least 1."""
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
     epsilon: float | None = None
@@ -50,6 +33,32 @@ class EvalOptions:
     seed: int | None = None
     """Random seed of the episodes. By default the run's, which repeats the evaluation at
     this checkpoint."""
+
+    def acting(self, experiment: Experiment) -> dict[str, Any]:
+        """Return the policy and the epsilon of a run's evaluations, unless flags give others."""
+        policy, epsilon = experiment.evaluation_policy, experiment.evaluation_epsilon
+        return {
+            "policy": policy if self.policy is None else self.policy,
+            "epsilon": epsilon if self.epsilon is None else self.epsilon,
+        }
+
+    def key_and_update(
+        self, experiment: Experiment, state: TrainState
+    ) -> tuple[jax.Array, int | jax.Array]:
+        """Return what determines the episodes: those of the seed, or of the run's evaluation."""
+        import jax
+
+        if self.seed is not None:
+            return jax.random.key(require_in_range("--seed", self.seed, 0, 2**32 - 1)), 0
+        return state.key, 0 if experiment.fixed_evaluation else state.update
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions(EpisodeOptions):
+    """Flags of `podracer eval`."""
+
+    episodes: int = 100
+    """Number of episodes, each in its own environment; at least 1."""
     json: bool = False
     """Print one JSON object."""
 
@@ -64,13 +73,13 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.experiments.loading import load_run
 
     use_compilation_cache()
-    experiment = reopen_run(options.run, options.recipe, options.environment)
+    experiment = options.reopen()
     agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
-    acting = _acting(experiment, options)
+    acting = options.acting(experiment)
     episodes = require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
     evaluator = make_evaluator(agent, env, episodes, **acting)
     result = evaluator(
-        policy_params(agent, state.learner), *_episodes_of(experiment, state, options)
+        policy_params(agent, state.learner), *options.key_and_update(experiment, state)
     )
     figures = {
         "episodes": options.episodes,
@@ -98,50 +107,18 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _acting(experiment: Experiment, options: EvalOptions | PlayOptions) -> dict[str, Any]:
-    """Return the policy and the epsilon of a run's evaluations, unless flags give others."""
-    policy, epsilon = experiment.evaluation_policy, experiment.evaluation_epsilon
-    return {
-        "policy": policy if options.policy is None else options.policy,
-        "epsilon": epsilon if options.epsilon is None else options.epsilon,
-    }
-
-
-def _episodes_of(
-    experiment: Experiment, state: TrainState, options: EvalOptions | PlayOptions
-) -> tuple[jax.Array, int | jax.Array]:
-    """Return the key and the update that give the episodes of a seed, or the run's last ones."""
-    import jax
-
-    if options.seed is not None:
-        return jax.random.key(require_in_range("--seed", options.seed, 0, 2**32 - 1)), 0
-    return state.key, 0 if experiment.fixed_evaluation else state.update
-
-
 @dataclasses.dataclass(frozen=True)
-class PlayOptions:
+class PlayOptions(EpisodeOptions):
     """Flags of `podracer play`."""
 
-    run: RunPath
-    """Directory of the run."""
-    recipe: OwnRecipe = None
-    environment: ImportingEnvironment = None
-    checkpoint: AtCheckpoint = "newest"
     out: Path | None = None
     """Path of a .gif or .mp4 file. By default play.gif in the run."""
     episodes: int = 3
     """Number of episodes to show; at least 1."""
-    policy: PolicyName | None = None
-    """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
-    epsilon: float | None = None
-    """Probability, in [0, 1], of a random action. By default that of the run's evaluations."""
     max_steps: int = 500
     """Largest number of environment steps to show, from 1 to 100,000."""
     fps: int = 0
     """Frames per second of the film, up to 1,000; 0 chooses by its length."""
-    seed: int | None = None
-    """Random seed of the episodes. By default the run's, which shows the evaluation at this
-    checkpoint."""
 
 
 def play(arguments: Sequence[str]) -> int:
@@ -156,16 +133,16 @@ def play(arguments: Sequence[str]) -> int:
     from podracer.reports.video import write_video
 
     use_compilation_cache()
-    experiment = reopen_run(options.run, options.recipe, options.environment)
+    experiment = options.reopen()
     out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
     require_in_range("--fps", options.fps, 0, 1000)
     agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
-    acting = _acting(experiment, options)
+    acting = options.acting(experiment)
     frames, returns = record_frames(
         agent,
         env,
         policy_params(agent, state.learner),
-        *_episodes_of(experiment, state, options),
+        *options.key_and_update(experiment, state),
         **acting,
         episodes=require_in_range("--episodes", options.episodes),
         max_steps=require_in_range("--max-steps", options.max_steps, most=100_000),
@@ -218,6 +195,7 @@ class FingerprintOptions:
 
     run: RunPath
     """Directory of the run."""
+    checkpoint: AtCheckpoint = "newest"
 
 
 def fingerprint(arguments: Sequence[str]) -> int:
@@ -225,29 +203,25 @@ def fingerprint(arguments: Sequence[str]) -> int:
 
     options = parse(
         FingerprintOptions, "fingerprint", arguments,
-        about="Print the SHA-256 of the complete training state at the newest checkpoint.",
+        about="Print the SHA-256 of the complete training state at a checkpoint.",
     )  # fmt: skip
     from podracer.io.checkpoint import stored_fingerprint
 
-    step, digest = stored_fingerprint(options.run)
+    step, digest = stored_fingerprint(options.run, options.checkpoint)
     print(f"{digest}  {options.run} at update {step}")
     return 0
 
 
 @dataclasses.dataclass(frozen=True)
-class RuleOptions:
+class RuleOptions(CheckpointOptions):
     """Flags of `podracer rule`."""
 
-    run: RunPath
-    """Directory of the run."""
-    recipe: OwnRecipe = None
-    environment: ImportingEnvironment = None
     out: Path | None = None
     """Path of the file. By default rule.npz in the run."""
 
 
 def rule(arguments: Sequence[str]) -> int:
-    """Run `podracer rule`: write the update rule of the newest checkpoint to a file."""
+    """Run `podracer rule`: write the update rule of a checkpoint to a file."""
 
     options = parse(
         RuleOptions, "rule", arguments, about="Write the update rule that a run learned to a file."
@@ -257,8 +231,8 @@ def rule(arguments: Sequence[str]) -> int:
     from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 
-    experiment = reopen_run(options.run, options.recipe, options.environment)
-    agent, env, state = load_run(options.run, recipe=experiment)
+    experiment = options.reopen()
+    agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
     if not isinstance(agent, MetaLearner):
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."

@@ -7,28 +7,17 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.cli.arguments import (
-    AtCheckpoint,
-    ImportingEnvironment,
-    OwnRecipe,
-    RunPath,
-    parse,
-    reopen_run,
-    require_in_range,
-)
-from podracer.cli.runs import PolicyName
+from podracer.cli.arguments import RunPath, explained_address, parse, require_in_range
+from podracer.cli.run_options import CheckpointOptions, PolicyName
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(CheckpointOptions):
     """Flags of `podracer serve`."""
 
     run: RunPath
     """Directory of the run, or of models that `podracer promote` made: then of the current one,
     also after it was replaced."""
-    recipe: OwnRecipe = None
-    environment: ImportingEnvironment = None
-    checkpoint: AtCheckpoint = "newest"
     policy: PolicyName | None = None
     """Policy that acts: `greedy` or `sampled`. By default that of the run's evaluations."""
     port: int = 8000
@@ -57,16 +46,12 @@ def serve(arguments: Sequence[str]) -> int:
     from podracer.serve.service import Model, Service, load_model
 
     def load(directory: Path) -> Model:
-        experiment = reopen_run(directory, options.recipe, options.environment)
+        experiment = options.reopen(directory)
         return load_model(directory, experiment, options.policy, options.checkpoint)
 
     use_compilation_cache()
-    try:
+    with explained_address(options.host, port):
         listener = server.listen(options.host, port)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {options.host}, port {port}: {error.strerror}; take another --port."
-        ) from error
     with listener, contextlib.suppress(KeyboardInterrupt):
         service = Service(options.run, load)
         address = f"http://{options.host}:{listener.getsockname()[1]}"

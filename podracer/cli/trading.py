@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from podracer.cli.arguments import RunPath, output_file, parse
+from podracer.cli.arguments import RunPath, parse
+from podracer.cli.run_options import AtCheckpoint, output_file
 
 if TYPE_CHECKING:
     from podracer.trading.backtest import Backtest
@@ -24,6 +25,7 @@ class BacktestOptions:
 
     run: RunPath
     """Directory of the run."""
+    checkpoint: AtCheckpoint = "newest"
     out: Path | None = None
     """Path of the HTML file. By default backtest.html in the run."""
     json: bool = False
@@ -42,7 +44,7 @@ def backtest(arguments: Sequence[str]) -> int:
     from podracer.trading.backtest import backtest
 
     use_compilation_cache()
-    result = backtest(options.run)
+    result = backtest(options.run, checkpoint=options.checkpoint)
     page = write_page(result, output_file(options.out, options.run / "backtest.html"))
     if options.json:
         print(json.dumps(result.to_json()))
@@ -73,7 +75,8 @@ class PromoteOptions:
     models: ModelsPath
     """Directory of the models; made if there is none."""
     run: RunPath
-    """Directory of the run whose newest checkpoint may become the current model."""
+    """Directory of the run whose checkpoint may become the current model."""
+    checkpoint: AtCheckpoint = "newest"
 
 
 def promote(arguments: Sequence[str]) -> int:
@@ -87,7 +90,7 @@ def promote(arguments: Sequence[str]) -> int:
     from podracer.trading.delivery import promote
 
     use_compilation_cache()
-    decision = promote(options.models, options.run)
+    decision = promote(options.models, options.run, checkpoint=options.checkpoint)
     promoted = decision.action == "promote"
     current = options.models / decision.model
     print(f"{'Promoted' if promoted else 'Refused'}: the current model is {current}")

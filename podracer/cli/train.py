@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podracer.cli.arguments import (
     Arch,
-    ImportingEnvironment,
-    OwnRecipe,
     RunPath,
     Trackers,
     find_recipe,
@@ -20,9 +18,9 @@ from podracer.cli.arguments import (
     parse_experiment,
     peek_arch,
     pop_flag,
-    reopen_run,
     split_recipe,
 )
+from podracer.cli.run_options import RunOptions
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 from podracer.tournament import is_tournament
 
@@ -87,13 +85,11 @@ class FreeSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResumeOptions:
+class ResumeOptions(RunOptions):
     """Flags of `podracer resume`."""
 
     run: RunPath
     """Directory of the run, sweep or tournament."""
-    recipe: OwnRecipe = None
-    environment: ImportingEnvironment = None
     track: Trackers = ()
     """Experiment trackers that get every record too. Their own environment variables say where they
     keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
@@ -134,8 +130,7 @@ def resume(arguments: Sequence[str]) -> int:
         from podracer.cli import pods
 
         return pods.resume_tournament(options.run, options.recipe)
-    experiment = reopen_run(options.run, options.recipe, options.environment)
-    experiment = dataclasses.replace(experiment, **changes)
+    experiment = dataclasses.replace(options.reopen(), **changes)
     return run(
         experiment, options.run, options.hosts,
         resume=True, recipe=options.recipe, track=options.track,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from podracer.cli.arguments import RunPath, parse, require_in_range
+from podracer.cli.arguments import RunPath, explained_address, parse, require_in_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,8 @@ def watch(arguments: Sequence[str]) -> int:
     from podracer.reports.watch.server import LiveServer
     from podracer.reports.watch.watcher import Watcher
 
-    try:
+    with explained_address(options.host, port):
         server = LiveServer(Watcher(options.directory), options.host, port)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {options.host}, port {port}: {error.strerror}; take another --port."
-        ) from error
     with server, contextlib.suppress(KeyboardInterrupt):
         print(f"{server.address}  Ctrl-C ends it", flush=True)
         server.serve_forever()

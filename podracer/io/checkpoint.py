@@ -291,17 +291,19 @@ def fingerprint(state: PyTree) -> str:
     return _digest(schema(state), lambda path: np.asarray(stored_array(leaves[path])))
 
 
-def stored_fingerprint(run: Path, *, report: Report = _to_stderr) -> tuple[int, str]:
-    """Return the newest valid step of a run and the `fingerprint` of its state.
+def stored_fingerprint(
+    run: Path, step: Choice = "newest", *, report: Report = _to_stderr
+) -> tuple[int, str]:
+    """Return the step of a run's checkpoint and the `fingerprint` of its state.
 
-    Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if no step is
-    valid, or if it declares more than this machine's memory.
+    Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if there is no
+    such step that is valid, or if it declares more than this machine's memory.
     """
     run = Path(run).absolute()
-    step = valid_step(run, report)
-    path = run / CHECKPOINTS / step_name(step)
+    chosen = chosen_step(run, step, report)
+    path = run / CHECKPOINTS / step_name(chosen)
     stored = read_meta(path)["schema"]
-    return step, _digest(stored, read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
+    return chosen, _digest(stored, read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
 
 
 def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:

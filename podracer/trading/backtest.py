@@ -17,6 +17,7 @@ from podracer.envs.trading.environment import Trading, TradingState, backtest_en
 from podracer.envs.trading.market import Period, Periods, format_time
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
+from podracer.io.checkpoint import Choice
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
 from podracer.trading.metrics import Performance, compute_performance
@@ -64,7 +65,7 @@ class PeriodResult:
 
 @dataclasses.dataclass(frozen=True)
 class Backtest:
-    """Back-test of a run's policy at its newest checkpoint."""
+    """Back-test of a run's policy at a checkpoint."""
 
     run: str
     updates: int
@@ -85,14 +86,16 @@ class Backtest:
         }
 
 
-def backtest(directory: str | Path) -> Backtest:
+def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtest:
     """Simulate the policy of the run in `directory` in its validation and back-test periods.
+
+    `checkpoint` is that of `podracer.load`.
 
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
     directory = Path(directory)
-    agent, env, state = load_run(directory)
+    agent, env, state = load_run(directory, checkpoint=checkpoint)
     backtest_env = backtest_environment(env)  # first, because it rejects other environments
     check_same_environment(directory, env)
     params = agent.actor_params(state.learner)

@@ -23,6 +23,7 @@ from typing import Any
 from podracer.envs.trading.environment import Trading, backtest_environment
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
+from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.run_directory import RunLock, read_limited, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
@@ -58,16 +59,18 @@ class Decision:
     time: str = ""  # ISO 8601, UTC
 
 
-def promote(models: str | Path, run: str | Path) -> Decision:
-    """Make the newest checkpoint of `run` the current model if it is better, else refuse.
+def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest") -> Decision:
+    """Make a checkpoint of `run` the current model if it is better, else refuse.
 
     A run is better if its return in its validation period is larger; both models are simulated from
-    their checkpoints. The first model is always accepted. Raises `ConfigError` for a run that does
-    not trade, whose bars have changed, or that trades under other terms than the current model;
-    `CheckpointError` where a checkpoint or the record is damaged.
+    their checkpoints. The first model is always accepted. `checkpoint` is that of `podracer.load`.
+
+    Raises `ConfigError` for a run that does not trade, whose bars have changed, or that trades
+    under other terms than the current model; `CheckpointError` where a checkpoint or the record is
+    damaged.
     """
     models, run = Path(models), Path(run)
-    agent, env, state = load_run(run)
+    agent, env, state = load_run(run, checkpoint=checkpoint)
     backtest_environment(env)
     check_same_environment(run, env)
     validation: Trading = env.for_evaluation().inner  # type: ignore[union-attr]

@@ -1,0 +1,92 @@
+"""The flags that name a run and its checkpoint, and the file that a command writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from podracer.cli.arguments import RunPath, find_modules_here, find_recipe
+from podracer.tournament import is_tournament
+
+if TYPE_CHECKING:
+    from podracer.experiments.experiment import Experiment
+
+PolicyName = Literal["greedy", "sampled"]
+AtCheckpoint = Annotated[
+    Literal["newest", "best"] | int,
+    tyro.conf.arg(
+        name="checkpoint",
+        metavar="newest|best|UPDATES",
+        help="Checkpoint to take: the `newest`, that of the `best` evaluation, or by its number of "
+        "updates. The best of many evaluations is biased upward: `podracer eval` with another "
+        "--seed tells what it is worth.",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """Flags of every command that opens a run."""
+
+    run: RunPath
+    """Directory of the run."""
+    recipe: str | None = None
+    """Recipe that made the run, such as my_package.recipes:mine. It is needed if the run's agent,
+    network or environment is your own; a tournament takes several, joined by commas."""
+    environment: str | None = None
+    """Environment of the run, repeated. It is needed where the name has a module imported, such as
+    gymnasium:my_package:Maze-v0: no file decides that."""
+
+    def reopen(self, directory: Path | None = None) -> Experiment:
+        """Return the experiment of the run, or of another directory with the same flags.
+
+        Raises `ConfigError` if there is no run.
+        """
+        from podracer.experiments.loading import reopen
+        from podracer.types import ConfigError
+
+        directory = self.run if directory is None else directory
+        if is_tournament(directory):
+            best = best_run(directory)
+            remedy = f"name a run of it, such as {best}" if best else "none of its rounds has ended"
+            raise ConfigError(f"{directory} is a tournament: {remedy}.")
+        find_modules_here(None, self.environment)
+        experiment = None if self.recipe is None else find_recipe(self.recipe, ())[0]
+        return reopen(directory, experiment, self.environment)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions(RunOptions):
+    """Flags of every command that opens a run at a checkpoint."""
+
+    checkpoint: AtCheckpoint = "newest"
+
+
+def best_run(tournament: Path) -> Path | None:
+    """Return the run of the first entry on a tournament's leaderboard, None if it is empty."""
+    from podracer.tournament.events import replay
+    from podracer.tournament.leaderboard import read_events
+
+    board = replay(read_events(tournament)).board
+    return tournament / "pods" / board[0].id if board else None
+
+
+def output_file(out: Path | None, default: Path, suffixes: Sequence[str] = ()) -> Path:
+    """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
+
+    Raises `ConfigError` where no file can be written, before anything is computed for it.
+    """
+    from podracer.types import ConfigError
+
+    path = default if out is None else out
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory: name a file in it with --out.")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
+    return path
