@@ -137,7 +137,8 @@ class TimeStep:
     reward: Float32[Array, "*b"]
     """Reward for the action taken at t-1."""
     discount: Float32[Array, "*b"]
-    """0 only at a true terminal, 1 elsewhere, also at a time-out."""
+    """0 only at a true terminal, 1 elsewhere, also at a time-out; -1 where the turn passes to the
+    other player of a zero-sum game, whose gain is this player's loss."""
     first: Bool[Array, "*b"]
     """Whether an episode begins here: recurrent state is reset."""
     last: Bool[Array, "*b"]
@@ -300,6 +301,8 @@ class EnvironmentSpec:
     extension: Any = None
     """For agents of environments of one kind: the environment itself where observations show its
     state (`envs/model.py`), `TaskGroups` where tasks change."""
+    takes_turns: bool = False
+    """Whether the agent moves for two players in turn: then discounts are -1, see `TimeStep`."""
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)

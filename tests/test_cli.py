@@ -76,7 +76,8 @@ def test_fingerprint_is_of_the_whole_state(run):
     assert re.fullmatch(r"[0-9a-f]{64}  .* at update 200\n", out)
     assert call("fingerprint", run, "--checkpoint", "200") == (0, out, "")
     code, _, error = call("fingerprint", run, "--checkpoint", "199")
-    assert code == 65 and "199" in error
+    assert code == 65
+    assert "199" in error
 
 
 @pytest.mark.figure(17)

@@ -163,7 +163,7 @@ class MuZero:
             state = scale_gradient(state, 0.5)  # appendix G: the dynamics are used K times
             reward_target = alive * next_steps.reward[k]
             observed = observed * jnp.where(valid[k], 1.0, 1.0 - alive)
-            alive = alive * (valid[k] & (next_steps.discount[k] > 0))
+            alive = alive * (valid[k] & (next_steps.discount[k] != 0))
             reward_loss = observed * model.cross_entropy(reward_logits, reward_target)
             losses += reward_loss / self.unroll_steps
             step_loss, _ = prediction_loss(k + 1, state, alive, observed)
@@ -206,11 +206,16 @@ class MuZero:
         reward = model.to_scalar(reward_logits)
         output = planning.RecurrentFnOutput(
             reward=reward,
-            discount=jnp.full_like(reward, 1.0) * self.discount,
+            discount=jnp.full_like(reward, self._turn) * self.discount,
             prior_logits=policy_logits,
             value=model.to_scalar(value_logits),
         )
         return output, next_state
+
+    @property
+    def _turn(self) -> float:
+        """Sign of the next state's value: that of the other player where players take turns."""
+        return -1.0 if actor_critic.require_spec(self.spec).takes_turns else 1.0
 
     @property
     def _model(self) -> Model:

@@ -38,6 +38,7 @@ COMMANDS = {
     "sweep": Command("pods", "sweep", "[RECIPE] --vary ...", "many settings and seeds at once"),
     "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
     "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament"),
+    "match": Command("match", "match", "PLAYER PLAYER ...", "runs play each other in a board game"),
     "resume": Command("train", "resume", "RUN", "continue a run exactly, to its configured end"),
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),
     "play": Command("runs", "play", "RUN", "episodes as a GIF or a video"),

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 
-from podracer.environment import Environment, Renderable
+from podracer.environment import Environment, HasEvaluation, Renderable
 from podracer.envs.common import array_specs
 from podracer.types import ConfigError, EnvironmentSpec, EnvState, TimeStep
 
@@ -27,6 +27,8 @@ class WithModel:
             raise ConfigError(f"{kind} is not a device environment, so an agent cannot plan in it.")
         if isinstance(self.environment, Renderable):
             object.__setattr__(self, "render", self.environment.render)
+        if isinstance(self.environment, HasEvaluation):
+            object.__setattr__(self, "for_evaluation", self._for_evaluation)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -37,6 +39,9 @@ class WithModel:
             observation={"observation": inner.spec.observation, "state": array_specs(state)},
             extension=inner,
         )
+
+    def _for_evaluation(self) -> WithModel:
+        return WithModel(self.environment.for_evaluation())  # type: ignore[union-attr]
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
         return _with_state(*self.environment.reset(key))

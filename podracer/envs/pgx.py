@@ -1,10 +1,9 @@
-"""The games of pgx (Koyamada et al. 2023): MinAtar, 2048, and board games against an opponent."""
+"""The games of pgx (Koyamada et al. 2023): MinAtar, 2048, and board games of two players."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,26 +11,24 @@ import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, import_optional, strongly_typed
+from podracer.envs.opponents import Opponent, find_opponent, random_move
 from podracer.io.names import nearest
 from podracer.types import ACTION_MASK, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
-# A function of a key, an observation [...] and a mask [A] of legal moves that returns an action.
-Opponent = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-
-def random_opponent(key: jax.Array, observation: jax.Array, legal: jax.Array) -> jax.Array:
-    """Return a legal move, drawn uniformly."""
-    return jax.random.categorical(key, jnp.where(legal, 0.0, -jnp.inf)).astype(jnp.int32)
-
-
-def pgx(name: str, opponent: Opponent = random_opponent) -> AutoReset:
+def pgx(
+    name: str, opponent: Opponent | str = "random", evaluate_against: Opponent | str = "random"
+) -> AutoReset:
     """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
 
-    In a game of two players the agent plays one, redrawn for each game, and `opponent` the
-    other. Raises `ConfigError` where pgx is not installed, for an unknown game and for more than
-    two players.
+    In a game of two players the agent plays one, redrawn for each game, and `opponent` the other:
+    `random`, `minimax-DEPTH` or a function. With `self` the agent moves for both, and is evaluated
+    against the opponent `evaluate_against`. Raises `ConfigError` where pgx is not installed, for an
+    unknown game or opponent and for more than two players.
     """
-    return auto_reset(Pgx(name, opponent))
+    if opponent != "self":
+        return auto_reset(Pgx(name, find_opponent(opponent)))
+    return auto_reset(SelfPlay(name, find_opponent(evaluate_against)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,28 +40,28 @@ class Pgx:
     """
 
     name: str
-    opponent: Opponent = random_opponent
+    opponent: Opponent = random_move
 
     def __post_init__(self) -> None:
-        _load(self.name)
+        load_game(self.name)
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return _load(self.name)[1]
+        return load_game(self.name)[1]
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
-        env, _ = _load(self.name)
+        env, _ = load_game(self.name)
         start_key, move_key = jax.random.split(key)
         state, _ = self._opponent_turn(move_key, strongly_typed(env.init(start_key)), jnp.zeros(()))
-        return state, restart(_observe(self.name, state))
+        return state, restart(observe(self.name, state))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
-        env, _ = _load(self.name)
+        env, _ = load_game(self.name)
         move_key, opponent_key = jax.random.split(key)
         state = strongly_typed(env.step(state, action, move_key))
         state, reward = self._opponent_turn(opponent_key, state, state.rewards[0])
         timestep = transition(
-            _observe(self.name, state), reward, terminal=state.terminated, timeout=state.truncated
+            observe(self.name, state), reward, terminal=state.terminated, timeout=state.truncated
         )
         return state, timestep
 
@@ -72,7 +69,7 @@ class Pgx:
         self, key: jax.Array, state: PyTree, reward: jax.Array
     ) -> tuple[PyTree, jax.Array]:
         """Let the opponent move until it is the agent's turn; add the rewards of its moves."""
-        env, _ = _load(self.name)
+        env, _ = load_game(self.name)
         if env.num_players == 1:
             return state, reward
 
@@ -83,8 +80,7 @@ class Pgx:
         def move(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             key, state, reward = carry
             key, choose_key, step_key = jax.random.split(key, 3)
-            legal = state.legal_action_mask
-            action = self.opponent(choose_key, state.observation, legal)
+            action = self.opponent(choose_key, env, state)
             state = strongly_typed(env.step(state, action, step_key))
             return key, state, reward + state.rewards[0]
 
@@ -92,14 +88,61 @@ class Pgx:
         return state, reward
 
 
-def _observe(name: str, state: PyTree) -> PyTree:
+@dataclasses.dataclass(frozen=True)
+class SelfPlay:
+    """One game of two players in which the agent moves for both, without restarts.
+
+    Every timestep is seen by the player who is to move, and a reward is that of the player who has
+    just moved. Where the turn passes to the other player the discount is -1: what is good for one
+    is as bad for the other, so that every agent's returns, advantages and searches are those of the
+    player who moves. The return of a whole game has no such sense. `for_evaluation` is the game
+    against an opponent.
+    """
+
+    name: str
+    evaluation_opponent: Opponent = random_move
+
+    def __post_init__(self) -> None:
+        env, _ = load_game(self.name)
+        if env.num_players != 2:
+            raise ConfigError(f"pgx:{self.name} has one player: it needs no opponent.")
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return dataclasses.replace(load_game(self.name)[1], takes_turns=True)
+
+    def for_evaluation(self) -> Pgx:
+        return Pgx(self.name, self.evaluation_opponent)
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, _ = load_game(self.name)
+        state = strongly_typed(env.init(key))
+        return state, restart(observe(self.name, state))
+
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
+        env, _ = load_game(self.name)
+        mover = state.current_player
+        state = strongly_typed(env.step(state, action, key))
+        timestep = transition(
+            observe(self.name, state),
+            state.rewards[mover],
+            terminal=state.terminated,
+            timeout=state.truncated,
+        )
+        turn = jnp.where(state.current_player == mover, 1.0, -1.0)
+        return state, dataclasses.replace(timestep, discount=turn * timestep.discount)
+
+
+def observe(name: str, state: PyTree) -> PyTree:
+    """Return what the player who is to move observes in a state of a game."""
     if name.startswith("minatar"):
         return state.observation
     return {"board": state.observation, ACTION_MASK: state.legal_action_mask}
 
 
 @functools.cache
-def _load(name: str) -> tuple[Any, EnvironmentSpec]:
+def load_game(name: str) -> tuple[Any, EnvironmentSpec]:
+    """Return a game of pgx by name and its specification; `ConfigError` if there is none."""
     library = import_optional("pgx", f"pgx:{name}", "pgx")
     if name not in library.available_envs():
         raise ConfigError(f"pgx has no game {name!r}: {nearest(name, library.available_envs())}")
@@ -108,5 +151,5 @@ def _load(name: str) -> tuple[Any, EnvironmentSpec]:
     if env.num_players > 2:
         raise ConfigError(f"pgx:{name} has {env.num_players} players; one or two are possible.")
     state = jax.eval_shape(env.init, jax.random.key(0))
-    observation = array_specs(_observe(name, state))
+    observation = array_specs(observe(name, state))
     return env, EnvironmentSpec(f"pgx:{name}", observation, Discrete(int(env.num_actions)))

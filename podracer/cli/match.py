@@ -1,0 +1,97 @@
+"""The command `podracer match`: trained policies play each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from podracer.cli.arguments import parse, require_in_range
+from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
+
+if TYPE_CHECKING:
+    from podracer.tournament.matches import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class MatchOptions:
+    """Flags of `podracer match`."""
+
+    players: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Two or more players: directories of runs, `random`, or `minimax-DEPTH` with a depth of 1 to
+    6 moves."""
+    recipe: str | None = None
+    """Recipe that made the runs, if agent or network are your own."""
+    checkpoint: AtCheckpoint = "newest"
+    games: int = 256
+    """Number of games of each pair of players, at least 1; who begins is drawn for each game."""
+    policy: PolicyName = "sampled"
+    """Policy of the runs: `sampled`, or `greedy`, whose games repeat each other."""
+    seed: int = 0
+    """Random seed of the games."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def match(arguments: Sequence[str]) -> int:
+    """Run `podracer match`: play all pairs of players, and print ratings and results."""
+    options: MatchOptions = parse(
+        MatchOptions, "match", arguments,
+        about="Let trained policies play each other in a game of two players, and rate them.",
+    )  # fmt: skip
+    from podracer.experiments.hosts import use_compilation_cache
+    from podracer.experiments.loading import load_run
+    from podracer.tournament import matches
+    from podracer.types import ConfigError
+
+    games = require_in_range("--games", options.games, most=2**20)
+    seed = require_in_range("--seed", options.seed, 0, 2**32 - 1)
+    if len(options.players) < 2:
+        raise ConfigError("a match needs two players or more.")
+    use_compilation_cache()
+    players, environments = [], []
+    for name in options.players:
+        directory = Path(name)
+        if not directory.is_dir():
+            players.append(matches.opponent_player(name))
+            continue
+        experiment = RunOptions(directory, options.recipe).reopen()
+        agent, env, state = load_run(directory, recipe=experiment, checkpoint=options.checkpoint)
+        environments.append(env)
+        sampled = options.policy == "sampled"
+        players.append(matches.trained_player(name, agent, env, state.learner, sampled=sampled))
+    if not environments:
+        raise ConfigError("a match needs at least one run, which knows the game.")
+    table = matches.play_matches(matches.game_of(environments), players, games, seed)
+    if options.json:
+        print(json.dumps(_figures(table)))
+    else:
+        _print(table)
+    return 0
+
+
+def _figures(table: Table) -> dict[str, Any]:
+    elo, std = (np_array.round(2).tolist() for np_array in table.ratings)
+    return {
+        "players": list(table.players), "elo": elo, "elo_std": std, "games": table.games.tolist(),
+        "wins": table.wins.tolist(), "draws": table.draws.tolist(),
+    }  # fmt: skip
+
+
+def _print(table: Table) -> None:
+    """Print the players, best first: Elo with its 95 % interval, and the share of points."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    order = table.ratings.elo.argsort()[::-1]
+    columns = [str(place + 1) for place in range(len(order))]
+    grid = Grid("", "player", "Elo", "", *columns, box=None, padding=(0, 2, 0, 0))
+    for place, i in enumerate(order):
+        share = ["-" if i == j else f"{table.scores[i, j] / table.games[i, j]:.1%}" for j in order]
+        elo, margin = table.ratings.elo[i], 1.96 * table.ratings.std[i]
+        grid.add_row(str(place + 1), table.players[i], f"{elo:+.0f}", f"± {margin:.0f}", *share)
+    Console().print(grid)

@@ -1,0 +1,76 @@
+"""Opponents in games of two players that take turns."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.types import ConfigError, PyTree
+
+# A function of a key, a game of pgx and its state that returns a legal action, i32 [].
+Opponent = Callable[[jax.Array, Any, PyTree], jax.Array]
+
+
+def find_opponent(opponent: Opponent | str) -> Opponent:
+    """Return an opponent by name, `random` or `minimax-DEPTH`; a function is returned as it is.
+
+    Raises `ConfigError` for another name.
+    """
+    if not isinstance(opponent, str):
+        return opponent
+    if opponent == "random":
+        return random_move
+    if match := re.fullmatch(r"minimax-([1-6])", opponent):
+        return minimax_move(int(match[1]))
+    raise ConfigError(
+        f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or `self` "
+        "for self-play."
+    )
+
+
+def random_move(key: jax.Array, game: Any, state: PyTree) -> jax.Array:
+    """Return a legal action, drawn uniformly."""
+    logits = jnp.where(state.legal_action_mask, 0.0, -jnp.inf)
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+@functools.cache
+def minimax_move(plies: int) -> Opponent:
+    """Return the opponent that searches so many moves ahead, and draws among the best actions.
+
+    It sees the rewards of these moves only: positions at its horizon are worth 0. Its positions
+    grow with the power of the number of actions.
+    """
+
+    def move(key: jax.Array, game: Any, state: PyTree) -> jax.Array:
+        values = action_values(game, state, plies)
+        best = state.legal_action_mask & (values >= jnp.max(values))
+        return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
+
+    return move
+
+
+def action_values(game: Any, state: PyTree, plies: int) -> jax.Array:
+    """Return the minimax values `[A]` of all actions for the player who moves, -inf if illegal.
+
+    The game must be deterministic; rewards of `plies` moves count, without a discount.
+    """
+    key = jax.random.key(0)  # of a deterministic game, which draws nothing
+    mover = state.current_player
+
+    def value(action: jax.Array) -> jax.Array:
+        after = game.step(state, action, key)
+        reward = after.rewards[mover]
+        if plies == 1:
+            return reward
+        best = jnp.max(action_values(game, after, plies - 1))
+        turn = jnp.where(after.current_player == mover, 1.0, -1.0)
+        return reward + jnp.where(after.terminated | after.truncated, 0.0, turn * best)
+
+    values = jax.vmap(value)(jnp.arange(game.num_actions))
+    return jnp.where(state.legal_action_mask, values, -jnp.inf)

@@ -1,0 +1,149 @@
+"""Matches between trained policies and opponents, in the games of two players of pgx."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent, policy_params
+from podracer.environment import AutoReset, AutoResetState
+from podracer.envs.common import strongly_typed
+from podracer.envs.model import WithModel
+from podracer.envs.opponents import Opponent, find_opponent
+from podracer.envs.pgx import load_game, observe
+from podracer.tournament.ratings import Ratings, rate
+from podracer.types import ConfigError, PyTree, TimeStep
+
+
+class Player(NamedTuple):
+    """A player of a game: a trained policy, or an opponent with a name."""
+
+    name: str
+    move: Opponent
+
+
+class Table(NamedTuple):
+    """Results of matches between all pairs of players, arrays `[players, players]`."""
+
+    players: tuple[str, ...]
+    games: np.ndarray
+    """Number of games of each pair."""
+    wins: np.ndarray
+    """Number of games that the player of the row won against that of the column."""
+    draws: np.ndarray
+    ratings: Ratings
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Points of the player of the row: 1 for a win, 1/2 for a draw."""
+        return self.wins + 0.5 * self.draws
+
+
+def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bool) -> Player:
+    """Return the player of an agent at a learner's state, which it learned in `env`.
+
+    Its first move raises `ConfigError` for an agent with memory: a player sees a position only.
+    """
+    game_name, shows_state = _game_of(env), isinstance(env, WithModel)
+    params = policy_params(agent, state)
+
+    def move(key: jax.Array, game: Any, position: PyTree) -> jax.Array:
+        observation = observe(game_name, position)
+        if shows_state:
+            observation = {
+                "observation": observation,
+                "state": AutoResetState(position, jnp.bool_(False)),
+            }
+        rows = jax.tree.map(lambda x: x[None], observation)
+        no = jnp.zeros(1, bool)
+        timestep = TimeStep(rows, jnp.zeros(1), jnp.ones(1), no, no)
+        memory = agent.carry(1)
+        action, _, after = agent.act(params, memory, timestep, key[None], sampled)
+        if any(x is not y for x, y in zip(*map(jax.tree.leaves, (memory, after)), strict=True)):
+            raise ConfigError(f"{name} remembers the game: it cannot play from a position alone.")
+        return action[0]
+
+    return Player(name, move)
+
+
+def opponent_player(name: str) -> Player:
+    """Return the player of an opponent, `random` or `minimax-DEPTH`."""
+    return Player(name, find_opponent(name))
+
+
+def game_of(environments: Sequence[Any]) -> str:
+    """Return the game that all environments have in common.
+
+    Raises `ConfigError` if they are of several games, or of something else.
+    """
+    names = sorted({_game_of(env) for env in environments})
+    if len(names) > 1:
+        raise ConfigError(f"players of one match must know the same game, not {', '.join(names)}.")
+    return names[0]
+
+
+def _game_of(env: Any) -> str:
+    inner = env.environment if isinstance(env, WithModel) else env
+    name = getattr(inner.inner, "name", "") if isinstance(inner, AutoReset) else ""
+    if not env.spec.name.startswith("pgx:") or load_game(name)[0].num_players != 2:
+        raise ConfigError(f"matches need a game of two players of pgx, and not {env.spec.name}.")
+    return name
+
+
+def play_matches(game_name: str, players: Sequence[Player], games: int, seed: int) -> Table:
+    """Let each pair of players play so many games, and rate the players.
+
+    Who moves first is drawn for each game. Equal arguments give the same games.
+    """
+    num = len(players)
+    wins, draws = np.zeros((num, num), int), np.zeros((num, num), int)
+    play = games_of(game_name, players, games)
+    for i, j in itertools.combinations(range(num), 2):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), j)
+        outcomes = np.asarray(play(i, j, key))
+        wins[i, j], wins[j, i] = (outcomes > 0).sum(), (outcomes < 0).sum()
+        draws[i, j] = draws[j, i] = (outcomes == 0).sum()
+    counts = games * (1 - np.eye(num, dtype=int))
+    ratings = rate(wins + 0.5 * draws, counts)
+    return Table(tuple(player.name for player in players), counts, wins, draws, ratings)
+
+
+def games_of(
+    game_name: str, players: Sequence[Player], games: int
+) -> Callable[[int, int, jax.Array], jax.Array]:
+    """Return the function of two players' numbers and a key that plays their games.
+
+    It returns the outcomes for the first of them, f32 `[games]`: 1, 0 or -1. One program plays all
+    pairs.
+    """
+    game, _ = load_game(game_name)
+    moves = [lambda key, position, p=player: p.move(key, game, position) for player in players]
+
+    def play(first: jax.Array, second: jax.Array, key: jax.Array) -> jax.Array:
+        start_key, key = jax.random.split(key)
+
+        def move(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            position, outcome, key = carry
+            key, move_key, step_key = jax.random.split(key, 3)
+            actions = [jax.lax.switch(who, moves, move_key, position) for who in (first, second)]
+            action = jnp.stack(actions)[position.current_player]
+            position = strongly_typed(game.step(position, action, step_key))
+            return position, outcome + position.rewards[0], key
+
+        def goes_on(carry: tuple[Any, ...]) -> jax.Array:
+            return ~(carry[0].terminated | carry[0].truncated)
+
+        position = strongly_typed(game.init(start_key))  # which draws who begins
+        return jax.lax.while_loop(goes_on, move, (position, jnp.zeros(()), key))[1]
+
+    @jax.jit
+    def play_all(first: jax.Array, second: jax.Array, key: jax.Array) -> jax.Array:
+        # Not under vmap, so that the two players alone are computed.
+        return jax.vmap(lambda key: play(first, second, key))(jax.random.split(key, games))
+
+    return play_all
