@@ -138,7 +138,7 @@ def test_python_dash_m_podracer_is_the_command_line():
     ("line", "expected"),
     [
         (("tra",), {"train"}),
-        (("train", "cartpole_p"), {"cartpole_ppo"}),
+        (("train", "cartpole_pp"), {"cartpole_ppo"}),
         (("train", "cartpole_ppo", "--upd"), {"--updates-per-chunk", "--update-rule"}),
         (("tournament", "--sel"), {"--selection"}),
         (("eval", "runs/x", "--epis"), {"--episodes"}),
