@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from podracer.agent import Agent
 from podracer.drivers import anakin
 from podracer.drivers.anakin import AnakinConfig
@@ -99,7 +101,8 @@ def _anakin_target(experiment: Experiment, agent: Agent, env: Any, machine: Mach
         return dataclasses.replace(config, num_envs=num_envs // parts)
 
     def memory(num_envs: int) -> list[Memory]:
-        return [anakin_memory(agent, env, share(num_envs, machine.devices), machine.platform)]
+        config, devices = share(num_envs, machine.devices), machine.devices_per_host
+        return [anakin_memory(agent, env, config, machine.platform, devices)]
 
     def measure(seconds: float) -> Measurement:
         mesh = make_mesh(find_devices(machine.devices_per_host))
@@ -135,7 +138,7 @@ def _sebulba_target(
             spec,
             dataclasses.replace(config, num_envs=num_envs // machine.hosts),
             machine.platform,
-            threads=split.threads,
+            actors=split.actors,
             learners=split.learners,
             shares_device=machine.devices_per_host == 1,
         )
@@ -225,8 +228,8 @@ def _about_device(device: Device | None) -> list[str]:
         f"{speeds.efficiency:.1%} of the vendor's peak, each fitted to one published point of an "
         f"A100. Published points that it was not fitted to are {median:.0%} off in the median and "
         f"{worst:.0%} at worst (podracer plan --check).",
-        "Temporaries are those of the accelerator's program as XLA lays it out for a CPU; the "
-        "accelerator's own compiler may need more or less.",
+        "Temporaries are those of the accelerator's program as XLA lays it out for this machine's "
+        f"{jax.default_backend()}; the accelerator's own compiler may need more or less.",
         f"The device's numbers are its vendor's: {device.source}.",
     ]
     if device.memory_share < 1:

@@ -29,7 +29,8 @@ _TRIES = 4  # compilations of a proposed batch that may turn out too large
 class Memory:
     """Bytes on one device by part."""
 
-    role: str  # what the device does
+    role: str  # what the device does: `actor`, `learner`, or `device` for everything
+    devices: int  # of each host that do it
     parts: dict[str, int]
 
     @property
@@ -38,8 +39,10 @@ class Memory:
         return sum(self.parts.values())
 
 
-def anakin_memory(agent: Agent, env: Environment, config: AnakinConfig, platform: str) -> Memory:
-    """Return the memory of a device that has `config.num_envs` environments for itself."""
+def anakin_memory(
+    agent: Agent, env: Environment, config: AnakinConfig, platform: str, devices: int = 1
+) -> Memory:
+    """Return the memory of each of a host's devices, with `config.num_envs` for itself."""
     mesh = make_mesh(jax.devices()[:1])
     state = abstract_state(agent, env, mesh, config)
     with traced_for(platform):
@@ -59,7 +62,7 @@ def anakin_memory(agent: Agent, env: Environment, config: AnakinConfig, platform
         "rollout": kept,
         "activations and temporaries": temporary - kept,
     }
-    return Memory("device", parts)
+    return Memory("device", devices, parts)
 
 
 def sebulba_memory(
@@ -68,14 +71,15 @@ def sebulba_memory(
     config: SebulbaConfig,
     platform: str,
     *,
-    threads: int,
+    actors: int,
     learners: int,
     shares_device: bool,
 ) -> list[Memory]:
     """Return the memory of an actor's and of a learner's device, or of the one that is both.
 
-    `threads` actor threads and `learners` share the `config.num_envs` environments of a host.
+    `actors` and `learners` devices share the `config.num_envs` environments of a host.
     """
+    threads = actors * config.threads_per_actor
     mesh = make_mesh(jax.devices()[:1])
     num_envs = config.num_envs // threads
     shapes = actor_shapes(agent, spec, config, num_envs, learners)
@@ -104,8 +108,8 @@ def sebulba_memory(
         "activations of actors": local * _temporary(act),
     }
     if shares_device:
-        return [Memory("device", {**learner, **actor})]
-    return [Memory("actor", actor), Memory("learner", learner)]
+        return [Memory("device", 1, {**learner, **actor})]
+    return [Memory("actor", actors, actor), Memory("learner", learners, learner)]
 
 
 def _temporary(lowered: Any) -> int:

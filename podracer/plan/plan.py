@@ -91,8 +91,9 @@ def show(plan: Plan) -> str:
 def _memory_lines(plan: Plan) -> list[str]:
     lines = []
     for memory in plan.memory:
-        what = "each device" if memory.role == "device" else f"each {memory.role}'s device"
-        lines += ["", f"Memory of {what}"]
+        whose = "" if memory.role == "device" else f"{memory.role}'s "
+        number = f", {memory.devices} on each host" if memory.devices > 1 or whose else ""
+        lines += ["", f"Memory of each {whose}device{number}"]
         parts = {name: size for name, size in memory.parts.items() if size}
         lines += [f"  {name:42}{format_bytes(size):>12}" for name, size in parts.items()]
         lines.append(f"  {'all':42}{format_bytes(memory.total):>12}")
@@ -134,6 +135,8 @@ def _cost_lines(plan: Plan) -> list[str]:
         return [f"Speed, hours and price are not known: {source}."]
     most, least = ("at most ", "at least ") if plan.speed.is_bound else ("", "")
     modeled = " (modeled)" if plan.speed.is_modeled else ""
+    if plan.fits is False:
+        modeled += ", if it fitted"
     lines = [
         f"Speed: {most}{plan.steps_per_second:,.0f} steps a second ({source})",
         f"Time: {least}{format_seconds(3600 * plan.hours)} for {plan.frames:,} steps{modeled}",
