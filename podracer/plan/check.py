@@ -65,7 +65,7 @@ def scaling() -> Iterator[Row]:
         ("muzero-scaling", "frames/s"),
     ):
         points = FIGURES[figure].published[0].points
-        place = FIGURES[figure].place.lower()
+        place = FIGURES[figure].place.replace("Figure", "figure")
         yield from _proportional(f"Podracer, {place}", "TPU cores", unit, points)
     # MuZero's 200 M frames in 9 hours, against the rate of figure 4c at as many cores.
     (cores, rate), *_ = FIGURES["muzero-scaling"].published[0].points
