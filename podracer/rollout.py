@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     LEARN = 4
     EVALUATE = 5
     EXPLORE = 6
+    SELECT = 7
 
 
 def purpose_key(run_key: Key[Array, ""], purpose: Purpose) -> Key[Array, ""]:

@@ -23,7 +23,7 @@ FLOORS = (
     ("agents",),
     ("evaluate",),
     ("policy", "drivers", "drivers.common"),
-    ("drivers.anakin", "drivers.sebulba"),
+    ("drivers.anakin", "drivers.sebulba", "drivers.selection"),
     ("drivers.population",),
     ("experiments",),
     ("tournament", "trading"),

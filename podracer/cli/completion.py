@@ -63,12 +63,13 @@ def flags_of_recipes() -> dict[str, list[str]]:
 
 def values_of_flags() -> dict[str, list[str]]:
     """Return the values of the flags that are a choice between names."""
+    from podracer.drivers.selection import RULES
     from podracer.envs.catalog import ENVIRONMENTS
     from podracer.experiments import recipes
     from podracer.tournament.selection import SELECTION_RULES
 
     values = {"arch": list(typing.get_args(Arch)), "environment": list(ENVIRONMENTS)}
-    values["selection"] = list(SELECTION_RULES)
+    values |= {"selection": list(SELECTION_RULES), "select": list(RULES)}
     for name in recipes.RECIPES:
         values |= _choices(recipes.find(name))
     return {_flag(name): choices for name, choices in sorted(values.items())}

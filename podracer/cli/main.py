@@ -37,7 +37,7 @@ COMMANDS = {
     "train": Command("train", "train", "[RECIPE] [--flags]", "train an agent (default: catch)"),
     "sweep": Command("pods", "sweep", "[RECIPE] --vary ...", "many settings and seeds at once"),
     "tournament": Command("pods", "tournament", "[RECIPE ...]", "pods that restart from the best"),
-    "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament"),
+    "leaderboard": Command("pods", "leaderboard", "DIR", "the ranking of a tournament or sweep"),
     "match": Command("match", "match", "PLAYER PLAYER ...", "runs play each other in a board game"),
     "resume": Command("train", "resume", "RUN", "continue a run exactly, to its configured end"),
     "eval": Command("runs", "evaluate", "RUN", "whole episodes at a checkpoint"),

@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from podracer.cli.arguments import (
+    OwnRecipe,
     RunPath,
     Trackers,
     find_recipe,
@@ -23,6 +24,7 @@ from podracer.cli.arguments import (
     parse_experiment,
     parse_parts,
     peek_flag,
+    reopen_run,
     require_in_range,
     split_recipe,
 )
@@ -46,6 +48,12 @@ class SweepOptions:
     """Number of seeds for each configuration, counted up from --seed; at least 1."""
     draws: int = 0
     """Number of random configurations to draw where a hyperparameter has a range."""
+    select: Literal["population-based", "truncation", "generational"] | None = None
+    """Rule of a tournament by which pods start from better ones while they train;
+    population-based perturbs the hyperparameters that have a range. Its own flags are in the help
+    page of `podracer sweep --select RULE --help`."""
+    every: int = 0
+    """Number of updates between two selections, a multiple of --updates-per-chunk."""
     run_dir: Path | None = None
     """Directory that keeps the sweep. By default a new one is made in runs/."""
     track: Trackers = ()
@@ -55,17 +63,22 @@ class SweepOptions:
 
 def sweep(arguments: Sequence[str]) -> int:
     """Run `podracer sweep`: train all configurations and seeds as one program."""
+    from podracer.drivers.selection import RULES
+    from podracer.experiments.sweep import make_pods, make_selection
+
     recipe, flags = split_recipe(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
-    options, experiment, _ = parse_experiment(
+    kind = RULES.get(peek_flag(flags, "select") or "")
+    options, experiment, rules = parse_experiment(
         f"sweep {recipe}", join_values(flags, "vary"), experiment, SweepOptions(),
-        about="Train many configurations and seeds in parallel, as one compiled program.",
+        {"selection": kind()} if kind else {},
+        "Train many configurations and seeds in parallel, as one compiled program.",
     )  # fmt: skip
-    from podracer.experiments.sweep import make_pods
-
     seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
     pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
-    experiment = dataclasses.replace(experiment, pods=pods, target_return=None)
+    selection = make_selection(rules.get("selection"), options.every, options.vary)
+    experiment = dataclasses.replace(experiment, pods=pods, selection=selection, target_return=None)
+    experiment.check()
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)
     from podracer.experiments.training import train
@@ -80,33 +93,52 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def _print_sweep(directory: Path, experiment: Experiment) -> None:
-    """Print the configurations of a sweep, best first, and the command that trains the best."""
+    """Print the ranking of a sweep, and the command that trains the best configuration."""
+    from podracer.experiments.sweep import write_best
+
+    _print_ranking(directory, experiment)
+    print(f"Best      podracer train {write_best(directory, experiment)}")
+    print(f"Next      podracer report {directory}")
+
+
+def _print_ranking(directory: Path, experiment: Experiment) -> None:
+    """Print the configurations of a sweep, best first, and what a selection has done."""
     from rich.console import Console
     from rich.table import Table
 
-    from podracer.experiments.sweep import configurations, write_best
+    from podracer.experiments.sweep import ancestors, configurations, selections
     from podracer.reports.console import acting_text, number
     from podracer.reports.curves import bootstrap_interval
 
-    ranking = configurations(directory, experiment)
+    ranking, records = configurations(directory, experiment), selections(directory)
     names = [hyperparameter.name for hyperparameter in ranking[0].hyperparameters]
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
-    columns = (*names, f"{acting} evaluation", "95 %", "seeds")
+    # Pods of one configuration are independent seeds only without a selection.
+    columns = ("pods",) if records else ("95 %", "seeds")
+    columns = (*names, f"{acting} evaluation", *columns)
     table = Table(*columns, box=None, padding=(0, 3, 0, 0))
     for configuration in ranking[:20]:
         returns = configuration.returns
         low, high = (number(float(x)) for x in bootstrap_interval(returns))
+        interval = f"{low} to {high}" if len(returns) > 1 else "-"
         table.add_row(
             *(f"{hyperparameter.value:.4g}" for hyperparameter in configuration.hyperparameters),
             number(configuration.score),
-            f"{low} to {high}" if len(returns) > 1 else "-",
+            *([] if records else [interval]),
             str(len(returns)),
         )
     Console().print(table)
     if len(ranking) > 20:
         print(f"and {len(ranking) - 20} more")
-    print(f"Best      podracer train {write_best(directory, experiment)}")
-    print(f"Next      podracer report {directory}")
+    if records:
+        num_pods = len(experiment.pods)
+        replaced = sum(
+            parent != pod for record in records for pod, parent in enumerate(record["parent"])
+        )
+        print(
+            f"Selected  {len(records)} times, {replaced} starts from another pod; all {num_pods} "
+            f"pods descend from {len(set(ancestors(records)))} of the first"
+        )
 
 
 # --- tournaments ----------------------------------------------------------------------------------
@@ -194,17 +226,23 @@ class LeaderboardOptions:
     """Flags of `podracer leaderboard`."""
 
     directory: RunPath
-    """Directory of the tournament."""
+    """Directory of the tournament, or of a sweep."""
+    recipe: OwnRecipe = None
     watch: bool = False
-    """Show the leaderboard again every second until Ctrl-C."""
+    """Show the leaderboard of a tournament again every second until Ctrl-C."""
     json: bool = False
-    """Print one JSON object for each entry, best first."""
+    """Print one JSON object for each entry of a tournament, best first."""
 
 
 def leaderboard(arguments: Sequence[str]) -> int:
-    """Run `podracer leaderboard`: print the ranking of a tournament, also while it runs."""
-    about = "Print the ranking of a tournament, also while it runs."
+    """Run `podracer leaderboard`: print the ranking of a tournament or of a sweep."""
+    about = "Print the ranking of a tournament or of a sweep, also while it runs."
     options = parse(LeaderboardOptions, "leaderboard", arguments, about=about)
+    from podracer.experiments.sweep import RECORDS
+
+    if (options.directory / RECORDS).exists():
+        _print_ranking(options.directory, reopen_run(options.directory, options.recipe))
+        return 0
     from podracer.reports.standings import LiveStandings, entry_as_json
     from podracer.tournament.events import check_settings, replay
     from podracer.tournament.leaderboard import read_events

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
 from podracer.agent import Agent
@@ -25,6 +25,7 @@ from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.common import Progress, TrainState
+from podracer.drivers.selection import Selection, SelectionState, begin, with_selection
 from podracer.environment import Environment
 from podracer.evaluate import (
     MAX_STEPS,
@@ -57,7 +58,7 @@ class Pod:
     hyperparameters: tuple[Hyperparameter, ...] = ()
 
 
-def with_hyperparameters(agent: Any, values: Mapping[str, float]) -> Any:
+def with_hyperparameters(agent: Any, values: Mapping[str, Any]) -> Any:
     """Return the agent with other float leaves. Raises `ConfigError` for an unknown name."""
     defaults = hyperparameters(agent)
     for name in values:
@@ -102,27 +103,43 @@ def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
 
 
 def abstract_states(
-    agent: Agent, pods: Sequence[Pod], env: Any, mesh: Mesh, config: Any
+    agent: Agent,
+    pods: Sequence[Pod],
+    env: Any,
+    mesh: Mesh,
+    config: Any,
+    selection: Selection | None = None,
 ) -> TrainState:
     """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
     run_keys = jax.eval_shape(lambda: keys(pods))
-    make_states = partial(_make_initial_states, env, config, mesh)
+    make_states = partial(_make_initial_states, pods, env, mesh, config, selection)
     states = jax.eval_shape(make_states, stack(agent, pods), run_keys)
     return driver.with_shardings(states, mesh, PODS)
 
 
 def init_states(
-    agent: Agent, pods: Sequence[Pod], env: Environment, mesh: Mesh, config: AnakinConfig
+    agent: Agent,
+    pods: Sequence[Pod],
+    env: Environment,
+    mesh: Mesh,
+    config: AnakinConfig,
+    selection: Selection | None = None,
 ) -> TrainState:
     """Return the states `[P, ...]` before the first update, sharded over the mesh."""
-    abstract = abstract_states(agent, pods, env, mesh, config)
+    abstract = abstract_states(agent, pods, env, mesh, config, selection)
     target = jax.tree.map(lambda x: x.sharding, abstract)
-    make_states = jax.jit(partial(_make_initial_states, env, config, mesh), out_shardings=target)
-    return make_states(stack(agent, pods), keys(pods))
+    make_states = partial(_make_initial_states, pods, env, mesh, config, selection)
+    return jax.jit(make_states, out_shardings=target)(stack(agent, pods), keys(pods))
 
 
 def _make_initial_states(
-    env: Environment, config: AnakinConfig, mesh: Mesh, agents: Any, keys: jax.Array
+    pods: Sequence[Pod],
+    env: Environment,
+    mesh: Mesh,
+    config: AnakinConfig,
+    selection: Selection | None,
+    agents: Any,
+    keys: jax.Array,
 ) -> TrainState:
     def make_state(agent: Agent, key: jax.Array) -> TrainState:
         return driver.make_initial_state(agent, env, config, key)
@@ -130,7 +147,20 @@ def _make_initial_states(
     # Two concurrent batched QR decompositions (orthogonal weights) deadlock on a CPU with few cores
     # in jaxlib 0.10.2. An accelerator would wait for thousands of small ones.
     at_once = keys.shape[0] if _is_accelerator(mesh) else None
-    return jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
+    states = jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
+    if selection is None:
+        return states
+    varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
+    varying += [bound.name for bound in selection.bounds]
+    values = hyperparameters(agents)
+    return begin(states, {name: values[name] for name in dict.fromkeys(varying)})
+
+
+def current_agents(agents: Any, states: TrainState) -> Any:
+    """Return the agents with the hyperparameters in the states, where a selection changes them."""
+    if isinstance(states, SelectionState):
+        return with_hyperparameters(agents, states.hyperparameters)
+    return agents
 
 
 def population(
@@ -142,22 +172,31 @@ def population(
     state: TrainState,
     *,
     num_updates: int,
+    selection: Selection | None = None,
     request: Callable[[], int] = lambda: 0,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], anakin.Program] | None = None,
 ) -> Iterator[Progress]:
     """Train all pods, as `anakin` trains one learner, until `num_updates` updates are done.
 
-    `Progress.metrics` are means over the pods, and `Progress.pods` has the metrics of each pod. A
+    `Progress.metrics` are means over the pods, and `Progress.pods` has the metrics of each pod; of
+    a chunk that began with a selection also its `parent` and its hyperparameters. A
     pod that meets a non-finite value keeps the state before it, and the others continue. Raises
     `NonFiniteError` when all pods have failed.
     """
+
+    def to_progress(updates: int, values: Any) -> Progress:
+        progress = _to_progress(updates, values)
+        if selection is None or not selection.is_due(updates - config.updates_per_chunk):
+            return progress
+        return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
+
     yield from anakin.run_chunks(
-        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state)()),
+        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state, selection)()),
         state,
         mesh,
         config,
-        _to_progress,
+        to_progress,
         num_updates=num_updates,
         request=request,
         boundary=boundary,
@@ -171,20 +210,26 @@ def lower_chunk(
     mesh: Mesh,
     config: AnakinConfig,
     states: TrainState,
+    selection: Selection | None = None,
 ) -> Callable[[], anakin.Program]:
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
-    agents = jax.device_put(stack(agent, pods), jax.sharding.NamedSharding(mesh, PODS))
-    lowered = make_chunk(env, mesh, config).lower(agents, states, anakin.abstract_request(mesh))
+    agents = jax.device_put(stack(agent, pods), NamedSharding(mesh, PODS))
+    program = make_chunk(env, mesh, config, selection)
+    lowered = program.lower(agents, states, anakin.abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
 
 
-def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:
+def make_chunk(
+    env: Environment, mesh: Mesh, config: AnakinConfig, selection: Selection | None = None
+) -> Any:
     """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
 
     It donates the states.
     """
 
     def pods(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Metrics]:
+        agents = current_agents(agents, states)
+
         def chunk(pod: tuple[Agent, TrainState]) -> tuple[TrainState, Metrics]:
             agent, state = pod
             return anakin.chunk(agent, env, config, None, state, request)
@@ -195,7 +240,9 @@ def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> Any:
     program = jax.shard_map(
         pods, mesh=mesh, in_specs=(PODS, PODS, PODS), out_specs=(PODS, PODS), check_vma=False
     )
-    return jax.jit(program, donate_argnums=1)
+    if selection is not None:
+        program = with_selection(program, selection, mesh)
+    return jax.jit(program, donate_argnums=1, out_shardings=NamedSharding(mesh, PODS))
 
 
 def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
@@ -233,6 +280,7 @@ def make_evaluator(
     agents = stack(agent, pods)
 
     def evaluate_pod(agent: Agent, state: TrainState) -> Episodes:
+        agent = current_agents(agent, state)
         params, update = agent.actor_params(state.learner), jnp.uint32(0) if fixed else state.update
         return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
 

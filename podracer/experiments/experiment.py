@@ -11,8 +11,9 @@ import tyro
 
 from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.population import Pod, with_hyperparameters
+from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import nearest
@@ -40,6 +41,8 @@ class Experiment:
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
     """Members of a population that trains as one program, see `podracer sweep`."""
+    selection: Annotated[Selection | None, tyro.conf.Suppress] = None
+    """Rule by which pods start from better ones while they train; None for none."""
     devices: int = bounded(0, high=65_536)
     """Number of devices to use, over all hosts; 0 for all."""
     evaluations: int = bounded(10, high=100_000)
@@ -117,7 +120,7 @@ class Experiment:
         """Return the experiment of one pod of a population, as a run of its own."""
         values = {parameter.name: parameter.value for parameter in pod.hyperparameters}
         agent = with_hyperparameters(self.agent, values)
-        return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=())
+        return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=(), selection=None)
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
@@ -134,6 +137,12 @@ class Experiment:
                 f"{self.num_updates:,} of {steps:,} environment steps."
             )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
+        if self.selection is not None:
+            chunk = self.chunk.updates_per_chunk
+            self.selection.check(len(self.pods), chunk, self.num_updates)
+            for bound in self.selection.bounds:
+                for value in (bound.low, bound.high):
+                    self.of_pod(Pod(0, (Hyperparameter(bound.name, value),))).check()
 
 
 def _replace_fields(config: Any, values: Mapping[str, Any]) -> Any:

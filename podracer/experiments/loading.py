@@ -9,6 +9,7 @@ import jax
 from podracer.agent import Agent
 from podracer.drivers import population
 from podracer.drivers.common import TrainState, abstract_state
+from podracer.drivers.selection import SelectionState
 from podracer.environment import Environment, HostEnvironments
 from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import Experiment
@@ -88,13 +89,19 @@ def load_run(
         like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
         return agent, env, checkpoints.load(directory, like, checkpoint).state
     mesh = population.population_mesh(device, len(experiment.pods))
-    like = population.abstract_states(agent, experiment.pods, env, mesh, experiment.chunk)
+    like = population.abstract_states(
+        agent, experiment.pods, env, mesh, experiment.chunk, experiment.selection
+    )
     restored = checkpoints.load(directory, like, checkpoint)
     pod = sweep.best_pod(directory, restored) if pod is None else pod
     if not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
     agent, env = build(experiment.of_pod(experiment.pods[pod]))
-    return agent, env, jax.tree.map(lambda x: x[pod], restored.state)
+    state = jax.tree.map(lambda x: x[pod], restored.state)
+    if isinstance(state, SelectionState):
+        values = {name: float(value) for name, value in state.hyperparameters.items()}
+        agent = population.with_hyperparameters(agent, values)
+    return agent, env, state
 
 
 def reopen(

@@ -225,10 +225,12 @@ def _population_setup(
     anakin.check(agent, env, config, 1)
     check_policy(agent, "train it alone, not in a population")
     mesh = population.population_mesh(devices, len(pods))
-    like = population.abstract_states(agent, pods, env, mesh, config)
-    parts = (agent, pods, env, mesh, config)
-    program = in_thread(partial(population.lower_chunk, *parts, like))
-    drive = partial(population.population, *parts, compile=lambda: program().result())
+    parts, selection = (agent, pods, env, mesh, config), experiment.selection
+    like = population.abstract_states(*parts, selection)
+    program = in_thread(partial(population.lower_chunk, *parts, like, selection))
+    drive = partial(
+        population.population, *parts, selection=selection, compile=lambda: program().result()
+    )
     return RunSetup(
         agent,
         env,
@@ -237,7 +239,7 @@ def _population_setup(
         None,
         like,
         _checked_size(like, mesh),
-        init=lambda: population.init_states(*parts),
+        init=lambda: population.init_states(*parts, selection),
         program=program,
         drive=drive,
         evaluate=population.make_evaluator(

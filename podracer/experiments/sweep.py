@@ -7,12 +7,21 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from podracer.drivers.population import Hyperparameter, Pod
+from podracer.drivers.selection import (
+    HYPERPARAMETER,
+    PARENT,
+    PopulationBased,
+    Range,
+    Rule,
+    Selection,
+)
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.ranges import Range, read_range
+from podracer.experiments.ranges import read_range
 from podracer.experiments.serialization import read_experiment, to_json
 from podracer.io.checkpoint import Restored
 from podracer.io.jsonl import holds_sealed, read_records
@@ -58,6 +67,21 @@ def make_pods(
     )
 
 
+def make_selection(rule: Rule | None, every: int, vary: Sequence[str]) -> Selection | None:
+    """Return the selection by a rule, which perturbs what has a range in `vary`.
+
+    Raises `ConfigError` for a period without a rule.
+    """
+    if rule is None:
+        if every:
+            raise ConfigError("--every is the period of a selection: give its rule with --select.")
+        return None
+    if isinstance(rule, PopulationBased):
+        bounds = tuple(space for _, space in map(_space, vary) if isinstance(space, Range))
+        rule = dataclasses.replace(rule, bounds=bounds)
+    return Selection(rule, every)
+
+
 def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
     name, _, values = text.partition("=")
     if values.count(":") > 1:
@@ -84,27 +108,27 @@ def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """Configuration of a sweep and the returns of its seeds."""
+    """Configuration of a sweep and the returns of its pods: its seeds, but under a selection."""
 
     hyperparameters: tuple[Hyperparameter, ...]
     pods: tuple[int, ...]  # their numbers
-    returns: np.ndarray  # [seeds], of the last evaluation; NaN where a pod met a fault
+    returns: np.ndarray  # [pods], of the last evaluation; NaN where a pod met a fault
 
     @property
     def score(self) -> float:
-        """Mean over the seeds; a pod that failed counts as the worst."""
+        """Mean over the pods; a pod that failed counts as the worst."""
         return float(self.returns.mean()) if np.isfinite(self.returns).all() else -math.inf
 
 
 def configurations(directory: Path, recipe: Experiment | None = None) -> list[Configuration]:
-    """Return the configurations of a population's run, best first.
+    """Return the configurations of a population's run, best first, those at the last evaluation.
 
     `recipe` is as in `read_experiment`. Raises `ConfigError` if the run has no population.
     """
     experiment = read_experiment(directory, recipe)
     returns = _last_evaluation(directory)
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
-    for number, pod in enumerate(experiment.pods):
+    for number, pod in enumerate(current_pods(directory, experiment)):
         groups.setdefault(pod.hyperparameters, []).append(number)
     ranking = [
         Configuration(values, tuple(numbers), returns[numbers])
@@ -132,11 +156,43 @@ def write_best(directory: Path, recipe: Experiment | None = None) -> Path:
     """Write the best configuration to a file that `podracer train` takes as a recipe."""
     experiment = read_experiment(directory, recipe)
     winner = configurations(directory, recipe)[0]
-    best = experiment.of_pod(experiment.pods[winner.pods[0]])
+    best = experiment.of_pod(current_pods(directory, experiment)[winner.pods[0]])
     best = dataclasses.replace(best, recipe=f"{experiment.recipe}_best")
     path = directory / "best.json"
     write_json(path, {"experiment": to_json(best)})
     return path
+
+
+def current_pods(directory: Path, experiment: Experiment) -> tuple[Pod, ...]:
+    """Return the pods with the hyperparameters that the last selection has given them."""
+    pods = list(experiment.pods)
+    if records := selections(directory):
+        names = [name for name in records[-1] if name.startswith(HYPERPARAMETER)]
+        for number, pod in enumerate(pods):
+            values = (
+                Hyperparameter(name.removeprefix(HYPERPARAMETER), records[-1][name][number])
+                for name in names
+            )
+            pods[number] = dataclasses.replace(pod, hyperparameters=tuple(values))
+    return tuple(pods)
+
+
+def selections(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of the chunks that began with a selection, oldest first.
+
+    Besides the metrics they have the `parent` of each pod, by number.
+    """
+    path = directory / RECORDS
+    records = read_metrics(path) if path.exists() else []
+    return [record for record in records if PARENT in record]
+
+
+def ancestors(records: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the pod of the first chunk from which each pod descends, given all `selections`."""
+    numbers = list(range(len(records[0][PARENT])))
+    for record in records:
+        numbers = [numbers[parent] for parent in record[PARENT]]
+    return numbers
 
 
 def _last_evaluation(directory: Path, updates: float = math.inf) -> np.ndarray:

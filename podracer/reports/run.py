@@ -34,6 +34,7 @@ from podracer.reports.curves import (
     style_axes,
 )
 from podracer.reports.page import page, row, section, table, tiles
+from podracer.reports.selection import lineage
 from podracer.reports.timeline import utilization_facts, utilization_section
 
 _ABBREVIATIONS = {"kl": "KL divergence", "q": "Q", "td": "TD"}
@@ -66,7 +67,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     from podracer.io.run_directory import write_bytes  # imports JAX
 
     out = Path(out)
-    write_bytes(out, _page(loaded).encode(errors="replace"))
+    lineages = [
+        lineage(path, _object(path / "config.json").get("experiment", {})) for path in paths
+    ]
+    write_bytes(out, _page(loaded, "".join(lineages)).encode(errors="replace"))
     return out
 
 
@@ -91,12 +95,14 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
     experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
     members = []
     for index, pod in enumerate(pods):
+        # A selection changes the hyperparameters, so that all pods are of one configuration.
         values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
+        values = {} if experiment.get("selection") else values
         agent = {**experiment["agent"], **values}
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
         frames, records = 0, []
         for record in series:
-            own = {k: v[index] for k, v in record.items() if k != "updates"}
+            own = {k: v[index] for k, v in record.items() if k not in ("updates", "parent")}
             frames += own["frames"]
             record_of_member = {k: v for k, v in whole[record["updates"]].items() if k in shared}
             records.append({**record_of_member, **own, "frames": frames})
@@ -142,7 +148,7 @@ def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
     return ", ".join([first.recipe, *apart, f"{len(members)} seeds"])
 
 
-def _page(runs: Sequence[RunRecords]) -> str:
+def _page(runs: Sequence[RunRecords], lineages: str) -> str:
     groups = group_runs(runs)
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     body = [
@@ -150,6 +156,7 @@ def _page(runs: Sequence[RunRecords]) -> str:
         _summary(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
+        section("Lineage", lineages),
         *(section(f"The update rule that {run.name} learned", _update_rule(run)) for run in runs),
         section("Who waits for whom", utilization_section(runs)),
         section("Where the time went", _stages(runs)),

@@ -89,12 +89,12 @@ def hyperparameters(course: TournamentLog) -> str:
             style_axes(axes, name, "round")
             _rounds(axes, course, 6)
             if np.nanmin([value(entry) for entry in entries]) > 0:
-                _logarithmic(axes)
+                logarithmic(axes)
 
     return render(", ".join(names), 2.6 * rows, draw) if names else ""
 
 
-def _logarithmic(axes: Axes) -> None:
+def logarithmic(axes: Axes) -> None:
     """Make the scale logarithmic; within a decade the ticks stay where they were."""
     even, form = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
     axes.set_yscale("log")

@@ -6,7 +6,8 @@ experiment; several of one experiment are fused: the mean of their weights and o
 None means to wait.
 
 Some rules draw from the leaderboard, as ElegantRL-Podracer's generator does; the others select
-within the population, which is the newest entry of every pod.
+within the population, which is the newest entry of every pod. These also select inside the program
+of a sweep: `podracer.drivers.selection` has their settings and what they decide.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, get_args
+from typing import get_args
 
 import numpy as np
-import tyro
 
-from podracer.experiments.ranges import Range
+from podracer.drivers import selection
+from podracer.drivers.selection import Range, generation, num_replaced, truncation
 from podracer.tournament.events import Entry, State, ranking
 from podracer.types import ConfigError
 
@@ -87,10 +88,10 @@ def perturb(
     values = dict(hyperparameters)
     for bound in bounds:
         factor = factors[int(rng.integers(len(factors)))]
-        if bound.name not in values or rng.random() < resample:
-            values[bound.name] = bound.draw(rng)
-        else:
-            values[bound.name] = bound.clip(values[bound.name] * factor)
+        resampled = bound.name not in values or rng.random() < resample
+        drawn = bound.draw(rng) if resampled else bound.low
+        value = values.get(bound.name, drawn)
+        values[bound.name] = float(bound.perturb(value, factor, drawn, resampled))
     return values
 
 
@@ -188,47 +189,19 @@ def _better(candidate: Entry, own: Entry | None) -> Entry:
 # --- rules over the population --------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Truncation:
-    """Pods at the bottom start from one at the top; the others continue their own newest entry.
-
-    Truncation selection as in Jaderberg et al. 2017, arXiv:1711.09846, without exploration.
-    """
-
-    fraction: float = 0.2
-    """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
-
-    def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
+class Truncation(selection.Truncation):
+    """Pods at the bottom start from one at the top; the others continue their own newest entry."""
 
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the newest entry of the pod or, at the bottom, of one at the top."""
         return _continue(_exploited(view, self.fraction, rng) or view.own)
 
 
-@dataclasses.dataclass(frozen=True)
-class PopulationBased:
+class PopulationBased(selection.PopulationBased):
     """Truncation selection, and pods that start from another one perturb its hyperparameters.
 
-    Population Based Training, Jaderberg et al. 2017, arXiv:1711.09846, with its fraction and
-    factors. First rounds draw their hyperparameters from the bounds.
+    First rounds draw their hyperparameters from the bounds.
     """
-
-    bounds: Annotated[tuple[Range, ...], tyro.conf.Suppress] = (Range("learning_rate", 1e-5, 1e-2),)
-    """Hyperparameters that vary, each with its bounds."""
-    fraction: float = 0.2
-    """Fraction of the population that counts as the bottom, and as the top, in (0, 0.5]."""
-    factors: tuple[float, ...] = (0.8, 1.2)
-    """Factors of which one, drawn at random, multiplies each hyperparameter."""
-    resample: float = 0.25
-    """Probability that a hyperparameter is drawn from its bounds instead of being multiplied."""
-
-    def __post_init__(self) -> None:
-        _check_fraction(self.fraction)
-        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"factors must be positive, at least one, but are {self.factors}.")
-        if not 0 <= self.resample <= 1:
-            raise ConfigError(f"resample must lie in [0, 1], but it is {self.resample}.")
 
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the newest entry of the pod or, at the bottom, of one at the top, perturbed."""
@@ -249,40 +222,23 @@ class PopulationBased:
 def _exploited(view: SelectionView, fraction: float, rng: np.random.Generator) -> Entry | None:
     """Return the entry that a pod at the bottom copies; None for any other pod."""
     population = ranking(view.newest.values())
-    count = min(max(1, round(fraction * len(population))), len(population) // 2)
-    bottom = {entry.pod for entry in population[len(population) - count :]}
-    return population[rng.integers(count)] if view.pod in bottom else None
+    pods = [entry.pod for entry in population]
+    count = num_replaced(len(pods), fraction)
+    if view.pod not in pods or not count:
+        return None
+    rank = pods.index(view.pod)
+    parent = int(truncation(rank, len(pods), fraction, rng.integers(count)))
+    return None if parent == rank else population[parent]
 
 
-def _check_fraction(fraction: float) -> None:
-    if not 0 < fraction <= 0.5:
-        raise ConfigError(f"fraction must lie in (0, 0.5], but it is {fraction}.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Generational:
+class Generational(selection.Generational):
     """Groups of pods in generations: the best groups continue, and the others start from them.
 
-    FinRL-Podracer (Li et al. 2021, arXiv:2111.05188): an agent is a group of pods with the same
-    hyperparameters and different seeds, fused at the end of a generation. Pod p is of group
-    p // `group_size`; a generation is a round.
-
-    The rule uses only which pods are still in the previous round (it waits for these, unless they
-    were marked absent, which is the time-out), and the newest entries. A group's score is the mean
-    over those of its pods that ended the previous round; a group of which none did is no parent.
-    The `parents` best groups continue, each from its own fusion. The others are assigned to them in
-    turn, so that the numbers of children differ by one at most.
+    A generation is a round. The rule uses only which pods are still in the previous round (it waits
+    for these, unless they were marked absent, which is the time-out), and the newest entries. A
+    group's score is the mean over those of its pods that ended the previous round; a group of which
+    none did is no parent.
     """
-
-    group_size: int = 1
-    """Number of pods in a group (K)."""
-    parents: int = 2
-    """Number of groups that the next generation descends from; two in the published runs."""
-
-    def __post_init__(self) -> None:
-        for name in ("group_size", "parents"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, but it is {value}.")
 
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start | None:
         """Return all pods of the parent group, to be fused. None until the generation has ended."""
@@ -299,10 +255,10 @@ class Generational:
         best = sorted(groups, key=lambda group: (-_mean_score(groups[group]), group))
         best = best[: self.parents]
         pods = {view.pod, *view.rounds, *view.newest}
-        children = sorted({pod // self.group_size for pod in pods}.difference(best))
-        group = view.pod // self.group_size
-        parent = group if group in best else best[children.index(group) % len(best)]
-        entries = groups[parent]
+        numbers = sorted({pod // self.group_size for pod in pods})
+        ranks = [best.index(n) if n in best else len(best) for n in numbers]
+        parents = generation(np.asarray(ranks), len(best))
+        entries = groups[best[parents[numbers.index(view.pod // self.group_size)]]]
         return Start(tuple(entry.id for entry in entries), entries[0].hyperparameters)
 
 

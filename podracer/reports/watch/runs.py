@@ -271,11 +271,14 @@ def _draw_group(chart: Chart, series: Sequence[tuple[np.ndarray, np.ndarray]], c
 
 def _sweep(run: WatchedRun) -> str:
     """Draw the pods of a population, and rank their configurations by their last evaluation."""
-    pods = run.records.config["experiment"]["pods"]
+    experiment = run.records.config["experiment"]
+    pods = experiment["pods"]
     labels = [
         ", ".join(f"{item['name']} {number(item['value'])}" for item in pod["hyperparameters"])
         for pod in pods
     ]
+    if experiment.get("selection"):  # which changes them
+        labels = ["all pods"] * len(pods)
     members: dict[str, list[int]] = {}
     for index, label in enumerate(labels):
         members.setdefault(label or "all seeds", []).append(index)
