@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from podracer.cli.arguments import (
-    OwnRecipe,
-    RunPath,
     Trackers,
     find_recipe,
     join_values,
@@ -24,11 +22,10 @@ from podracer.cli.arguments import (
     parse_experiment,
     parse_parts,
     peek_flag,
-    reopen_run,
     require_in_range,
     split_recipe,
 )
-from podracer.cli.run_options import best_run
+from podracer.cli.run_options import RunOptions, best_run
 from podracer.experiments.hosts import Hosts, initialize_devices
 from podracer.tournament import is_tournament
 
@@ -222,12 +219,9 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
 
 
 @dataclasses.dataclass(frozen=True)
-class LeaderboardOptions:
-    """Flags of `podracer leaderboard`."""
+class LeaderboardOptions(RunOptions):
+    """Flags of `podracer leaderboard`, for a tournament or a sweep."""
 
-    directory: RunPath
-    """Directory of the tournament, or of a sweep."""
-    recipe: OwnRecipe = None
     watch: bool = False
     """Show the leaderboard of a tournament again every second until Ctrl-C."""
     json: bool = False
@@ -240,23 +234,23 @@ def leaderboard(arguments: Sequence[str]) -> int:
     options = parse(LeaderboardOptions, "leaderboard", arguments, about=about)
     from podracer.experiments.sweep import RECORDS
 
-    if (options.directory / RECORDS).exists():
-        _print_ranking(options.directory, reopen_run(options.directory, options.recipe))
+    if (options.run / RECORDS).exists():
+        _print_ranking(options.run, options.reopen())
         return 0
     from podracer.reports.standings import LiveStandings, entry_as_json
     from podracer.tournament.events import check_settings, replay
     from podracer.tournament.leaderboard import read_events
 
-    state = replay(read_events(options.directory))
+    state = replay(read_events(options.run))
     check_settings(state.header)
     if options.json:
         for entry in state.board:
             print(json.dumps(entry_as_json(entry)))
         return 0
     rounds = state.header.tournament["rounds"]
-    with LiveStandings(rounds, options.directory, whole=True) as live, suppress(KeyboardInterrupt):
+    with LiveStandings(rounds, options.run, whole=True) as live, suppress(KeyboardInterrupt):
         live.show(state)
         while options.watch:
             time.sleep(1.0)
-            live.show(replay(read_events(options.directory)))
+            live.show(replay(read_events(options.run)))
     return 0

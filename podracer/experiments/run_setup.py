@@ -224,6 +224,11 @@ def _population_setup(
         experiment.of_pod(pod).check()
     anakin.check(agent, env, config, 1)
     check_policy(agent, "train it alone, not in a population")
+    if experiment.selection is not None and env.spec.takes_turns:
+        raise ConfigError(
+            "selection ranks pods by their training returns, which in self-play say nothing of "
+            "strength: train without --select, and rank the pods with `podracer match`."
+        )
     mesh = population.population_mesh(devices, len(pods))
     parts, selection = (agent, pods, env, mesh, config), experiment.selection
     like = population.abstract_states(*parts, selection)
