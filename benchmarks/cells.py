@@ -95,7 +95,7 @@ def _minatar(game: str) -> list[Cell]:
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers),
         Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 38),
-        Cell(ON_POLICY, task, "pqn", f"breakout_pqn {long} {PQN_ANNEALED}", 5, 60),
+        Cell(ON_POLICY, task, "pqn", f"breakout_pqn {long} {PQN_ANNEALED}", 5, 52),
         Cell(REPLAY, task, "dqn", f"breakout_dqn {short}", 5, 8, ("purejaxrl/dqn",)),
         Cell(REPLAY, task, "rainbow", f"breakout_rainbow {short}", 5, 48, ("podracer/dqn",)),
     ]
