@@ -49,8 +49,11 @@ class SweepOptions:
     """Rule of a tournament by which pods start from better ones while they train;
     population-based perturbs the hyperparameters that have a range. Its own flags are in the help
     page of `podracer sweep --select RULE --help`."""
+    average: Literal["all", "hypercube", "ring"] | None = None
+    """Pods with which each pod averages its parameters while they train: `all`, one neighbor of a
+    `hypercube` after the other, or the pod before in a `ring`, as in GALA."""
     every: int = 0
-    """Number of updates between two selections, a multiple of --updates-per-chunk."""
+    """Number of updates between two selections or averages, a multiple of --updates-per-chunk."""
     run_dir: Path | None = None
     """Directory that keeps the sweep. By default a new one is made in runs/."""
     track: Trackers = ()
@@ -60,6 +63,7 @@ class SweepOptions:
 
 def sweep(arguments: Sequence[str]) -> int:
     """Run `podracer sweep`: train all configurations and seeds as one program."""
+    from podracer.drivers.averaging import Averaging
     from podracer.drivers.selection import RULES
     from podracer.experiments.sweep import make_pods, make_selection
 
@@ -73,8 +77,15 @@ def sweep(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
     pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
-    selection = make_selection(rules.get("selection"), options.every, options.vary)
-    experiment = dataclasses.replace(experiment, pods=pods, selection=selection, target_return=None)
+    averaging = Averaging(options.average, options.every) if options.average else None
+    every = 0 if averaging and not kind else options.every
+    experiment = dataclasses.replace(
+        experiment,
+        pods=pods,
+        selection=make_selection(rules.get("selection"), every, options.vary),
+        averaging=averaging,
+        target_return=None,
+    )
     experiment.check()
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)

@@ -24,6 +24,7 @@ from podracer.agent import Agent
 from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.averaging import Averaging, with_averaging
 from podracer.drivers.common import Progress, TrainState
 from podracer.drivers.selection import Selection, SelectionState, begin, with_selection
 from podracer.environment import Environment
@@ -173,6 +174,7 @@ def population(
     *,
     num_updates: int,
     selection: Selection | None = None,
+    averaging: Averaging | None = None,
     request: Callable[[], int] = lambda: 0,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], anakin.Program] | None = None,
@@ -192,7 +194,7 @@ def population(
         return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
 
     yield from anakin.run_chunks(
-        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state, selection)()),
+        compile or lower_chunk(agent, pods, env, mesh, config, state, selection, averaging),
         state,
         mesh,
         config,
@@ -211,16 +213,21 @@ def lower_chunk(
     config: AnakinConfig,
     states: TrainState,
     selection: Selection | None = None,
+    averaging: Averaging | None = None,
 ) -> Callable[[], anakin.Program]:
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
     agents = jax.device_put(stack(agent, pods), NamedSharding(mesh, PODS))
-    program = make_chunk(env, mesh, config, selection)
+    program = make_chunk(env, mesh, config, selection, averaging)
     lowered = program.lower(agents, states, anakin.abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
 
 
 def make_chunk(
-    env: Environment, mesh: Mesh, config: AnakinConfig, selection: Selection | None = None
+    env: Environment,
+    mesh: Mesh,
+    config: AnakinConfig,
+    selection: Selection | None = None,
+    averaging: Averaging | None = None,
 ) -> Any:
     """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
 
@@ -242,6 +249,8 @@ def make_chunk(
     )
     if selection is not None:
         program = with_selection(program, selection, mesh)
+    if averaging is not None:
+        program = with_averaging(program, averaging, mesh)
     return jax.jit(program, donate_argnums=1, out_shardings=NamedSharding(mesh, PODS))
 
 

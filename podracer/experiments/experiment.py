@@ -11,6 +11,7 @@ import tyro
 
 from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.averaging import Averaging
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.selection import Selection
@@ -43,6 +44,8 @@ class Experiment:
     """Members of a population that trains as one program, see `podracer sweep`."""
     selection: Annotated[Selection | None, tyro.conf.Suppress] = None
     """Rule by which pods start from better ones while they train; None for none."""
+    averaging: Annotated[Averaging | None, tyro.conf.Suppress] = None
+    """Whom pods average their learners' states with while they train; None for nobody."""
     devices: int = bounded(0, high=65_536)
     """Number of devices to use, over all hosts; 0 for all."""
     evaluations: int = bounded(10, high=100_000)
@@ -120,7 +123,9 @@ class Experiment:
         """Return the experiment of one pod of a population, as a run of its own."""
         values = {parameter.name: parameter.value for parameter in pod.hyperparameters}
         agent = with_hyperparameters(self.agent, values)
-        return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=(), selection=None)
+        return dataclasses.replace(
+            self, agent=agent, seed=pod.seed, pods=(), selection=None, averaging=None
+        )
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
@@ -137,8 +142,12 @@ class Experiment:
                 f"{self.num_updates:,} of {steps:,} environment steps."
             )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
+        chunk = self.chunk.updates_per_chunk
+        if self.averaging is not None:
+            if self.selection is not None:
+                raise ConfigError("pods either select or average: leave out --select or --average.")
+            self.averaging.check(len(self.pods), chunk, self.num_updates)
         if self.selection is not None:
-            chunk = self.chunk.updates_per_chunk
             self.selection.check(len(self.pods), chunk, self.num_updates)
             for bound in self.selection.bounds:
                 for value in (bound.low, bound.high):

@@ -232,7 +232,8 @@ def _population_setup(
     mesh = population.population_mesh(devices, len(pods))
     parts, selection = (agent, pods, env, mesh, config), experiment.selection
     like = population.abstract_states(*parts, selection)
-    program = in_thread(partial(population.lower_chunk, *parts, like, selection))
+    averaging = experiment.averaging
+    program = in_thread(partial(population.lower_chunk, *parts, like, selection, averaging))
     drive = partial(
         population.population, *parts, selection=selection, compile=lambda: program().result()
     )

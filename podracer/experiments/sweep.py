@@ -74,7 +74,10 @@ def make_selection(rule: Rule | None, every: int, vary: Sequence[str]) -> Select
     """
     if rule is None:
         if every:
-            raise ConfigError("--every is the period of a selection: give its rule with --select.")
+            raise ConfigError(
+                "--every is the period of a selection: give its rule with --select, or the peers "
+                "of an average with --average."
+            )
         return None
     if isinstance(rule, PopulationBased):
         bounds = tuple(space for _, space in map(_space, vary) if isinstance(space, Range))

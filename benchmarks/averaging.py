@@ -1,0 +1,102 @@
+"""Averaging parameters instead of gradients: what it costs in frames, and saves in messages.
+
+    python benchmarks/averaging.py --seeds 3
+
+Eight replicas learn CartPole by PPO from eight environments each. Averaged gradients are one
+learner of 64 environments: what Anakin computes on any number of devices. Bytes are those that a
+replica gives away: gradients at each optimizer step, or the floats of the learner's state at each
+average. The score is the mean over all evaluations of a run, replicas and seeds, so that it counts
+how fast they learn, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import podracer
+from podracer.drivers.averaging import Averaging
+from podracer.drivers.population import Pod
+from podracer.envs import make
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.sweep import RECORDS
+from podracer.io.sinks import read_metrics
+
+REPLICAS, ENVIRONMENTS, UPDATES, EVALUATIONS = 8, 8, 400, 8
+CONTENDERS: tuple[tuple[str, int], ...] = (
+    ("gradients", 0), ("all", 1), ("all", 4), ("all", 16), ("all", 64),
+    ("hypercube", 1), ("hypercube", 4), ("ring", 1), ("ring", 4), ("none", 0),
+)  # fmt: skip
+
+
+def experiment(peers: str, every: int, seed: int) -> Experiment:
+    """Return the run of a contender."""
+    recipe = recipes.find("cartpole_ppo")
+    num_envs = REPLICAS * ENVIRONMENTS if peers == "gradients" else ENVIRONMENTS
+    driver = dataclasses.replace(recipe.driver, num_envs=num_envs, updates_per_chunk=1)
+    seeds = range(seed * REPLICAS, (seed + 1) * REPLICAS)
+    return dataclasses.replace(
+        recipe,
+        driver=driver,
+        frames=UPDATES * num_envs * driver.rollout_length,
+        pods=() if peers == "gradients" else tuple(map(Pod, seeds)),
+        averaging=Averaging(peers, every) if every else None,  # type: ignore[arg-type]
+        seed=seed,
+        evaluations=EVALUATIONS,
+        evaluation_episodes=32,
+        target_return=None,
+        save_seconds=1e9,
+        keep_best=False,
+        devices=1,
+    )
+
+
+def returns(run: Experiment) -> np.ndarray:
+    """Train, and return the mean return of each evaluation."""
+    with tempfile.TemporaryDirectory() as directory:
+        podracer.train(run, run_dir=f"{directory}/run")
+        records = read_metrics(f"{directory}/run/{RECORDS if run.pods else 'metrics.jsonl'}")
+    found = [record.get("evaluation_return") for record in records]
+    return np.array([np.mean(value) for value in found if value is not None])
+
+
+def bytes_sent(peers: str, every: int) -> float:
+    """Return the bytes that a replica gives away for an update."""
+    run = experiment(peers, every, 0)
+    agent = dataclasses.replace(run.agent, spec=make(run.environment).spec)
+    shared = jax.eval_shape(lambda key: agent.init(key, 1), jax.random.key(0)).shared
+    if peers == "gradients":
+        steps = agent.num_epochs * agent.num_minibatches
+        return steps * sum(4 * x.size for x in jax.tree.leaves(shared.params))
+    floats = [x for x in jax.tree.leaves(shared) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return sum(4 * x.size for x in floats) / every if every else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    print(f"{'peers':10} {'every':>5} {'kB an update':>13} {'mean return':>12}   seeds", flush=True)
+    for peers, every in CONTENDERS:
+        scores = [returns(experiment(peers, every, seed)) for seed in range(options.seeds)]
+        means, ends = [x.mean() for x in scores], [x[-1] for x in scores]
+        sent = bytes_sent(peers, every) / 1e3
+        print(
+            f"{peers:10} {every:>5} {sent:13.1f} {np.mean(means):12.0f}   {_text(means)}; "
+            f"at the end {_text(ends)}",
+            flush=True,
+        )
+
+
+def _text(values: list[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
+
+
+if __name__ == "__main__":
+    main()

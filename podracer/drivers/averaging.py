@@ -1,0 +1,121 @@
+"""Averaging within a population: pods exchange parameters now and then, not gradients always.
+
+    jit(cond(average), shard_map(map(vmap(chunk))))
+
+Each pod learns from environments of its own, as a replica of synchronous training does, but the
+replicas meet every so many updates only: local SGD (Stich 2019, arXiv 1805.09767), and gossip with
+one neighbor (GALA: Assran et al. 2019, arXiv 1906.04585).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from podracer.drivers.common import TrainState
+from podracer.mesh import POD, REPLICATED
+from podracer.types import ConfigError, PyTree
+
+Peers = Literal["all", "hypercube", "ring"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaging:
+    """With whom pods average the floats of their learners' states, and how often.
+
+    These are parameters, targets, moments of the optimizer and of observations; a pod keeps its
+    replay, its environments and its random numbers.
+    """
+
+    peers: Peers
+    """`all` pods; in turn each neighbor of a `hypercube`, so that after log2(P) rounds a number has
+    reached all pods; or the pod before in a directed `ring`, as in GALA."""
+    every: int
+    """Number of updates between two averages: whole chunks."""
+
+    def is_due(self, updates: Any) -> Any:
+        """Return whether the chunk that begins after so many updates begins with an average."""
+        return (updates > 0) & (updates % self.every == 0)
+
+    def partners(self, num_pods: int, round: jax.Array) -> jax.Array:
+        """Return the pod that each pod averages with in a round, i32 `[P]`; not for `all`."""
+        pods = jnp.arange(num_pods)
+        if self.peers == "ring":
+            return (pods - 1) % num_pods
+        return pods ^ (1 << (round % (num_pods.bit_length() - 1)))
+
+    def check(self, num_pods: int, updates_per_chunk: int, num_updates: int) -> None:
+        """Raise `ConfigError` if there is nothing to average, or never."""
+        if num_pods < 2:
+            raise ConfigError("averaging needs at least 2 pods: take more --seeds.")
+        if self.peers == "hypercube" and num_pods & (num_pods - 1):
+            raise ConfigError(
+                f"a hypercube needs a power of 2 of pods, but there are {num_pods}: take other "
+                "--seeds, or --average all or ring."
+            )
+        if self.every < 1 or self.every % updates_per_chunk:
+            raise ConfigError(
+                "averaging needs a period --every N, in updates, a multiple of a chunk's "
+                f"{updates_per_chunk}, but it is {self.every}."
+            )
+        if self.every >= num_updates:
+            raise ConfigError(
+                f"--every {self.every} leaves no average in a run of {num_updates} updates: take a "
+                "smaller one, or more --frames."
+            )
+
+
+def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) -> Any:
+    """Return a chunk `(agents, states, request) -> (states, metrics)` that averages before it."""
+
+    def average(states: TrainState) -> TrainState:
+        learner, round = states.learner, states.update[0] // averaging.every - 1
+        is_sound = states.fault[:, 0] == 0
+        shared = average_states(averaging, learner.shared, is_sound, round, mesh)
+        return dataclasses.replace(states, learner=dataclasses.replace(learner, shared=shared))
+
+    def program(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Any]:
+        due = averaging.is_due(states.update[0])
+        states = jax.lax.cond(due, average, lambda states: states, states)
+        return chunk(agents, states, request)
+
+    return program
+
+
+def average_states(
+    averaging: Averaging, tree: PyTree, is_sound: jax.Array, round: jax.Array, mesh: Mesh
+) -> PyTree:
+    """Return the averages of the float leaves `[P, ...]` of sound pods, bool `[P]`, in a round.
+
+    Pods that are not sound, and other leaves, stay as they are.
+    """
+    whole, sharded = (NamedSharding(mesh, spec) for spec in (REPLICATED, PartitionSpec(POD)))
+    num_pods = is_sound.shape[0]
+    is_sound = jax.lax.with_sharding_constraint(is_sound, whole)
+    partners = None if averaging.peers == "all" else averaging.partners(num_pods, round)
+
+    def average(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        # Whole on each device, so that the sum's order does not depend on their number.
+        x = jax.lax.with_sharding_constraint(x, whole)
+        shape = (num_pods,) + (1,) * (x.ndim - 1)
+        sound = is_sound.reshape(shape)
+        if partners is None:
+            count = jnp.maximum(is_sound.sum(), 1).astype(x.dtype)
+            summands = jax.lax.with_sharding_constraint(jnp.where(sound, x, 0), whole)
+            # Behind a barrier, or each device would sum its own pods first.
+            summands = jax.lax.optimization_barrier(summands)
+            mean = jnp.sum(summands, axis=0, keepdims=True) / count
+            both = sound
+        else:
+            mean = 0.5 * (x + x[partners])
+            both = sound & is_sound[partners].reshape(shape)
+        return jax.lax.with_sharding_constraint(jnp.where(both, mean, x), sharded)
+
+    return jax.tree.map(average, tree)

@@ -1,0 +1,152 @@
+"""Averaging within a population: who meets whom, how far pods drift apart, and that it is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import podracer
+from podracer.agents.a2c import A2C
+from podracer.drivers import population
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.averaging import Averaging, average_states
+from podracer.drivers.population import Pod, init_states, lower_chunk, population_mesh
+from podracer.drivers.selection import Selection, Truncation
+from podracer.envs import make
+from podracer.experiments.experiment import Experiment
+from podracer.experiments.serialization import from_json, to_json
+from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.networks import MLP, TorsoNetwork
+from podracer.types import ConfigError
+
+CONFIG = AnakinConfig(num_envs=2, rollout_length=3, updates_per_chunk=2)
+EXPERIMENT = Experiment(
+    environment="catch",
+    agent=A2C(network=TorsoNetwork(MLP((4,)))),
+    driver=CONFIG,
+    frames=2 * 3 * 12,
+    pods=tuple(map(Pod, range(4))),
+    averaging=Averaging("hypercube", 2),
+    evaluations=0,
+    devices=1,
+)
+
+
+def mixing_matrix(peers, num_pods, round):
+    """The weights `[P, P]` of the others' values in an average, which is that of the identity."""
+    mesh = population_mesh(jax.devices()[:1], num_pods)
+    sound = jnp.ones(num_pods, bool)
+    return np.asarray(
+        average_states(Averaging(peers, 1), jnp.eye(num_pods), sound, jnp.int32(round), mesh)
+    )
+
+
+def test_after_one_round_or_log2_rounds_all_pods_have_the_mean():
+    np.testing.assert_allclose(mixing_matrix("all", 6, 0), np.full((6, 6), 1 / 6), rtol=1e-6)
+    product = np.eye(8)
+    for round in (3, 4, 5):  # any three rounds in sequence
+        product = mixing_matrix("hypercube", 8, round) @ product
+    np.testing.assert_array_equal(product, np.full((8, 8), 1 / 8))
+
+
+def test_in_a_ring_each_pod_hears_the_one_before_and_no_sum_changes():
+    matrix = mixing_matrix("ring", 5, 7)
+    np.testing.assert_array_equal(matrix, 0.5 * (np.eye(5) + np.roll(np.eye(5), 1, axis=0)))
+    np.testing.assert_allclose(matrix.sum(0), 1.0)
+
+
+def test_gossip_keeps_pods_that_learn_apart_within_the_papers_bound():
+    """Proposition 1 of GALA: with changes of at most delta between averages, no pod is further from
+    the mean than sqrt(P) delta beta / (1 - beta), for the second singular value beta."""
+    num_pods, delta, rng = 8, 0.3, np.random.default_rng(0)
+    matrix = mixing_matrix("ring", num_pods, 0)
+    beta = np.linalg.svd(matrix - 1 / num_pods, compute_uv=False)[0]
+    bound = np.sqrt(num_pods) * delta * beta / (1 - beta)
+    x = np.zeros((num_pods, 16))
+    halves = np.where(np.arange(num_pods) < num_pods // 2, 1.0, -1.0)
+    drift = halves[:, None] * rng.normal(size=(1, 16))  # always apart, which is the worst
+    distances = []
+    for _ in range(200):
+        x = matrix @ (x + delta * drift / np.linalg.norm(drift, axis=1, keepdims=True))
+        distances.append(np.linalg.norm(x - x.mean(0), axis=1).max())
+    assert max(distances) < bound
+    assert distances[-1] > 0.05 * bound  # it is no empty statement
+    apart = np.cumsum(np.full(200, delta))[-1]
+    assert distances[-1] < 0.1 * apart  # where pods that do not average would be
+
+
+def test_a_pod_with_a_fault_is_not_averaged_and_counters_stay():
+    tree = {"weight": jnp.array([1.0, jnp.nan, 3.0, 5.0]), "count": jnp.arange(4)}
+    sound = jnp.array([True, False, True, True])
+    mesh = population_mesh(jax.devices()[:1], 4)
+    for peers, expected in (("all", [3, np.nan, 3, 3]), ("ring", [3, np.nan, 3, 4])):
+        result = average_states(Averaging(peers, 1), tree, sound, jnp.int32(0), mesh)
+        np.testing.assert_array_equal(result["weight"], expected)
+        np.testing.assert_array_equal(result["count"], np.arange(4))
+
+
+def test_pods_are_equal_after_an_average_and_learn_apart_between():
+    env = make("catch")
+    agent = dataclasses.replace(EXPERIMENT.agent, spec=env.spec)
+    mesh, averaging = population_mesh(jax.devices()[:1], 4), Averaging("all", 2)
+    parts = (agent, EXPERIMENT.pods, env, mesh, dataclasses.replace(CONFIG, updates_per_chunk=1))
+    state = init_states(*parts)
+    program = lower_chunk(*parts, state, None, averaging)()
+    spreads = []
+    for _ in range(5):
+        before = jax.tree.map(jnp.copy, state.learner.shared)
+        state, _ = program(state, np.zeros(1, np.int32))
+        mean = jax.tree.map(lambda x: jnp.mean(x, axis=0, keepdims=True), before.params)
+        spreads.append(
+            max(float(jnp.abs(x - m).max()) for x, m in
+                zip(jax.tree.leaves(before.params), jax.tree.leaves(mean), strict=True))
+        )  # fmt: skip
+    assert min(spreads) > 0  # what is seen before a chunk has been learned apart
+    # An update of Adam moves a weight by the learning rate at most: pods met before the last one.
+    assert spreads[3] < 3 * 2 * agent.learning_rate
+
+
+@pytest.mark.parametrize("peers", ["all", "hypercube", "ring"])
+def test_the_number_of_devices_changes_no_bit_of_an_average(peers):
+    tree = {"a": jax.random.normal(jax.random.key(0), (4, 5)), "b": jnp.arange(4.0)}
+    prints = set()
+    for count in (1, 2, 4):
+        mesh = population_mesh(jax.devices()[:count], 4)
+        average = partial(average_states, Averaging(peers, 2), mesh=mesh)
+        placed = jax.device_put(tree, NamedSharding(mesh, population.PODS))
+        result = jax.jit(average)(placed, jnp.ones(4, bool), jnp.int32(1))
+        prints.add(fingerprint(jax.device_get(result)))
+    assert len(prints) == 1
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, run_dir=whole)
+    podracer.train(EXPERIMENT, frames=2 * 3 * 6, run_dir=cut)
+    podracer.train(EXPERIMENT, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods: take more --seeds"),
+        ({"pods": EXPERIMENT.pods[:3]}, "a power of 2 of pods, but there are 3"),
+        ({"averaging": Averaging("all", 3)}, "multiple of a chunk's 2, but it is 3"),
+        ({"averaging": Averaging("all", 0)}, "needs a period --every N"),
+        ({"averaging": Averaging("all", 12)}, "no average in a run of 12 updates"),
+        ({"selection": Selection(Truncation(), 2)}, "either select or average"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train(dataclasses.replace(EXPERIMENT, **changes), run_dir=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
