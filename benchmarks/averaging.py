@@ -1,9 +1,10 @@
 """Averaging parameters instead of gradients: what it costs in frames, and saves in messages.
 
-    python benchmarks/averaging.py --seeds 3
+    python benchmarks/averaging.py --environments 8 --updates 400
+    python benchmarks/averaging.py --environments 1 --updates 800
 
-Eight replicas learn CartPole by PPO from eight environments each. Averaged gradients are one
-learner of 64 environments: what Anakin computes on any number of devices. Bytes are those that a
+Eight replicas learn CartPole by PPO, each from environments of its own. Averaged gradients are one
+learner of all environments: what Anakin computes on any number of devices. Bytes are those that a
 replica gives away: gradients at each optimizer step, or the floats of the learner's state at each
 average. The score is the mean over all evaluations of a run, replicas and seeds, so that it counts
 how fast they learn, too.
@@ -28,23 +29,23 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.sweep import RECORDS
 from podracer.io.sinks import read_metrics
 
-REPLICAS, ENVIRONMENTS, UPDATES, EVALUATIONS = 8, 8, 400, 8
+REPLICAS, EVALUATIONS = 8, 8
 CONTENDERS: tuple[tuple[str, int], ...] = (
     ("gradients", 0), ("all", 1), ("all", 4), ("all", 16), ("all", 64),
     ("hypercube", 1), ("hypercube", 4), ("ring", 1), ("ring", 4), ("none", 0),
 )  # fmt: skip
 
 
-def experiment(peers: str, every: int, seed: int) -> Experiment:
+def experiment(peers: str, every: int, seed: int, environments: int, updates: int) -> Experiment:
     """Return the run of a contender."""
     recipe = recipes.find("cartpole_ppo")
-    num_envs = REPLICAS * ENVIRONMENTS if peers == "gradients" else ENVIRONMENTS
+    num_envs = REPLICAS * environments if peers == "gradients" else environments
     driver = dataclasses.replace(recipe.driver, num_envs=num_envs, updates_per_chunk=1)
     seeds = range(seed * REPLICAS, (seed + 1) * REPLICAS)
     return dataclasses.replace(
         recipe,
         driver=driver,
-        frames=UPDATES * num_envs * driver.rollout_length,
+        frames=updates * num_envs * driver.rollout_length,
         pods=() if peers == "gradients" else tuple(map(Pod, seeds)),
         averaging=Averaging(peers, every) if every else None,  # type: ignore[arg-type]
         seed=seed,
@@ -68,7 +69,7 @@ def returns(run: Experiment) -> np.ndarray:
 
 def bytes_sent(peers: str, every: int) -> float:
     """Return the bytes that a replica gives away for an update."""
-    run = experiment(peers, every, 0)
+    run = experiment(peers, every, 0, 1, 1)
     agent = dataclasses.replace(run.agent, spec=make(run.environment).spec)
     shared = jax.eval_shape(lambda key: agent.init(key, 1), jax.random.key(0)).shared
     if peers == "gradients":
@@ -81,10 +82,14 @@ def bytes_sent(peers: str, every: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--environments", type=int, default=8, help="of each replica")
+    parser.add_argument("--updates", type=int, default=400, help="of each replica")
     options = parser.parse_args()
     print(f"{'peers':10} {'every':>5} {'kB an update':>13} {'mean return':>12}   seeds", flush=True)
     for peers, every in CONTENDERS:
-        scores = [returns(experiment(peers, every, seed)) for seed in range(options.seeds)]
+        sizes = options.environments, options.updates
+        runs = [experiment(peers, every, seed, *sizes) for seed in range(options.seeds)]
+        scores = [returns(run) for run in runs]
         means, ends = [x.mean() for x in scores], [x[-1] for x in scores]
         sent = bytes_sent(peers, every) / 1e3
         print(
