@@ -23,7 +23,7 @@ FLOORS = (
     ("agents",),
     ("evaluate",),
     ("policy", "drivers", "drivers.common"),
-    ("drivers.anakin", "drivers.sebulba", "drivers.selection"),
+    ("drivers.anakin", "drivers.sebulba", "drivers.selection", "drivers.averaging"),
     ("drivers.population",),
     ("experiments",),
     ("tournament", "trading"),
