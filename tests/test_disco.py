@@ -369,8 +369,9 @@ def test_the_published_file_is_read():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_published_rule_learns_catch(tmp_path, seed):
+    """After 750 updates; here seeds 0, 1 and 2 took 450, 575 and 625."""
     experiment = recipes.with_update_rule(recipes.find("catch_disco"), str(PUBLISHED))
     result = podracer.train(
-        experiment, run_dir=tmp_path / "run", seed=seed, frames=29_000, evaluations=4, devices=1
+        experiment, run_dir=tmp_path / "run", seed=seed, frames=43_500, evaluations=3, devices=1
     )
     assert result.evaluation.returns.mean() >= 0.98
