@@ -1,6 +1,7 @@
 """Selection inside a population's program: a tournament's decisions, exact, on any devices."""
 
 import dataclasses
+import json
 import signal
 from functools import partial
 
@@ -328,3 +329,15 @@ def test_a_selection_is_made_of_flags():
     assert sweep.make_selection(None, 0, vary) is None
     with pytest.raises(ConfigError, match="give its rule with --select"):
         sweep.make_selection(None, 10, vary)
+
+
+def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
+    from podracer.cli.pods import leaderboard
+
+    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, selection=None)
+    assert leaderboard([str(tmp_path), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(number for row in rows for number in row["pods"]) == [0, 1, 2, 3]
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+    with pytest.raises(ConfigError, match=r"podracer watch .* shows a sweep"):
+        leaderboard([str(tmp_path), "--watch"])

@@ -22,8 +22,8 @@ class MatchOptions:
     """Flags of `podracer match`."""
 
     players: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Two or more players: directories of runs, `random`, or `minimax-DEPTH` with a depth of 1 to
-    6 moves."""
+    """Two or more players: directories of runs, `RUN:POD` for a pod of a sweep, `random`, or
+    `minimax-DEPTH` with a depth of 1 to 6 moves."""
     recipe: str | None = None
     """Recipe that made the runs, if agent or network are your own."""
     checkpoint: AtCheckpoint = "newest"
@@ -55,12 +55,14 @@ def match(arguments: Sequence[str]) -> int:
     use_compilation_cache()
     players, environments = [], []
     for name in options.players:
-        directory = Path(name)
-        if not directory.is_dir():
+        directory, pod = _run_and_pod(name)
+        if directory is None:
             players.append(matches.opponent_player(name))
             continue
         experiment = RunOptions(directory, options.recipe).reopen()
-        agent, env, state = load_run(directory, recipe=experiment, checkpoint=options.checkpoint)
+        agent, env, state = load_run(
+            directory, recipe=experiment, pod=pod, checkpoint=options.checkpoint
+        )
         environments.append(env)
         sampled = options.policy == "sampled"
         players.append(matches.trained_player(name, agent, env, state.learner, sampled=sampled))
@@ -72,6 +74,16 @@ def match(arguments: Sequence[str]) -> int:
     else:
         _print(table)
     return 0
+
+
+def _run_and_pod(name: str) -> tuple[Path | None, int | None]:
+    """Return the run and the pod that the name of a player means, None for an opponent."""
+    directory, _, pod = name.rpartition(":")
+    if Path(name).is_dir():
+        return Path(name), None
+    if pod.isdecimal() and Path(directory).is_dir():
+        return Path(directory), int(pod)
+    return None, None
 
 
 def _figures(table: Table) -> dict[str, Any]:

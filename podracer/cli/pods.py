@@ -236,7 +236,8 @@ class LeaderboardOptions(RunOptions):
     watch: bool = False
     """Show the leaderboard of a tournament again every second until Ctrl-C."""
     json: bool = False
-    """Print one JSON object for each entry of a tournament, best first."""
+    """Print one JSON object for each entry of a tournament, or for each configuration of a sweep,
+    best first."""
 
 
 def leaderboard(arguments: Sequence[str]) -> int:
@@ -246,8 +247,7 @@ def leaderboard(arguments: Sequence[str]) -> int:
     from podracer.experiments.sweep import RECORDS
 
     if (options.run / RECORDS).exists():
-        _print_ranking(options.run, options.reopen())
-        return 0
+        return _leaderboard_of_sweep(options)
     from podracer.reports.standings import LiveStandings, entry_as_json
     from podracer.tournament.events import check_settings, replay
     from podracer.tournament.leaderboard import read_events
@@ -264,4 +264,22 @@ def leaderboard(arguments: Sequence[str]) -> int:
         while options.watch:
             time.sleep(1.0)
             live.show(replay(read_events(options.run)))
+    return 0
+
+
+def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
+    from podracer.experiments.sweep import configurations
+    from podracer.types import ConfigError
+
+    if options.watch:
+        raise ConfigError(
+            f"--watch is for tournaments: podracer watch {options.run} shows a sweep."
+        )
+    if not options.json:
+        _print_ranking(options.run, options.reopen())
+        return 0
+    for configuration in configurations(options.run, options.reopen()):
+        values = {parameter.name: parameter.value for parameter in configuration.hyperparameters}
+        row = {"hyperparameters": values, "pods": list(configuration.pods)}
+        print(json.dumps({**row, "score": configuration.score}))
     return 0

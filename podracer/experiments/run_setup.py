@@ -227,7 +227,7 @@ def _population_setup(
     if experiment.selection is not None and env.spec.takes_turns:
         raise ConfigError(
             "selection ranks pods by their training returns, which in self-play say nothing of "
-            "strength: train without --select, and rank the pods with `podracer match`."
+            "strength: train without --select, and rank the pods with `podracer match RUN:0 RUN:1`."
         )
     mesh = population.population_mesh(devices, len(pods))
     parts, selection = (agent, pods, env, mesh, config), experiment.selection
