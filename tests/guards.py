@@ -241,7 +241,7 @@ GUARDS = [
         "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",
     ),
     Guard(
-        "agents/lpg/rule_file.py",
+        "io/npz.py",
         "dtype != expected_dtype or size > _LIMIT or wrong_shape",
         "wrong_shape",
         "test_rules.py",

@@ -228,7 +228,7 @@ def test_every_command_is_one_that_podracer_has(
     monkeypatch.setattr(train, "run", begin)
     monkeypatch.setattr(pods, "_run", begin)
     catch = recipes.find("catch")
-    monkeypatch.setattr(train, "reopen_run", lambda *_: catch)
+    monkeypatch.setattr(train.ResumeOptions, "reopen", lambda *_: catch)
     with pytest.raises(SystemExit) as leaving:
         main([name, *arguments])
     assert leaving.value.code == 0

@@ -93,7 +93,7 @@ def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(platfor
     config = AnakinConfig(2, 4, 1)
 
     def states(agents, keys):
-        return population._make_initial_states(env, config, mesh, agents, keys)
+        return population._make_initial_states(pods, env, mesh, config, None, agents, keys)
 
     program = jax.make_jaxpr(states)(population.stack(agent, pods), population.keys(pods))
     scans = [eqn.params["length"] for eqn in program.eqns if eqn.primitive.name == "scan"]

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from podracer.ops.transforms import evenly_spaced
 from podracer.types import ConfigError, bounded
 
 Outputs = Float[Array, "N Z"]
@@ -69,7 +70,7 @@ class Atoms:
 
     @property
     def support(self) -> Float[Array, "Z"]:
-        return jnp.linspace(self.low, self.high, self.atoms)
+        return evenly_spaced(self.low, self.high, self.atoms)
 
     def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
         return jnp.sum(jax.nn.softmax(outputs) * _along_last(self.support, outputs), axis=-1)

@@ -1,8 +1,12 @@
 """Transformations of values that are learned: squashing, and distributions on a fixed support."""
 
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 
@@ -15,11 +19,24 @@ def squash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
 
 
 def unsquash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
-    """Compute the inverse of `squash`."""
-    shifted = jnp.abs(x) + 1.0 + epsilon
-    # The paper's (root - 1) / (2 ε), without the difference of numbers that are nearly equal.
-    quotient = 2.0 * shifted / (jnp.sqrt(1.0 + 4.0 * epsilon * shifted) + 1.0)
-    return jnp.sign(x) * (quotient**2 - 1.0)
+    """Compute the inverse of `squash`.
+
+    The result y solves ε d² + (1 + 2 ε) d = |x| for d = sqrt(|y| + 1) - 1. Differences of numbers
+    that are nearly equal would lose digits. A sum of a product may be rounded once or twice, as a
+    program's loops go, so there is none.
+    """
+    slope = 1.0 + 2.0 * epsilon
+    root = jnp.sqrt(4.0 * epsilon * (jnp.abs(x) + slope**2 / (4.0 * epsilon)))
+    d = 2.0 * jnp.abs(x) / (slope + root)
+    return jnp.sign(x) * d * (d + 2.0)
+
+
+def evenly_spaced(low: float, high: float, num: int) -> Float[Array, "Z"]:
+    """Return so many numbers from `low` to `high`, as a constant.
+
+    Computed in a program, their last bits would depend on the loop around them.
+    """
+    return jnp.asarray(np.linspace(low, high, num), jnp.float32)
 
 
 def two_hot(x: Float[Array, "*b"], support: Float[Array, "Z"]) -> Float[Array, "*b Z"]:

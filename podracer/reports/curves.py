@@ -22,12 +22,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from podracer.io.differences import leaves
 from podracer.reports.console import acting_text
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
+POD, WINNER = COLORS[:2]  # of a population: all pods, and the best one with its ancestors
 _THEMES = {"light": ("#1f2328", "#6b7280", "#d8dce2"), "dark": ("#e6e8eb", "#9aa3ad", "#3a4049")}
 _SMOOTH = 50  # a curve is the running mean over one part in this many of its records
 _POINTS = 1000  # drawn for one curve at most
@@ -236,3 +237,13 @@ def tick_text(value: float, _: int | None) -> str:
         return f"{value:.4g}"
     power = min(int(math.log10(abs(value)) + 1e-9) // 3, 4)
     return f"{value / 1000**power:.4g}" + " kMBT"[power]
+
+
+def logarithmic(axes: Axes) -> None:
+    """Make the scale logarithmic; within a decade the ticks stay where they were."""
+    even, form = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)) if high > 10 * low else even)
+    axes.yaxis.set_major_formatter(form)
+    axes.yaxis.set_minor_locator(NullLocator())

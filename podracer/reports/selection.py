@@ -11,8 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from podracer.io.sinks import read_metrics
-from podracer.reports.curves import legend, render, style_axes
-from podracer.reports.tournament_figures import POD, WINNER, logarithmic
+from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
 
 
 def lineage(path: Path, experiment: dict[str, Any]) -> str:

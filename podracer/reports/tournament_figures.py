@@ -16,13 +16,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
-from podracer.reports.curves import legend, render, style_axes
+from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
 from podracer.reports.tournament_log import Link, TournamentLog, varying_hyperparameters
 from podracer.tournament.events import Entry, Stopped
 
-POD, WINNER = "#3f8fdb", "#f28e2b"
 OUTCOMES = {
     "reported": "#3f8fdb",
     "failed": "#e15759",
@@ -92,16 +91,6 @@ def hyperparameters(course: TournamentLog) -> str:
                 logarithmic(axes)
 
     return render(", ".join(names), 2.6 * rows, draw) if names else ""
-
-
-def logarithmic(axes: Axes) -> None:
-    """Make the scale logarithmic; within a decade the ticks stay where they were."""
-    even, form = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)) if high > 10 * low else even)
-    axes.yaxis.set_major_formatter(form)
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _score(entry: Entry) -> float:

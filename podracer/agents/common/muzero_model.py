@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
-from podracer.ops.transforms import squash, two_hot, unsquash
+from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquash
 from podracer.types import ArraySpec, Params, PyTree
 
 
@@ -81,7 +81,7 @@ class Model:
 
     @property
     def _support(self) -> jax.Array:
-        return jnp.linspace(-self.support_max, self.support_max, self.support_size)
+        return evenly_spaced(-self.support_max, self.support_max, self.support_size)
 
 
 def build_model(

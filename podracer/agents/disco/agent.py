@@ -33,6 +33,7 @@ from podracer.agents.disco.values import AdvantageMoments, estimate_values, init
 from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Categorical
+from podracer.ops.transforms import evenly_spaced
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -218,7 +219,7 @@ class Disco:
 
     @property
     def _support(self) -> jax.Array:
-        return jnp.linspace(-self.support_max, self.support_max, self.support_size)
+        return evenly_spaced(-self.support_max, self.support_max, self.support_size)
 
     @property
     def _network(self) -> StudentNetwork:
