@@ -420,3 +420,19 @@ def test_gymnax_environments_have_the_work_that_is_noted(name):
 def test_times_are_written_in_the_unit_that_suits_them():
     texts = {2e-6: "2 us", 0.5: "500 ms", 90: "1.5 min", 7200: "2 hours", 200_000: "2.31 days"}
     assert {seconds: format_seconds(seconds) for seconds in texts} == texts
+
+
+def test_the_model_is_fitted_without_an_emulator(monkeypatch):
+    """Its Atari is written down, and is the one that the adapter has."""
+    from podracer.envs.host import atari
+    from podracer.plan import check
+
+    pytest.importorskip("ale_py")
+    assert atari.impala("pong").spec == check.ATARI
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("an environment was made")
+
+    monkeypatch.setattr(check, "build", fail)
+    check.fitted_speeds.cache_clear()
+    assert check.fitted_speeds().efficiency > 0

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.plan.counted import anakin_work, sebulba_work
@@ -22,6 +24,7 @@ from podracer.plan.parts import Part, affine_fit, update_seconds
 from podracer.plan.work import Work
 from podracer.reproduce.figures import FIGURES
 from podracer.reproduce.records import SHIPPED, read_records
+from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 FRAME_SKIP = 4  # Atari's papers count frames of the emulator
 
@@ -164,6 +167,12 @@ GYMNAX_ENVIRONMENTS = 2_000
 _CLEANBA_SECONDS = 136.5 * 60 / 50e6  # of a step: mean time of a game, 1 A100, 200 M frames
 
 
+# Pong under IMPALA's protocol, for which no emulator need be installed.
+ATARI = EnvironmentSpec(
+    "atari:pong", ArraySpec((84, 84, 4), np.dtype(np.uint8), frame_stack=True), Discrete(6)
+)
+
+
 @functools.cache
 def fitted_speeds() -> Speeds:
     """Return the two speeds that a modeled time needs, each fitted to a point of an A100.
@@ -188,10 +197,10 @@ def _a100() -> Device:
 def _impala_deep(num_envs: int) -> tuple[Work, int]:
     """Return the work of an update with IMPALA's deep network on one device, and its steps."""
     experiment = recipes.find("atari_impala_deep")
-    agent, env = build(experiment)
-    assert env.spec is not None
+    unbuilt: Any = experiment.agent
+    agent = dataclasses.replace(unbuilt, spec=ATARI)
     config: Any = dataclasses.replace(experiment.driver, num_envs=num_envs)
-    work = sebulba_work(agent, env.spec, config, threads=1, learners=1, num_learners=1)
+    work = sebulba_work(agent, ATARI, config, threads=1, learners=1, num_learners=1)
     return work.acting * config.rollout_length + work.learning, config.steps_per_update
 
 
