@@ -370,7 +370,7 @@ def test_the_published_file_is_read():
 @pytest.mark.xfail(strict=False, reason="how many updates a seed takes depends on rounding")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_published_rule_learns_catch(tmp_path, seed):
-    """After 750 updates: seeds 0, 1 and 2 once took 450, 575 and 625, and more with other rounding."""
+    """After 750 updates; seeds 0, 1 and 2 took 450, 575 and 625, or more with other rounding."""
     experiment = recipes.with_update_rule(recipes.find("catch_disco"), str(PUBLISHED))
     result = podracer.train(
         experiment, run_dir=tmp_path / "run", seed=seed, frames=43_500, evaluations=3, devices=1
