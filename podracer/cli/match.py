@@ -87,7 +87,7 @@ def _run_and_pod(name: str) -> tuple[Path | None, int | None]:
 
 
 def _figures(table: Table) -> dict[str, Any]:
-    elo, std = (np_array.round(2).tolist() for np_array in table.ratings)
+    elo, std = (ratings.round(2).tolist() for ratings in table.ratings)
     return {
         "players": list(table.players), "elo": elo, "elo_std": std, "games": table.games.tolist(),
         "wins": table.wins.tolist(), "draws": table.draws.tolist(),
