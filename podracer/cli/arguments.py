@@ -255,6 +255,20 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     return recipes.find(name, **options), remaining
 
 
+def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
+    """Return the recipe's name, `catch` by default, its experiment and the other flags.
+
+    The experiment is under the architecture and the update rule that flags name.
+    """
+    recipe, flags = split_recipe(arguments, "catch")
+    experiment, flags = find_recipe(recipe, flags)
+    if file := pop_flag(flags, "update-rule"):
+        from podracer.experiments.recipes import with_update_rule
+
+        experiment = with_update_rule(experiment, file)
+    return recipe, experiment.under(peek_arch(flags) or experiment.arch), flags
+
+
 def find_modules_here(recipe: str | None, environment: str | None) -> None:
     """Let Python find modules in the working directory where a recipe or environment names one."""
     from podracer.envs.catalog import imported_module

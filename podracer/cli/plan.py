@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING
 
 from podracer.cli.arguments import (
     Arch,
-    find_recipe,
+    find_experiment,
     parse_experiment,
-    peek_arch,
-    pop_flag,
     require_in_range,
-    split_recipe,
 )
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 
@@ -50,13 +47,7 @@ class PlanOptions:
 
 def plan(arguments: Sequence[str]) -> int:
     """Run `podracer plan`: memory, speed, hours and price of a run that has not begun."""
-    recipe, flags = split_recipe(arguments, "catch")
-    experiment, flags = find_recipe(recipe, flags)
-    if file := pop_flag(flags, "update-rule"):
-        from podracer.experiments.recipes import with_update_rule
-
-        experiment = with_update_rule(experiment, file)
-    experiment = experiment.under(peek_arch(flags) or experiment.arch)
+    recipe, experiment, flags = find_experiment(arguments)
     options, experiment, _ = parse_experiment(
         f"plan {recipe}", flags, experiment, PlanOptions(arch=experiment.arch), {},
         "Say what a run needs and costs, before a machine is rented: memory and whether it fits, "

@@ -12,13 +12,10 @@ from podracer.cli.arguments import (
     Arch,
     RunPath,
     Trackers,
-    find_recipe,
+    find_experiment,
     own_recipe,
     parse,
     parse_experiment,
-    peek_arch,
-    pop_flag,
-    split_recipe,
 )
 from podracer.cli.run_options import RunOptions
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
@@ -99,13 +96,7 @@ class ResumeOptions(RunOptions):
 
 def train(arguments: Sequence[str]) -> int:
     """Run `podracer train`: train an agent."""
-    recipe, flags = split_recipe(arguments, "catch")
-    experiment, flags = find_recipe(recipe, flags)
-    if file := pop_flag(flags, "update-rule"):
-        from podracer.experiments.recipes import with_update_rule
-
-        experiment = with_update_rule(experiment, file)
-    experiment = experiment.under(peek_arch(flags) or experiment.arch)
+    recipe, experiment, flags = find_experiment(arguments)
     options, experiment, extra = parse_experiment(
         f"train {recipe}", flags, experiment, TrainOptions(arch=experiment.arch),
         {"hosts": Hosts()}, "Train an agent. `podracer list recipes` names the recipes.",

@@ -28,8 +28,8 @@ def find_opponent(opponent: Opponent | str) -> Opponent:
     if match := re.fullmatch(r"minimax-([1-6])", opponent):
         return minimax_move(int(match[1]))
     raise ConfigError(
-        f"there is no opponent {opponent!r}: take `random`, or `minimax-1` to `minimax-6`; self-play "
-        "is the environment's `opponent=self`."
+        f"there is no opponent {opponent!r}: take `random`, or `minimax-1` to `minimax-6`; "
+        "self-play is the environment's `opponent=self`."
     )
 
 
