@@ -220,6 +220,15 @@ def test_a_small_figure_from_the_command_to_the_page(tmp_path, monkeypatch, caps
     assert 'id="figure"' in (tmp_path / "index.html").read_text()
 
 
+def test_a_figure_that_needs_what_is_not_here_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_run", lambda arguments: pytest.fail("it ran"))
+    figure = a_figure(missing=lambda: "put the file into this directory.")
+    said = []
+    measure.measure_figures([figure], "laptop", tmp_path, said.append, lambda: None)
+    assert "    not run: put the file into this directory." in said
+    assert read_records(tmp_path / "records.jsonl") == []  # the project's own points are shown
+
+
 def test_a_mistyped_figure_is_refused_with_the_nearest(capsys):
     with pytest.raises(SystemExit) as leaving:
         main(["reproduce", "notebok"])

@@ -166,6 +166,8 @@ class Figure:
     """Function that judges the measured cases of one scale, once all are there."""
     impossible: str = ""
     """Reason why the figure cannot be measured here, a sentence."""
+    missing: Callable[[], str] = lambda: ""
+    """Function that says, in a sentence, what the cases need and this machine lacks."""
     stand_in: str = ""
     """What stands in for a task that cannot be had."""
     deviations: tuple[str, ...] = ()

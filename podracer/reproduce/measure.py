@@ -46,6 +46,9 @@ def measure_figures(
         show(f"[{number}/{len(figures)}] {figure.name}: {figure.title}")
         if not cases:
             show(f"    nothing to run at the scale of a {scale}: {figure.impossible or figure.run}")
+        elif reason := figure.missing():
+            show(f"    not run: {reason}")
+            cases = ()
         for place, case in enumerate(cases, 1):
             if case.name in known:
                 show(f"    {case.name}: measured before")

@@ -23,5 +23,6 @@ FIGURE = Figure(
         _point("QQQ, the index", 23.39, 46.586),
     ),
     axes=Axes("annual volatility in %", "cumulative return in %"),
-    impossible="The minute bars of these stocks may not be redistributed and cannot be had here.",
+    impossible="The minute bars of these stocks may not be redistributed and cannot be had here. "
+    "The table of results (docs/results.md) has a synthetic market, beside stable-baselines3.",
 )
