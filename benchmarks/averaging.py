@@ -47,7 +47,7 @@ def experiment(peers: str, every: int, seed: int, environments: int, updates: in
         driver=driver,
         frames=updates * num_envs * driver.rollout_length,
         pods=() if peers == "gradients" else tuple(map(Pod, seeds)),
-        averaging=Averaging(peers, every) if every else None,  # type: ignore[arg-type]
+        exchange=Averaging(peers, every) if every else None,  # type: ignore[arg-type]
         seed=seed,
         evaluations=EVALUATIONS,
         evaluation_episodes=32,

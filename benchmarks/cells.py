@@ -22,7 +22,7 @@ from podracer.experiments.hosts import Hosts
 from podracer.experiments.serialization import to_json
 
 # Fields added after the first measurements, which stay valid where these have no effect.
-LATER_FIELDS = (("layer_norm", False), ("selection", None), ("averaging", None))
+LATER_FIELDS = (("layer_norm", False), ("exchange", None))
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
 

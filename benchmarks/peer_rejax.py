@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import jax
+from reference_common import gymnax_environment
 from rejax import get_algo
 from rejax.evaluate import evaluate
 
@@ -23,8 +24,10 @@ SOLVED, EPISODES = 475.0, 128
 
 def create(options: argparse.Namespace, steps: int) -> Any:
     """The algorithm; `train` then takes `steps` steps and evaluates once, at the end."""
+    env, params = gymnax_environment(options.environment)
     return get_algo("ppo").create(
-        env=options.environment,
+        env=env,
+        env_params=params,
         agent_kwargs={"activation": options.activation, "hidden_layer_sizes": (64, 64)},
         num_envs=options.envs,
         num_steps=options.length,

@@ -1,9 +1,9 @@
 """PPO at the settings that others publish, side by side with them.
 
 CartPole (4 epochs, two separate networks with two layers of 64, tanh) with 4 and with 1024
-environments, and MinAtar Breakout with 64, each against rejax and stable-baselines3 where their
-Python is given; both are run by the scripts `peer_*.py` here. No evaluation is timed. Then
-convolutional networks against the same agent with the gradients that JAX writes for convolutions:
+environments, and MinAtar Breakout with 64, each against rejax, PureJaxRL and stable-baselines3
+where their Python is given; they are run by the scripts `peer_*.py` here. No evaluation is timed.
+Then convolutional networks against the same agent with the gradients that JAX writes for them:
 MinAtar Breakout, and the Nature network on 84x84x4 pixels. Last the time to solve CartPole, 475 in
 the mean of 128 greedy episodes: training and evaluations, compilation apart, three seeds.
 """
@@ -87,6 +87,10 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
     contenders += [
         elsewhere(f"rejax {i}" if len(options.rejax_python) > 1 else "rejax", command)
         for i, command in enumerate(_peers("peer_rejax.py", options.rejax_python, setting))
+    ]
+    contenders += [
+        elsewhere("purejaxrl", [*command, "--repository", options.purejaxrl])
+        for command in _peers("peer_purejaxrl.py", options.purejaxrl_python, setting)
     ]
     if setting.peer_environment == "CartPole-v1":  # the other one is not in Gymnasium
         few = replace(setting, updates=max(1, 1024 // (setting.envs * setting.length)))
@@ -292,6 +296,10 @@ def main() -> None:
     made.add_argument(
         "--sb3-python", action="append", default=[], help="a Python with stable-baselines3"
     )
+    made.add_argument(
+        "--purejaxrl-python", action="append", default=[], help="a Python for PureJaxRL"
+    )
+    made.add_argument("--purejaxrl", default="purejaxrl", help="checkout of PureJaxRL")
     made.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     options = parse(made)
     for section in options.only:

@@ -46,7 +46,7 @@ def learning(seeds: int) -> None:
             experiment = dataclasses.replace(
                 recipe,
                 pods=make_pods([f"learning_rate={RANGE.low}:{RANGE.high}"], [seed], PODS, seed),
-                selection=rule and Selection(rule, EVERY),
+                exchange=rule and Selection(rule, EVERY),
                 seed=seed,
                 frames=UPDATES * recipe.driver.steps_per_update,
                 evaluations=1,

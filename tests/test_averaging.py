@@ -17,7 +17,6 @@ from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, average_states
 from podracer.drivers.population import Pod, init_states, lower_chunk, population_mesh
-from podracer.drivers.selection import Selection, Truncation
 from podracer.envs import make
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import from_json, to_json
@@ -32,7 +31,7 @@ EXPERIMENT = Experiment(
     driver=CONFIG,
     frames=2 * 3 * 12,
     pods=tuple(map(Pod, range(4))),
-    averaging=Averaging("hypercube", 2),
+    exchange=Averaging("hypercube", 2),
     evaluations=0,
     devices=1,
 )
@@ -97,7 +96,7 @@ def test_pods_are_equal_after_an_average_and_learn_apart_between():
     mesh, averaging = population_mesh(jax.devices()[:1], 4), Averaging("all", 2)
     parts = (agent, EXPERIMENT.pods, env, mesh, dataclasses.replace(CONFIG, updates_per_chunk=1))
     state = init_states(*parts)
-    program = lower_chunk(*parts, state, None, averaging)()
+    program = lower_chunk(*parts, state, averaging)()
     spreads = []
     for _ in range(5):
         before = jax.tree.map(jnp.copy, state.learner.shared)
@@ -138,12 +137,11 @@ def test_resumed_equals_uninterrupted(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods: take more --seeds"),
+        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
         ({"pods": EXPERIMENT.pods[:3]}, "a power of 2 of pods, but there are 3"),
-        ({"averaging": Averaging("all", 3)}, "multiple of a chunk's 2, but it is 3"),
-        ({"averaging": Averaging("all", 0)}, "needs a period --every N"),
-        ({"averaging": Averaging("all", 12)}, "no average in a run of 12 updates"),
-        ({"selection": Selection(Truncation(), 2)}, "either select or average"),
+        ({"exchange": Averaging("all", 3)}, "multiple of a chunk's 2, but it is 3"),
+        ({"exchange": Averaging("all", 0)}, "need a period"),
+        ({"exchange": Averaging("all", 12)}, "never reached in a run of 12 updates"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(tmp_path, changes, words):

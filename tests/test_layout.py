@@ -22,7 +22,7 @@ FLOORS = (
     ("agents.disco", "agents.lpg"),
     ("agents",),
     ("evaluate",),
-    ("policy", "drivers", "drivers.common"),
+    ("policy", "drivers", "drivers.common", "drivers.exchange"),
     ("drivers.anakin", "drivers.sebulba", "drivers.selection", "drivers.averaging"),
     ("drivers.population",),
     ("experiments",),

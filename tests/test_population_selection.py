@@ -221,7 +221,7 @@ EXPERIMENT = Experiment(
     evaluations=2,
     evaluation_episodes=8,
     pods=tuple(Pod(i % 2, (Hyperparameter("learning_rate", 1e-4 * 4**i),)) for i in range(4)),
-    selection=Selection(PopulationBased(RATE, fraction=0.5), 10),
+    exchange=Selection(PopulationBased(RATE, fraction=0.5), 10),
     devices=1,
 )
 
@@ -252,7 +252,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert {each.hyperparameters[0].value for each in found} == set(last)
     best = podracer.experiments.recipes.find(str(sweep.write_best(whole)))
     assert best.agent.learning_rate == found[0].hyperparameters[0].value
-    assert (best.pods, best.selection) == ((), None)
+    assert (best.pods, best.exchange) == ((), None)
 
     from podracer.cli.pods import leaderboard
 
@@ -285,9 +285,9 @@ def test_the_program_calls_no_host_and_is_given_the_states():
     env = make("catch")
     agent = dataclasses.replace(EXPERIMENT.agent, spec=env.spec)
     mesh = population_mesh(jax.devices()[:1], 4)
-    parts = (agent, EXPERIMENT.pods, env, mesh, CONFIG, EXPERIMENT.selection)
+    parts = (agent, EXPERIMENT.pods, env, mesh, CONFIG, EXPERIMENT.exchange)
     states = abstract_states(*parts)
-    program = make_chunk(env, mesh, CONFIG, EXPERIMENT.selection)
+    program = make_chunk(env, mesh, CONFIG, EXPERIMENT.exchange)
     agents = stack(agent, EXPERIMENT.pods)
     compiled = program.lower(agents, states, abstract_request(mesh)).compile()
     assert "callback" not in compiled.as_text()
@@ -298,22 +298,22 @@ def test_the_program_calls_no_host_and_is_given_the_states():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods to choose among, but there is 1"),
-        ({"pods": ()}, "at least 2 pods to choose among, but there is 0"),
-        ({"selection": Selection(Truncation(), 0)}, "needs a period"),
-        ({"selection": Selection(Truncation(), 12)}, "multiple of a chunk's 5, .* 12: take 10"),
-        ({"selection": Selection(Truncation(), 40)}, "no selection in a run of 40 updates"),
-        ({"selection": Selection(PopulationBased(()), 10)}, "--vary learning_rate=1e-5:1e-2"),
+        ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
+        ({"pods": ()}, "at least 2 pods, but there is 0"),
+        ({"exchange": Selection(Truncation(), 0)}, "need a period"),
+        ({"exchange": Selection(Truncation(), 12)}, "multiple of a chunk's 5, .* 12: take 10"),
+        ({"exchange": Selection(Truncation(), 40)}, "never reached in a run of 40 updates"),
+        ({"exchange": Selection(PopulationBased(()), 10)}, "--vary learning_rate=1e-5:1e-2"),
         (
-            {"selection": Selection(PopulationBased((Range("depth", 1, 2),)), 10)},
+            {"exchange": Selection(PopulationBased((Range("depth", 1, 2),)), 10)},
             "no float hyperparameter 'depth'",
         ),
         (
-            {"selection": Selection(PopulationBased((Range("learning_rate", -1, 2),)), 10)},
+            {"exchange": Selection(PopulationBased((Range("learning_rate", -1, 2),)), 10)},
             "learning_rate must be at least 0",
         ),
-        ({"selection": Selection(Generational(3, 1), 10)}, "group_size 3, but there are 4 pods"),
-        ({"selection": Selection(Generational(2, 2), 10)}, "2 parents needs more groups"),
+        ({"exchange": Selection(Generational(3, 1), 10)}, "group_size 3, but there are 4 pods"),
+        ({"exchange": Selection(Generational(2, 2), 10)}, "2 parents needs more groups"),
     ],
 )
 def test_what_cannot_be_selected_is_refused(tmp_path, changes, words):
@@ -324,17 +324,19 @@ def test_what_cannot_be_selected_is_refused(tmp_path, changes, words):
 
 def test_a_selection_is_made_of_flags():
     vary = ["learning_rate=1e-5:1e-2", "entropy_cost=0,0.01"]
-    made = sweep.make_selection(PopulationBased(fraction=0.3), 10, vary)
+    made = sweep.make_exchange(PopulationBased(fraction=0.3), None, 10, vary)
     assert made == Selection(PopulationBased((BOUNDS[0],), fraction=0.3), 10)
-    assert sweep.make_selection(None, 0, vary) is None
+    assert sweep.make_exchange(None, None, 0, vary) is None
     with pytest.raises(ConfigError, match="give its rule with --select"):
-        sweep.make_selection(None, 10, vary)
+        sweep.make_exchange(None, None, 10, vary)
+    with pytest.raises(ConfigError, match="either select or average"):
+        sweep.make_exchange(Truncation(), "ring", 10, vary)
 
 
 def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
     from podracer.cli.pods import leaderboard
 
-    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, selection=None)
+    podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=1, run_dir=tmp_path, exchange=None)
     assert leaderboard([str(tmp_path), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(number for row in rows for number in row["pods"]) == [0, 1, 2, 3]

@@ -284,6 +284,7 @@ def bench_sebulba(
     devices: int,
     seconds: float,
     repetitions: int,
+    parts: Sequence[str],
 ) -> dict[str, Any]:
     """Measure host environments alone, with acting, with learning, and a plain loop."""
     use_compilation_cache()
@@ -294,7 +295,7 @@ def bench_sebulba(
     torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
     agent = Impala(network=TorsoNetwork(torso))
     setup = bench.make_setup(agent, env, config, find_devices(devices))
-    figures = bench.compare(setup, seconds, repetitions)
+    figures = bench.compare(setup, seconds, repetitions, parts)
     about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
     return {**about, **machine(), **figures}
 

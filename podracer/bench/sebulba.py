@@ -12,7 +12,8 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -206,17 +207,21 @@ def _random_actions(spec: EnvironmentSpec, num_envs: int) -> list[np.ndarray]:
     return list(random.uniform(low, high, (64, num_envs, spec.action.size)).astype(np.float32))
 
 
-def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
-    """Measure all parts in turn, `repetitions` times. Returns medians, and shares of each turn."""
-    parts: dict[str, Callable[[], float]] = {
-        "simulator": lambda: measure_simulator(setup, seconds),
-        "acting": lambda: measure_acting(setup, seconds),
-        "learning": lambda: measure_learning(setup, seconds),
-        "training": lambda: measure_training(setup, seconds)[0],
-        "plain_loop_acting": lambda: measure_plain_loop(setup, seconds, learn=False),
-        "plain_loop_training": lambda: measure_plain_loop(setup, seconds, learn=True),
-    }
-    turns = [{name: part() for name, part in parts.items()} for _ in range(repetitions)]
+MEASURES: dict[str, Callable[[Setup, float], float]] = {
+    "simulator": measure_simulator,
+    "acting": measure_acting,
+    "learning": measure_learning,
+    "training": lambda setup, seconds: measure_training(setup, seconds)[0],
+    "plain_loop_acting": partial(measure_plain_loop, learn=False),
+    "plain_loop_training": partial(measure_plain_loop, learn=True),
+}
+
+
+def compare(
+    setup: Setup, seconds: float, repetitions: int, parts: Sequence[str] = tuple(MEASURES)
+) -> dict[str, Any]:
+    """Measure parts in turn, `repetitions` times. Returns medians, and shares of each turn."""
+    turns = [{name: MEASURES[name](setup, seconds) for name in parts} for _ in range(repetitions)]
 
     def median(of: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(of(turn) for turn in turns)
@@ -228,27 +233,38 @@ def compare(setup: Setup, seconds: float, repetitions: int) -> dict[str, Any]:
         "share_of_simulator": {
             name: median(lambda turn, n=name: turn[n] / turn["simulator"])
             for name in ("acting", "training")
+            if {name, "simulator"} <= set(parts)
         },
         "over_plain_loop": {
             name: median(lambda turn, n=name: turn[n] / turn[f"plain_loop_{n}"])
             for name in ("acting", "training")
+            if {name, f"plain_loop_{name}"} <= set(parts)
         },
-        "repetitions": [turns[i] for i in range(repetitions)],
+        "repetitions": turns,
     }
 
 
 def show(environment: str, figures: dict[str, Any]) -> str:
     """Print the measurements as a short table."""
     speeds = figures["steps_per_second"]
-    alone = {"simulator alone": speeds["simulator"], "learner alone": speeds["learning"]}
     lines = [
         f"{environment}: {figures['num_envs']} environments in {figures['actor_threads']} threads, "
         f"T {figures['rollout_length']}, policy lag {figures['policy_lag']}",
         f"{figures['machine']}, {figures['device']}, JAX {figures['jax']}",
         f"{'':34}{'steps/s':>10}{'of simulator':>14}{'of plain loop':>15}",
-        *(f"{label:34}{speed:>10,.0f}" for label, speed in alone.items()),
     ]
-    for name, label in (("acting", "with inference"), ("training", "with learning")):
-        share, speedup = figures["share_of_simulator"][name], figures["over_plain_loop"][name]
-        lines.append(f"{label:34}{speeds[name]:>10,.0f}{share:>13.0%}{speedup:>14.2f}x")
+    labels = {
+        "simulator": "simulator alone",
+        "learning": "learner alone",
+        "acting": "with inference",
+        "training": "with learning",
+    }
+    for name, label in labels.items():
+        if name not in speeds:
+            continue
+        share = figures["share_of_simulator"].get(name)
+        speedup = figures["over_plain_loop"].get(name)
+        shares = f"{share:.0%}" if share else ""
+        speedups = f"{speedup:.2f}x" if speedup else ""
+        lines.append(f"{label:34}{speeds[name]:>10,.0f}{shares:>14}{speedups:>15}".rstrip())
     return "\n".join(lines)

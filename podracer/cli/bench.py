@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import tyro
 
@@ -38,6 +38,11 @@ class AnakinOptions:
     """Print one JSON object."""
 
 
+Part = Literal[
+    "simulator", "acting", "learning", "training", "plain_loop_acting", "plain_loop_training"
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class SebulbaOptions:
     """Flags of `podracer bench sebulba` that are no part of the driver."""
@@ -52,6 +57,8 @@ class SebulbaOptions:
     """Length of each measurement, in seconds."""
     repetitions: int = 3
     """Number of rounds of all measurements, at least 1; the median is printed."""
+    parts: tuple[Part, ...] = get_args(Part)
+    """What to measure; by default everything."""
     json: bool = False
     """Print one JSON object."""
 
@@ -117,7 +124,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
 
     figures = bench_sebulba(
         options.environment, parsed.sebulba, hidden=options.hidden, devices=options.devices,
-        seconds=options.seconds, repetitions=options.repetitions,
+        seconds=options.seconds, repetitions=options.repetitions, parts=options.parts,
     )  # fmt: skip
     print(json.dumps(figures) if options.json else show(options.environment, figures))
     return 0

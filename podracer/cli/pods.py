@@ -63,9 +63,8 @@ class SweepOptions:
 
 def sweep(arguments: Sequence[str]) -> int:
     """Run `podracer sweep`: train all configurations and seeds as one program."""
-    from podracer.drivers.averaging import Averaging
     from podracer.drivers.selection import RULES
-    from podracer.experiments.sweep import make_pods, make_selection
+    from podracer.experiments.sweep import make_exchange, make_pods
 
     recipe, flags = split_recipe(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
@@ -77,15 +76,9 @@ def sweep(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     seeds = range(experiment.seed, experiment.seed + require_in_range("--seeds", options.seeds))
     pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
-    averaging = Averaging(options.average, options.every) if options.average else None
-    every = 0 if averaging and not kind else options.every
-    experiment = dataclasses.replace(
-        experiment,
-        pods=pods,
-        selection=make_selection(rules.get("selection"), every, options.vary),
-        averaging=averaging,
-        target_return=None,
-    )
+    rule = rules.get("selection")
+    exchange = make_exchange(rule, options.average, options.every, options.vary)
+    experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange, target_return=None)
     experiment.check()
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)

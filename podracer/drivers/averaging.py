@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
+from podracer.drivers.exchange import is_due
 from podracer.mesh import POD, REPLICATED
 from podracer.types import ConfigError, PyTree
 
@@ -38,10 +39,6 @@ class Averaging:
     every: int
     """Number of updates between two averages: whole chunks."""
 
-    def is_due(self, updates: Any) -> Any:
-        """Return whether the chunk that begins after so many updates begins with an average."""
-        return (updates > 0) & (updates % self.every == 0)
-
     def partners(self, num_pods: int, round: jax.Array) -> jax.Array:
         """Return the pod that each pod averages with in a round, i32 `[P]`; not for `all`."""
         pods = jnp.arange(num_pods)
@@ -49,24 +46,12 @@ class Averaging:
             return (pods - 1) % num_pods
         return pods ^ (1 << (round % (num_pods.bit_length() - 1)))
 
-    def check(self, num_pods: int, updates_per_chunk: int, num_updates: int) -> None:
-        """Raise `ConfigError` if there is nothing to average, or never."""
-        if num_pods < 2:
-            raise ConfigError("averaging needs at least 2 pods: take more --seeds.")
+    def check(self, num_pods: int) -> None:
+        """Raise `ConfigError` if the peers do not fit the number of pods."""
         if self.peers == "hypercube" and num_pods & (num_pods - 1):
             raise ConfigError(
                 f"a hypercube needs a power of 2 of pods, but there are {num_pods}: take other "
                 "--seeds, or --average all or ring."
-            )
-        if self.every < 1 or self.every % updates_per_chunk:
-            raise ConfigError(
-                "averaging needs a period --every N, in updates, a multiple of a chunk's "
-                f"{updates_per_chunk}, but it is {self.every}."
-            )
-        if self.every >= num_updates:
-            raise ConfigError(
-                f"--every {self.every} leaves no average in a run of {num_updates} updates: take a "
-                "smaller one, or more --frames."
             )
 
 
@@ -80,7 +65,7 @@ def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) 
         return dataclasses.replace(states, learner=dataclasses.replace(learner, shared=shared))
 
     def program(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Any]:
-        due = averaging.is_due(states.update[0])
+        due = is_due(averaging.every, states.update[0])
         states = jax.lax.cond(due, average, lambda states: states, states)
         return chunk(agents, states, request)
 

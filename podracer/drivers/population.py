@@ -26,6 +26,7 @@ from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
 from podracer.drivers.common import Progress, TrainState
+from podracer.drivers.exchange import is_due
 from podracer.drivers.selection import Selection, SelectionState, begin, with_selection
 from podracer.environment import Environment
 from podracer.evaluate import (
@@ -41,6 +42,8 @@ from podracer.mesh import POD, Device, check_program_memory, make_mesh
 from podracer.types import ConfigError, Metrics
 
 PODS = PartitionSpec(POD)
+
+Exchange = Selection | Averaging  # of pods, before the chunks at which one is due
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +112,11 @@ def abstract_states(
     env: Any,
     mesh: Mesh,
     config: Any,
-    selection: Selection | None = None,
+    exchange: Exchange | None = None,
 ) -> TrainState:
     """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
     run_keys = jax.eval_shape(lambda: keys(pods))
-    make_states = partial(_make_initial_states, pods, env, mesh, config, selection)
+    make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
     states = jax.eval_shape(make_states, stack(agent, pods), run_keys)
     return driver.with_shardings(states, mesh, PODS)
 
@@ -124,12 +127,12 @@ def init_states(
     env: Environment,
     mesh: Mesh,
     config: AnakinConfig,
-    selection: Selection | None = None,
+    exchange: Exchange | None = None,
 ) -> TrainState:
     """Return the states `[P, ...]` before the first update, sharded over the mesh."""
-    abstract = abstract_states(agent, pods, env, mesh, config, selection)
+    abstract = abstract_states(agent, pods, env, mesh, config, exchange)
     target = jax.tree.map(lambda x: x.sharding, abstract)
-    make_states = partial(_make_initial_states, pods, env, mesh, config, selection)
+    make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
     return jax.jit(make_states, out_shardings=target)(stack(agent, pods), keys(pods))
 
 
@@ -138,7 +141,7 @@ def _make_initial_states(
     env: Environment,
     mesh: Mesh,
     config: AnakinConfig,
-    selection: Selection | None,
+    exchange: Exchange | None,
     agents: Any,
     keys: jax.Array,
 ) -> TrainState:
@@ -149,10 +152,10 @@ def _make_initial_states(
     # in jaxlib 0.10.2. An accelerator would wait for thousands of small ones.
     at_once = keys.shape[0] if _is_accelerator(mesh) else None
     states = jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
-    if selection is None:
+    if not isinstance(exchange, Selection):
         return states
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
-    varying += [bound.name for bound in selection.bounds]
+    varying += [bound.name for bound in exchange.bounds]
     values = hyperparameters(agents)
     return begin(states, {name: values[name] for name in dict.fromkeys(varying)})
 
@@ -173,8 +176,7 @@ def population(
     state: TrainState,
     *,
     num_updates: int,
-    selection: Selection | None = None,
-    averaging: Averaging | None = None,
+    exchange: Exchange | None = None,
     request: Callable[[], int] = lambda: 0,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], anakin.Program] | None = None,
@@ -189,12 +191,14 @@ def population(
 
     def to_progress(updates: int, values: Any) -> Progress:
         progress = _to_progress(updates, values)
-        if selection is None or not selection.is_due(updates - config.updates_per_chunk):
+        if not isinstance(exchange, Selection):
+            return progress
+        if not is_due(exchange.every, updates - config.updates_per_chunk):
             return progress
         return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
 
     yield from anakin.run_chunks(
-        compile or lower_chunk(agent, pods, env, mesh, config, state, selection, averaging),
+        compile or lower_chunk(agent, pods, env, mesh, config, state, exchange),
         state,
         mesh,
         config,
@@ -212,12 +216,11 @@ def lower_chunk(
     mesh: Mesh,
     config: AnakinConfig,
     states: TrainState,
-    selection: Selection | None = None,
-    averaging: Averaging | None = None,
+    exchange: Exchange | None = None,
 ) -> Callable[[], anakin.Program]:
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
     agents = jax.device_put(stack(agent, pods), NamedSharding(mesh, PODS))
-    program = make_chunk(env, mesh, config, selection, averaging)
+    program = make_chunk(env, mesh, config, exchange)
     lowered = program.lower(agents, states, anakin.abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
 
@@ -226,8 +229,7 @@ def make_chunk(
     env: Environment,
     mesh: Mesh,
     config: AnakinConfig,
-    selection: Selection | None = None,
-    averaging: Averaging | None = None,
+    exchange: Exchange | None = None,
 ) -> Any:
     """Return the jitted program `(agents, states, request) -> (states, metrics [P])`.
 
@@ -247,10 +249,10 @@ def make_chunk(
     program = jax.shard_map(
         pods, mesh=mesh, in_specs=(PODS, PODS, PODS), out_specs=(PODS, PODS), check_vma=False
     )
-    if selection is not None:
-        program = with_selection(program, selection, mesh)
-    if averaging is not None:
-        program = with_averaging(program, averaging, mesh)
+    if isinstance(exchange, Selection):
+        program = with_selection(program, exchange, mesh)
+    elif isinstance(exchange, Averaging):
+        program = with_averaging(program, exchange, mesh)
     return jax.jit(program, donate_argnums=1, out_shardings=NamedSharding(mesh, PODS))
 
 

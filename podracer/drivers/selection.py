@@ -22,6 +22,7 @@ import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
+from podracer.drivers.exchange import is_due
 from podracer.mesh import POD, REPLICATED
 from podracer.rollout import Purpose, purpose_key
 from podracer.types import ConfigError, PyTree, struct
@@ -232,38 +233,13 @@ class Selection:
     every: int
     """Number of updates between two selections: whole chunks."""
 
-    def is_due(self, updates: Any) -> Any:
-        """Return whether the chunk that begins after so many updates begins with a selection."""
-        return (updates > 0) & (updates % self.every == 0)
-
     @property
     def bounds(self) -> tuple[Range, ...]:
         """Ranges of the hyperparameters that the rule perturbs."""
         return self.rule.bounds if isinstance(self.rule, PopulationBased) else ()
 
-    def check(self, num_pods: int, updates_per_chunk: int, num_updates: int) -> None:
-        """Raise `ConfigError` if there is nothing to select among, or never."""
-        if num_pods < 2:
-            raise ConfigError(
-                f"selection needs at least 2 pods to choose among, but there is {num_pods}: vary a "
-                "hyperparameter, or take more --seeds."
-            )
-        if self.every < 1:
-            raise ConfigError(
-                "selection needs a period: give it with --every N, in updates, a multiple of a "
-                f"chunk's {updates_per_chunk}."
-            )
-        if self.every % updates_per_chunk:
-            near = max(1, round(self.every / updates_per_chunk)) * updates_per_chunk
-            raise ConfigError(
-                f"--every counts updates and must be a multiple of a chunk's {updates_per_chunk}, "
-                f"but it is {self.every}: take {near}, or another --updates-per-chunk."
-            )
-        if self.every >= num_updates:
-            raise ConfigError(
-                f"--every {self.every} leaves no selection in a run of {num_updates} updates: take "
-                "a smaller one, or more --frames."
-            )
+    def check(self, num_pods: int) -> None:
+        """Raise `ConfigError` if the rule has nothing to perturb, or too few pods."""
         if isinstance(self.rule, PopulationBased) and not self.bounds:
             raise ConfigError(
                 "population-based selection perturbs hyperparameters within their ranges: give "
@@ -309,7 +285,7 @@ def with_selection(chunk: Callable[..., Any], selection: Selection, mesh: Mesh) 
         def keep(states: SelectionState) -> tuple[SelectionState, jax.Array]:
             return states, jnp.arange(states.score.shape[0])
 
-        due = selection.is_due(states.update[0])
+        due = is_due(selection.every, states.update[0])
         states, parents = jax.lax.cond(due, partial(_select, selection, mesh), keep, states)
         states, metrics = chunk(agents, states, request)
         count = metrics["episodes"]

@@ -11,8 +11,8 @@ import tyro
 
 from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig
-from podracer.drivers.averaging import Averaging
-from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
+from podracer.drivers.exchange import check_period
+from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
@@ -42,10 +42,9 @@ class Experiment:
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
     """Members of a population that trains as one program, see `podracer sweep`."""
-    selection: Annotated[Selection | None, tyro.conf.Suppress] = None
-    """Rule by which pods start from better ones while they train; None for none."""
-    averaging: Annotated[Averaging | None, tyro.conf.Suppress] = None
-    """Whom pods average their learners' states with while they train; None for nobody."""
+    exchange: Annotated[Exchange | None, tyro.conf.Suppress] = None
+    """Exchange of the pods while they train: `Selection` starts them from better ones, `Averaging`
+    averages their learners' states; None for none."""
     devices: int = bounded(0, high=65_536)
     """Number of devices to use, over all hosts; 0 for all."""
     evaluations: int = bounded(10, high=100_000)
@@ -123,9 +122,7 @@ class Experiment:
         """Return the experiment of one pod of a population, as a run of its own."""
         values = {parameter.name: parameter.value for parameter in pod.hyperparameters}
         agent = with_hyperparameters(self.agent, values)
-        return dataclasses.replace(
-            self, agent=agent, seed=pod.seed, pods=(), selection=None, averaging=None
-        )
+        return dataclasses.replace(self, agent=agent, seed=pod.seed, pods=(), exchange=None)
 
     def check(self) -> None:
         """Raise `ConfigError` for values out of range."""
@@ -142,14 +139,12 @@ class Experiment:
                 f"{self.num_updates:,} of {steps:,} environment steps."
             )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
-        chunk = self.chunk.updates_per_chunk
-        if self.averaging is not None:
-            if self.selection is not None:
-                raise ConfigError("pods either select or average: leave out --select or --average.")
-            self.averaging.check(len(self.pods), chunk, self.num_updates)
-        if self.selection is not None:
-            self.selection.check(len(self.pods), chunk, self.num_updates)
-            for bound in self.selection.bounds:
+        if self.exchange is not None:
+            num_pods, chunk = len(self.pods), self.chunk.updates_per_chunk
+            check_period(self.exchange.every, num_pods, chunk, self.num_updates)
+            self.exchange.check(num_pods)
+        if isinstance(self.exchange, Selection):
+            for bound in self.exchange.bounds:
                 for value in (bound.low, bound.high):
                     self.of_pod(Pod(0, (Hyperparameter(bound.name, value),))).check()
 

@@ -90,7 +90,7 @@ def load_run(
         return agent, env, checkpoints.load(directory, like, checkpoint).state
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(
-        agent, experiment.pods, env, mesh, experiment.chunk, experiment.selection
+        agent, experiment.pods, env, mesh, experiment.chunk, experiment.exchange
     )
     restored = checkpoints.load(directory, like, checkpoint)
     pod = sweep.best_pod(directory, restored) if pod is None else pod

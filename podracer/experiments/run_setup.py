@@ -25,6 +25,7 @@ from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, p
 from podracer.checks import check_environment, check_spec
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
+from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
@@ -224,18 +225,17 @@ def _population_setup(
         experiment.of_pod(pod).check()
     anakin.check(agent, env, config, 1)
     check_policy(agent, "train it alone, not in a population")
-    if experiment.selection is not None and env.spec.takes_turns:
+    if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
         raise ConfigError(
             "selection ranks pods by their training returns, which in self-play say nothing of "
             "strength: train without --select, and rank the pods with `podracer match RUN:0 RUN:1`."
         )
     mesh = population.population_mesh(devices, len(pods))
-    parts, selection = (agent, pods, env, mesh, config), experiment.selection
-    like = population.abstract_states(*parts, selection)
-    averaging = experiment.averaging
-    program = in_thread(partial(population.lower_chunk, *parts, like, selection, averaging))
+    parts, exchange = (agent, pods, env, mesh, config), experiment.exchange
+    like = population.abstract_states(*parts, exchange)
+    program = in_thread(partial(population.lower_chunk, *parts, like, exchange))
     drive = partial(
-        population.population, *parts, selection=selection, compile=lambda: program().result()
+        population.population, *parts, exchange=exchange, compile=lambda: program().result()
     )
     return RunSetup(
         agent,
@@ -245,7 +245,7 @@ def _population_setup(
         None,
         like,
         _checked_size(like, mesh),
-        init=lambda: population.init_states(*parts, selection),
+        init=lambda: population.init_states(*parts, exchange),
         program=program,
         drive=drive,
         evaluate=population.make_evaluator(

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from podracer.drivers.population import Hyperparameter, Pod
+from podracer.drivers.averaging import Averaging, Peers
+from podracer.drivers.population import Exchange, Hyperparameter, Pod
 from podracer.drivers.selection import (
     HYPERPARAMETER,
     PARENT,
@@ -67,11 +68,18 @@ def make_pods(
     )
 
 
-def make_selection(rule: Rule | None, every: int, vary: Sequence[str]) -> Selection | None:
-    """Return the selection by a rule, which perturbs what has a range in `vary`.
+def make_exchange(
+    rule: Rule | None, peers: Peers | None, every: int, vary: Sequence[str]
+) -> Exchange | None:
+    """Return the selection by a rule or the averaging with peers, None if there is neither.
 
-    Raises `ConfigError` for a period without a rule.
+    A rule perturbs what has a range in `vary`. Raises `ConfigError` for both, and for a period
+    without either.
     """
+    if rule is not None and peers is not None:
+        raise ConfigError("pods either select or average: leave out --select or --average.")
+    if peers is not None:
+        return Averaging(peers, every)
     if rule is None:
         if every:
             raise ConfigError(

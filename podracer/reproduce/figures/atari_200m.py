@@ -24,7 +24,8 @@ def cases(scale: Scale) -> list[Case]:
     threads = THREADS[scale]
     command = (
         f"bench sebulba --environment atari:pong --hidden 256 --threads-per-actor {threads} "
-        f"--rollout-length 60 --seconds 10 --json --num-envs {64 * threads}"
+        "--rollout-length 60 --seconds 10 --repetitions 1 --parts acting learning training --json "
+        f"--num-envs {64 * threads}"
     )
     return [Case("rate", (tuple(command.split()),), sebulba_rate)]
 

@@ -24,7 +24,8 @@ def cases(scale: Scale) -> list[Case]:
     threads = THREADS[scale]
     command = (
         f"bench sebulba --environment atari:pong --hidden 256 --threads-per-actor {threads} "
-        "--rollout-length 60 --seconds 10 --json --num-envs"
+        "--rollout-length 60 --seconds 10 --repetitions 1 --parts acting learning training --json "
+        "--num-envs"
     )
     return [
         Case(f"batch-{batch}", ((*command.split(), str(threads * batch)),), sebulba_rate)

@@ -23,7 +23,8 @@ def cases(scale: Scale) -> list[Case]:
 def _command(threads: int, length: int) -> tuple[str, ...]:
     command = (
         f"bench sebulba --environment atari:pong --hidden 256 --num-envs {ENVIRONMENTS} "
-        f"--threads-per-actor {threads} --rollout-length {length} --seconds 10 --json"
+        f"--threads-per-actor {threads} --rollout-length {length} --seconds 10 --repetitions 1 "
+        "--parts acting learning training --json"
     )
     return tuple(command.split())
 
