@@ -249,7 +249,7 @@ def leaderboard(arguments: Sequence[str]) -> int:
     check_settings(state.header)
     if options.json:
         for entry in state.board:
-            print(json.dumps(entry_as_json(entry)))
+            print(json.dumps(entry_as_json(entry, state)))
         return 0
     rounds = state.header.tournament["rounds"]
     with LiveStandings(rounds, options.run, whole=True) as live, suppress(KeyboardInterrupt):

@@ -17,7 +17,13 @@ from rich.text import Text
 
 from podracer.io.text import printable
 from podracer.reports.console import clock, compact, number
-from podracer.reports.tournament_log import varying_hyperparameters, ways_of_acting
+from podracer.reports.tournament_log import (
+    results,
+    score_name,
+    score_text,
+    varying_hyperparameters,
+    ways_of_acting,
+)
 from podracer.tournament.events import Entry, PodState, State
 
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
@@ -48,7 +54,9 @@ class LiveStandings:
 
     def _picture(self, state: State) -> Group:
         title = Text.assemble((str(self._directory), "bold"), f"  {_about(state, self._rounds)}")
-        return Group(title, Text(), board(state), Text(), pods(state, self._rounds))
+        tables = [board(state), *([matrix(state)] if state.ratings else [])]
+        spaced = [part for table in tables for part in (table, Text())]
+        return Group(title, Text(), *spaced, pods(state, self._rounds))
 
     def _lines(self, state: State) -> None:
         places = {entry.id: place for place, entry in enumerate(state.board, 1)}
@@ -58,7 +66,7 @@ class LiveStandings:
                 self._known[name] = newest.round
                 self._terminal.print(
                     _plain(
-                        f"{newest.id:8} score {number(newest.score):>7}  "
+                        f"{newest.id:8} {score_name(state)} {number(newest.score):>7}  "
                         f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}"
                     )
@@ -77,21 +85,23 @@ def _about(state: State, rounds: int) -> str:
     done = sum(min(pod.round, rounds) for pod in state.pods.values())
     rejected = f", {state.rejected} reports refused" if state.rejected else ""
     acting = " or ".join(ways_of_acting(state)) or "unknown"
+    scoring = f"{next(iter(state.ratings))} is rated 0" if state.ratings else f"{acting} evaluation"
     paused = ", paused: the capacity is 0" if state.capacity == 0 else ""
-    return f"{done} of {rounds * len(state.pods)} rounds, {acting} evaluation{rejected}{paused}"
+    return f"{done} of {rounds * len(state.pods)} rounds, {scoring}{rejected}{paused}"
 
 
 def board(state: State) -> Table:
     """Return a table of the entries, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("place", "entry", "score", "frames", "time", "from", "hyperparameters"):
-        table.add_column(name, justify="right" if name in ("place", "score", "frames") else "left")
+    score = score_name(state)
+    for name in ("place", "entry", score, "frames", "time", "from", "hyperparameters"):
+        table.add_column(name, justify="right" if name in ("place", score, "frames") else "left")
     names = varying_hyperparameters(state.board)
     for place, entry in enumerate(state.board, 1):
         table.add_row(
             str(place),
             entry.id,
-            f"{number(entry.score)} ± {number(entry.standard_error)}",
+            score_text(entry, state),
             compact(entry.frames),
             clock(entry.seconds),
             _plain(", ".join(entry.parents) or "fresh"),
@@ -99,6 +109,17 @@ def board(state: State) -> Table:
                 ", ".join(f"{k} {v:.3g}" for k, v in entry.hyperparameters.items() if k in names)
             ),
         )
+    return table
+
+
+def matrix(state: State) -> Table:
+    """Return a table of the points that players of a league won against each other."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    head, *rows = results(state)
+    for name in head:
+        table.add_column(_plain(name), justify="right" if name else "left")
+    for row in rows:
+        table.add_row(*map(_plain, row))
     return table
 
 
@@ -125,8 +146,10 @@ def _plain(text: str) -> Text:
     return Text(printable(text))
 
 
-def entry_as_json(entry: Entry) -> dict[str, Any]:
-    """Return an entry as JSON, with its id and without its whole experiment."""
+def entry_as_json(entry: Entry, state: State) -> dict[str, Any]:
+    """Return an entry as JSON: with its id, in a league its matches, without its experiment."""
     fields = dataclasses.asdict(entry)
     del fields["experiment"]
+    if state.ratings:
+        fields["matches"] = [m._asdict() for m in state.matches if m.player == entry.id]
     return {"id": entry.id, **fields}

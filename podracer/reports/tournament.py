@@ -15,10 +15,22 @@ from podracer.reports.run import configuration
 from podracer.reports.tournament_log import (
     TournamentLog,
     read_tournament_log,
+    results,
+    score_name,
+    score_text,
     varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.tournament.events import Entry, Failed, Rejected, Stopped, check_settings
+from podracer.tournament.events import (
+    Entry,
+    Event,
+    Failed,
+    Rejected,
+    State,
+    Stopped,
+    Submitted,
+    check_settings,
+)
 
 _NAMED = 24  # ancestors
 
@@ -34,6 +46,7 @@ def write_tournament_report(directory: Path, out: Path) -> Path:
     body = [
         tiles(facts(course)),
         section("Leaderboard", leaderboard(course)),
+        section("Matches", matches(course)),
         section("Scores", pictures.scores(course)),
         section("Lineage", ancestry(course) + pictures.lineage(course)),
         section("Hyperparameters", pictures.hyperparameters(course)),
@@ -54,7 +67,7 @@ def facts(course: TournamentLog) -> dict[str, str]:
     counts = [f"{statuses[s]} {s}" for s in ("running", "retired", "quarantined") if s in statuses]
     return {
         "Best entry": best.id if best else "-",
-        "Score": _score(best) if best else "-",
+        score_name(state).capitalize(): score_text(best, state) if best else "-",
         "Frames in all": compact(sum(_frames(course, entry) for entry in course.entries.values())),
         "Wall time": clock(course.seconds),
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
@@ -63,15 +76,16 @@ def facts(course: TournamentLog) -> dict[str, str]:
         "Selection": settings["selection"]["kind"],
         "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
         "Refused reports": str(state.rejected),
-        "Episodes of an evaluation": ", ".join(
-            [str(state.header.episodes), *ways_of_acting(state)]
-        ),
+        **_evaluation(state),
         "Seed": str(state.header.seed),
     }
 
 
-def _score(entry: Entry) -> str:
-    return f"{number(entry.score)} ± {number(entry.standard_error)}"
+def _evaluation(state: State) -> dict[str, str]:
+    if state.ratings:
+        return {"Games of a match": f"{state.header.episodes}, sampled"}
+    acting = ways_of_acting(state)
+    return {"Episodes of an evaluation": ", ".join([str(state.header.episodes), *acting])}
 
 
 def _frames(course: TournamentLog, entry: Entry) -> int:
@@ -86,15 +100,27 @@ def leaderboard(course: TournamentLog) -> str:
         [
             str(place),
             entry.id,
-            _score(entry),
+            score_text(entry, course.state),
             compact(entry.frames),
             ", ".join(entry.parents) or "fresh",
             *(number(entry.hyperparameters.get(name)) for name in names),
         ]
         for place, entry in enumerate(course.state.board, 1)
     ]
-    head = ["Place", "Entry", "Score", "Frames", "Parents", *names]
+    score = score_name(course.state).capitalize()
+    head = ["Place", "Entry", score, "Frames", "Parents", *names]
     return table(head, rows) if rows else ""
+
+
+def matches(course: TournamentLog) -> str:
+    """Return a table of the points that players of a league won against each other."""
+    if not (rows := results(course.state)):
+        return ""
+    anchor = html.escape(next(iter(course.state.ratings)))
+    return (
+        f"<p>Share of points of the player of the row, 50 % for a draw. Ratings are Elo's scale "
+        f"with 95 % intervals, by all {len(course.state.matches)} matches; {anchor} has 0.</p>"
+    ) + table(rows[0], rows[1:])
 
 
 def ancestry(course: TournamentLog) -> str:
@@ -111,21 +137,26 @@ def ancestry(course: TournamentLog) -> str:
 def failures(course: TournamentLog) -> str:
     """Return the failures in the order of time."""
     rows = [
-        [clock(course.since(event.time)), *_what(event)]
-        for event in course.events
-        if isinstance(event, Failed | Rejected | Stopped)
+        [clock(course.since(event.time)), *what] for event in course.events for what in _what(event)
     ]
     return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
 
 
-def _what(event: Failed | Rejected | Stopped) -> list[str]:
+def _what(event: Event) -> list[list[str]]:
     match event:
         case Failed():
-            return [str(event.pod), str(event.round), "failed", event.reason]
+            return [[str(event.pod), str(event.round), "failed", event.reason]]
         case Rejected():
-            return [str(event.pod), str(event.round), "report refused", event.reason]
+            return [[str(event.pod), str(event.round), "report refused", event.reason]]
         case Stopped():
-            return [str(event.pod), "", event.status, event.reason]
+            return [[str(event.pod), "", event.status, event.reason]]
+        case Submitted():
+            faulty = [match for match in event.matches if match.fault]
+            return [
+                [str(event.pod), str(event.round), f"no match with {match.opponent}", match.fault]
+                for match in faulty
+            ]
+    return []
 
 
 def _experiments(course: TournamentLog) -> list[RunRecords]:

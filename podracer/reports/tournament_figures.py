@@ -19,7 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
-from podracer.reports.tournament_log import Link, TournamentLog, varying_hyperparameters
+from podracer.reports.tournament_log import (
+    Link,
+    TournamentLog,
+    score_name,
+    varying_hyperparameters,
+)
 from podracer.tournament.events import Entry, Stopped
 
 OUTCOMES = {
@@ -53,10 +58,14 @@ def scores(course: TournamentLog) -> str:
         strong = matplotlib.rcParams["text.color"]
         axes = figure.add_subplot(1, 2, 1)
         _lines(axes, course, course.pods(), time, _score)
+        if course.state.ratings:
+            intervals = [1.96 * entry.standard_error for entry in entries]
+            points = [*map(time, entries)], [*map(_score, entries)]
+            axes.errorbar(*points, intervals, fmt="none", ecolor=POD, elinewidth=0.7, alpha=0.5)
         best = np.maximum.accumulate([entry.score for entry in entries])
         at = [*map(time, entries), course.seconds / unit]
         axes.step(at, [*best, best[-1]], where="post", color=strong, lw=1.8, zorder=4)
-        style_axes(axes, "Score over wall time", name)
+        style_axes(axes, f"{score_name(course.state).capitalize()} over wall time", name)
         axes.set_xlim(0, 1.03 * at[-1] or None)
         axes = figure.add_subplot(1, 2, 2)
         _lines(axes, course, course.links(entries), lambda entry: entry.frames, _score)

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from podracer.reports.console import acting_text
+import numpy as np
+
+from podracer.reports.console import acting_text, number, percent
 from podracer.tournament.events import (
     Entry,
     Event,
@@ -23,6 +25,7 @@ from podracer.tournament.events import (
     replay,
 )
 from podracer.tournament.leaderboard import read_events
+from podracer.tournament.ratings import points
 
 Link = tuple[Entry, Entry]  # from the first to the second
 
@@ -128,3 +131,37 @@ def ways_of_acting(state: State) -> list[str]:
     fields = ("evaluation_policy", "evaluation_epsilon")
     ways = [[experiment.get(field) for field in fields] for experiment in experiments]
     return list(dict.fromkeys(acting_text(*way) for way in ways if None not in way))
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+MOST_PLAYERS = 12  # in a table of results
+
+
+def score_name(state: State) -> str:
+    """Return what scores are: `rating` once there are matches of a league, else `score`."""
+    return "rating" if state.ratings else "score"
+
+
+def score_text(entry: Entry, state: State) -> str:
+    """Format a rating with its 95 % interval, or a score with its standard error."""
+    if state.ratings:
+        return f"{entry.score:+.0f} ± {1.96 * entry.standard_error:.0f}"
+    return f"{number(entry.score)} ± {number(entry.standard_error)}"
+
+
+def results(state: State) -> list[list[str]]:
+    """Return a table of a league's best entries and its anchor, best first; empty without a league.
+
+    The first row has the names. Each other one is a player's name and its share of the points
+    against each, `-` where they have not met.
+    """
+    if not state.ratings:
+        return []
+    anchor, *_ = state.ratings
+    names = [*(entry.id for entry in state.board[: MOST_PLAYERS - 1]), anchor]
+    names.sort(key=lambda name: -state.ratings[name].elo)
+    scores, games = points(state.matches, names)
+    shares = scores / np.where(games, games, np.nan)
+    rows = [[name, *map(percent, row)] for name, row in zip(names, shares.tolist(), strict=True)]
+    return [["", *names], *rows]

@@ -13,12 +13,15 @@ import tyro
 
 from podracer.agent import MetaLearner
 from podracer.drivers.population import with_hyperparameters
+from podracer.envs.opponents import find_opponent
 from podracer.evaluate import MAX_EPISODES
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range
+from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
+from podracer.tournament.matches import game_of
 from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
 from podracer.types import ConfigError
 
@@ -44,7 +47,16 @@ class Tournament:
     size: int = 16
     """Maximum number of entries on the leaderboard."""
     episodes: int = 100
-    """Number of held-out evaluation episodes after each round."""
+    """Number of held-out evaluation episodes after each round; in a league, of games of a match."""
+    opponents: Literal["latest", "past", "prioritized"] | None = None
+    """Makes a tournament in a game of two players a league, whose scores are ratings by matches,
+    and says against whom: `latest`, the newest entries of all pods; `past`, any on the leaderboard;
+    `prioritized`, those that are hard to beat, as in AlphaStar."""
+    matches: int = 4
+    """Number of entries that a pod of a league plays after each round, besides the anchor."""
+    anchor: str = "random"
+    """Opponent that every pod of a league plays and whose rating is 0: `random`, or
+    `minimax-DEPTH` with a depth of 1 to 6 moves."""
     evaluation_seed: int = 1_000_003
     """Random seed of the held-out episodes, the same for all pods."""
     seed: int = 0
@@ -67,7 +79,7 @@ class Tournament:
         """Raise `ConfigError` for invalid values."""
         if not self.experiments:
             raise ConfigError("a tournament needs a recipe.")
-        for name in ("pods", "rounds", "round_frames", "size", "episodes", "retries"):
+        for name in ("pods", "rounds", "round_frames", "size", "episodes", "matches", "retries"):
             value, most = getattr(self, name), _MOST.get(name, 2**31 - 1)
             if not 1 <= value <= most:
                 limit = "at least 1" if value < 1 else f"at most {most:,}"
@@ -92,6 +104,14 @@ class Tournament:
             if isinstance(self.selection, PopulationBased):
                 values = {bound.name: bound.low for bound in self.selection.bounds}
                 with_hyperparameters(experiment.agent, values)
+        if self.opponents is not None:
+            self._check_league()
+
+    def _check_league(self) -> None:
+        find_opponent(self.anchor)
+        game_of([build(experiment)[1] for experiment in self.experiments])
+        if any(experiment.pods for experiment in self.experiments):
+            raise ConfigError("each pod of a league is one player: take recipes without pods.")
 
     @property
     def evaluation(self) -> str:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from podracer.tournament.ratings import Match, Rating, rate_players
 from podracer.types import CheckpointError, ConfigError
 
 FORMAT = 1
@@ -55,6 +56,7 @@ class Started:
     parents: tuple[str, ...]  # none: fresh; one: continued; several: fused
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]  # as JSON
+    opponents: tuple[str, ...] = ()  # of its matches in a league: the anchor, then entries
     time: float = 0.0
 
 
@@ -65,7 +67,7 @@ class Submitted:
     pod: int
     round: int
     token: int
-    score: float  # mean return
+    score: float  # mean return; in a league the mean outcome of its games, from -1 to 1
     standard_error: float
     episodes: int
     evaluation: str  # see `Header`
@@ -73,7 +75,11 @@ class Submitted:
     seconds: float
     checkpoint: str  # directory relative to the tournament's, with the token in its name
     digest: str  # SHA-256 of the checkpoint's manifest, in hex
+    matches: tuple[Match, ...] = ()  # in a league, one for each opponent
     time: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matches", tuple(Match(*match) for match in self.matches))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +153,10 @@ def check_settings(header: Header) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Result of a round: its start joined with its report."""
+    """Result of a round: its start joined with its report.
+
+    In a league the score is the Elo rating by all matches so far, with its standard deviation.
+    """
 
     pod: int
     round: int
@@ -181,6 +190,7 @@ class PodState:
     newest: Entry | None = None
     attempt: Started | None = None  # the last one at this round; the current one while running
     parents: tuple[Entry, ...] = ()  # of the attempt
+    opponents: tuple[Entry, ...] = ()  # of its matches, but the anchor
     absent: bool = False  # in this round
     failures: int = 0  # attempts at this round since the last one with progress
     frames: int = 0  # largest progress of them
@@ -201,6 +211,8 @@ class State:
     capacity: int | None = None
     rejected: int = 0  # rejected reports
     events: int = 1
+    matches: tuple[Match, ...] = ()  # all that were ever played
+    ratings: Mapping[str, Rating] = dataclasses.field(default_factory=dict)  # by player
 
 
 def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, ...]:
@@ -234,11 +246,16 @@ def apply(state: State, event: Event) -> State:
     match event:
         case Started():
             parents = tuple(find(state, event.pod, parent) for parent in event.parents)
+            opponents = tuple(find(state, event.pod, name) for name in event.opponents[1:])
             same = pod if event.round == pod.round else PodState(event.round, newest=pod.newest)
-            pod = dataclasses.replace(same, status="running", attempt=event, parents=parents)
+            pod = dataclasses.replace(
+                same, status="running", attempt=event, parents=parents, opponents=opponents
+            )
         case Submitted():
             assert pod.attempt is not None
-            entry = joined(pod.attempt, event)
+            if event.matches:
+                state = _with_matches(state, event.matches)
+            entry = _rated(joined(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
             board = ranking((*state.board, entry), state.header.size)
             state = dataclasses.replace(state, board=board)
@@ -260,38 +277,61 @@ def apply(state: State, event: Event) -> State:
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod})
 
 
-def find(state: State, pod: int, entry_id: str) -> Entry:
-    """Return an entry that this pod may start from: on the board, a pod's newest, or its parent.
+def _with_matches(state: State, matches: tuple[Match, ...]) -> State:
+    """Return the state with new ratings of all entries, by these matches and those before."""
+    matches = (*state.matches, *matches)
+    ratings = rate_players(matches)
+    pods = {
+        number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
+        for number, pod in state.pods.items()
+    }
+    board = tuple(_rated(entry, ratings) for entry in state.board)
+    return dataclasses.replace(state, matches=matches, ratings=ratings, board=board, pods=pods)
 
-    Raises `ValueError` for any other, whose checkpoint may have been deleted.
+
+def _rated(entry: Entry, ratings: Mapping[str, Rating]) -> Entry:
+    """Return an entry with its rating as the score, if it has one."""
+    if (rating := ratings.get(entry.id)) is None:
+        return entry
+    return dataclasses.replace(entry, score=rating.elo, standard_error=rating.std)
+
+
+def find(state: State, pod: int, entry_id: str) -> Entry:
+    """Return an entry that this pod may start from or play.
+
+    It is on the board, a pod's newest, or a parent or an opponent of the pod's attempt. Raises
+    `ValueError` for any other, whose checkpoint may have been deleted.
     """
     newest = [pod_state.newest for pod_state in state.pods.values() if pod_state.newest is not None]
-    parents = state.pods[pod].parents if pod in state.pods else ()
-    for entry in (*state.board, *newest, *parents):
+    own = state.pods.get(pod, PodState())
+    for entry in (*state.board, *newest, *own.parents, *own.opponents):
         if entry.id == entry_id:
             return entry
-    raise ValueError(f"pod {pod} cannot start from {entry_id}, whose checkpoint is not kept")
+    raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 
 
 def referenced(state: State) -> frozenset[str]:
-    """Return the checkpoints that a pod may start from: those of all entries of `find`."""
+    """Return the checkpoints that a pod may need: those of all entries of `find`."""
     entries = list(state.board)
     for pod in state.pods.values():
-        entries += pod.parents if pod.newest is None else (*pod.parents, pod.newest)
+        entries += (*pod.parents, *pod.opponents, *([pod.newest] if pod.newest else []))
     return frozenset(entry.checkpoint for entry in entries)
 
 
 def history(events: Iterable[Event]) -> dict[str, Entry]:
-    """Return every entry ever accepted, by id, in the order of arrival."""
+    """Return every entry ever accepted, by id, in the order of arrival, with its last rating."""
     starts: dict[int, Started] = {}
     entries: dict[str, Entry] = {}
+    matches: list[Match] = []
     for event in events:
         if isinstance(event, Started):
             starts[event.token] = event
         elif isinstance(event, Submitted):
             entry = joined(starts[event.token], event)
             entries[entry.id] = entry
-    return entries
+            matches += event.matches
+    ratings = rate_players(matches)
+    return {name: _rated(entry, ratings) for name, entry in entries.items()}
 
 
 def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
@@ -314,7 +354,7 @@ def joined(start: Started, report: Submitted) -> Entry:
     """Join a start with its report to an entry."""
     fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return Entry(
-        **{name: value for name, value in fields.items() if name != "time"},
+        **{name: value for name, value in fields.items() if name not in ("matches", "time")},
         parents=start.parents,
         hyperparameters=start.hyperparameters,
         experiment=start.experiment,

@@ -11,11 +11,12 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from podracer.tournament.events import Entry
+from podracer.tournament.ratings import Rating
 from podracer.types import CheckpointError
 
 INDEX = "leaderboard.sqlite"
@@ -45,13 +46,25 @@ class Index:
                 f"ORDER BY score DESC, frames, pod, round LIMIT {size}"
             )
 
-    def add(self, entries: Iterable[Entry], events: int, checksum: str) -> None:
+    def add(
+        self,
+        entries: Iterable[Entry],
+        events: int,
+        checksum: str,
+        ratings: Mapping[str, Rating] | None = None,
+    ) -> None:
         """Add entries, and note the log's number of events and the checksum of the last one.
+
+        `ratings` by id replace the scores of all entries.
 
         Raises `sqlite3.Error` if the file is damaged, or locked by a reader.
         """
         with self._connection:
             self._connection.executemany(_INSERT, map(_row, entries))
+            self._connection.executemany(
+                "UPDATE entries SET score = ?, standard_error = ? WHERE id = ?",
+                [(*rating, name) for name, rating in (ratings or {}).items()],
+            )
             self._connection.execute(
                 "UPDATE log SET events = ?, checksum = ?, sha256 = ?",
                 (events, checksum, _seal(events, checksum)),

@@ -171,22 +171,24 @@ class Leaderboard:
         parents: tuple[str, ...] = (),
         hyperparameters: Mapping[str, float],
         experiment: Mapping[str, Any],
+        opponents: tuple[str, ...] = (),
     ) -> Started:
         """Begin an attempt at a round; reports of the pod's earlier attempts are then refused.
 
         For a retry pass the fields of the pod's last `attempt` again. Rounds may be skipped, never
         repeated. Raises `ValueError` for a round that has ended, a quarantined pod, and a parent
-        that `find` does not return.
+        or opponent that `find` does not return.
         """
         pod_state = self.state.pods.get(pod, PodState())
         if pod_state.status == "quarantined" or round < pod_state.round:
             raise ValueError(
                 f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
             )
-        for parent in parents:
-            find(self.state, pod, parent)
+        for entry_id in (*parents, *opponents[1:]):
+            find(self.state, pod, entry_id)
         token = self.state.events
-        event = Started(pod, round, token, tuple(parents), hyperparameters, experiment)
+        parts = tuple(parents), hyperparameters, experiment, tuple(opponents)
+        event = Started(pod, round, token, *parts)
         self._record(event)
         attempt = self.state.pods[pod].attempt
         assert attempt is not None
@@ -204,7 +206,7 @@ class Leaderboard:
         ):
             return None
         reason = _stale(pod_state, report) or _unusable(report, self.state.header)
-        reason = reason or self._misplaced(report.checkpoint)
+        reason = reason or _unplayed(pod_state, report) or self._misplaced(report.checkpoint)
         if reason:
             self._record(Rejected(report.pod, report.round, report.token, reason))
             return reason
@@ -259,7 +261,8 @@ class Leaderboard:
         self.state = apply(self.state, self._append(event))
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         try:
-            self._index.add([entry] if entry else [], self.state.events, self._checksum)
+            new, ratings = ([entry], self.state.ratings) if entry else ([], None)
+            self._index.add(new, self.state.events, self._checksum, ratings)
         except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
             events, _, _ = _read(self.directory / LOG)
@@ -329,6 +332,18 @@ def _unusable(report: Submitted, header: Header) -> str | None:
         return f"it took {report.frames} frames and {report.seconds} seconds"
     if not _SHA256.fullmatch(report.digest):
         return f"the digest {report.digest[:80]!r} is not a SHA-256 in hexadecimal"
+    return None
+
+
+def _unplayed(pod: PodState, report: Submitted) -> str | None:
+    """Return why the matches are not those that the attempt was to play, or None."""
+    opponents = pod.attempt.opponents if pod.attempt else ()
+    player = f"p{report.pod}r{report.round}"
+    pairs = [(match.player, match.opponent) for match in report.matches]
+    if pairs != [(player, opponent) for opponent in opponents]:
+        return f"{player} did not play its opponents: {', '.join(opponents) or 'there are none'}"
+    if any(min(match.wins, match.draws, match.losses) < 0 for match in report.matches):
+        return "a match has a negative number of games"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from podracer.agent import Agent, policy_params
 from podracer.environment import AutoReset, AutoResetState
 from podracer.envs.common import strongly_typed
 from podracer.envs.model import WithModel
-from podracer.envs.opponents import Opponent, find_opponent
+from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import load_game, observe
 from podracer.tournament.ratings import Ratings, rate
 from podracer.types import ConfigError, PyTree, TimeStep
@@ -24,7 +25,10 @@ class Player(NamedTuple):
     """A player of a game: a trained policy, or an opponent with a name."""
 
     name: str
-    move: Opponent
+    move: Callable[[PyTree, jax.Array, Any, PyTree], jax.Array]
+    """A function of `params`, a key, a game of pgx and its state that returns a legal action."""
+    params: PyTree = ()
+    """Arguments of the compiled games, so that equal networks share one program."""
 
 
 class Table(NamedTuple):
@@ -50,9 +54,8 @@ def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bo
     Its first move raises `ConfigError` for an agent with memory: a player sees a position only.
     """
     game_name, shows_state = _game_of(env), isinstance(env, WithModel)
-    params = policy_params(agent, state)
 
-    def move(key: jax.Array, game: Any, position: PyTree) -> jax.Array:
+    def move(params: PyTree, key: jax.Array, game: Any, position: PyTree) -> jax.Array:
         observation = observe(game_name, position)
         if shows_state:
             observation = {
@@ -68,12 +71,13 @@ def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bo
             raise ConfigError(f"{name} remembers the game: it cannot play from a position alone.")
         return action[0]
 
-    return Player(name, move)
+    return Player(name, move, policy_params(agent, state))
 
 
 def opponent_player(name: str) -> Player:
     """Return the player of an opponent, `random` or `minimax-DEPTH`."""
-    return Player(name, find_opponent(name))
+    opponent = find_opponent(name)
+    return Player(name, lambda params, key, game, position: opponent(key, game, position))
 
 
 def game_of(environments: Sequence[Any]) -> str:
@@ -122,15 +126,21 @@ def games_of(
     pairs.
     """
     game, _ = load_game(game_name)
-    moves = [lambda key, position, p=player: p.move(key, game, position) for player in players]
+    params = [player.params for player in players]
+    moves = [
+        lambda params, key, position, i=i: players[i].move(params[i], key, game, position)
+        for i in range(len(players))
+    ]
 
-    def play(first: jax.Array, second: jax.Array, key: jax.Array) -> jax.Array:
+    def play(first: jax.Array, second: jax.Array, params: PyTree, key: jax.Array) -> jax.Array:
         start_key, key = jax.random.split(key)
 
         def move(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             position, outcome, key = carry
             key, move_key, step_key = jax.random.split(key, 3)
-            actions = [jax.lax.switch(who, moves, move_key, position) for who in (first, second)]
+            actions = [
+                jax.lax.switch(who, moves, params, move_key, position) for who in (first, second)
+            ]
             action = jnp.stack(actions)[position.current_player]
             position = strongly_typed(game.step(position, action, step_key))
             return position, outcome + position.rewards[0], key
@@ -142,8 +152,8 @@ def games_of(
         return jax.lax.while_loop(goes_on, move, (position, jnp.zeros(()), key))[1]
 
     @jax.jit
-    def play_all(first: jax.Array, second: jax.Array, key: jax.Array) -> jax.Array:
+    def play_all(first: jax.Array, second: jax.Array, params: PyTree, key: jax.Array) -> jax.Array:
         # Not under vmap, so that the two players alone are computed.
-        return jax.vmap(lambda key: play(first, second, key))(jax.random.split(key, games))
+        return jax.vmap(partial(play, first, second, params))(jax.random.split(key, games))
 
-    return play_all
+    return lambda first, second, key: play_all(first, second, params, key)

@@ -44,7 +44,9 @@ from podracer.tournament.events import (
     find,
 )
 from podracer.tournament.leaderboard import Leaderboard
+from podracer.tournament.league import draw_opponents
 from podracer.tournament.pod import (
+    Opponent,
     Parent,
     Task,
     read_report,
@@ -236,10 +238,13 @@ class Orchestrator:
         pod_state = self.state.pods.get(pod)
         if pod_state is not None and pod_state.attempt is not None:  # retry: the decision stands
             attempt = pod_state.attempt
+            # An opponent that ends the process costs its match, not the pod.
+            is_last = 0 < pod_state.failures == self.tournament.retries - 1
             return {
                 "parents": attempt.parents,
                 "hyperparameters": attempt.hyperparameters,
                 "experiment": attempt.experiment,
+                "opponents": attempt.opponents[:1] if is_last else attempt.opponents,
             }
         rng = selection.generator(self.tournament.seed, pod, round)
         view = selection.selection_view(self.state, pod, round)
@@ -252,6 +257,7 @@ class Orchestrator:
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
             "experiment": to_json(experiment),
+            "opponents": draw_opponents(self.tournament, self.state, pod, round, start.parents),
         }
 
     def _experiment(self, pod: int, start: selection.Start) -> Experiment:
@@ -270,17 +276,25 @@ class Orchestrator:
 
     def _start(self, pod: int, round: int, decided: dict[str, Any]) -> None:
         started = self.board.start(pod, round, **decided)
-        parents = [find(self.state, pod, parent) for parent in started.parents]
+
+        def checkpoint(entry_id: str) -> Parent:
+            entry = find(self.state, pod, entry_id)
+            return Parent(entry.checkpoint, entry.digest)
+
         task = Task(
             pod,
             round,
             started.token,
             self._restored(started.experiment),
-            tuple(Parent(entry.checkpoint, entry.digest) for entry in parents),
+            tuple(map(checkpoint, started.parents)),
             self.tournament.round_frames,
             self.tournament.round_seconds,
             self.tournament.evaluation_seed,
             self.tournament.episodes,
+            (
+                *map(Opponent, started.opponents[:1]),
+                *(Opponent(name, checkpoint(name)) for name in started.opponents[1:]),
+            ),
         )
         directory = self.directory(pod, round)
         write_task(directory, task)

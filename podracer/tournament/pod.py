@@ -2,7 +2,7 @@
 
 A round is a run like any other, in `DIR/pods/p3r12/`, in a process of its own:
 
-    task.json  --train-->  checkpoints/  --score-->  report.json
+    task.json  --train-->  checkpoints/  --score, or in a league play-->  report.json
 
 A killed attempt is followed by another one in the same directory, which continues from the
 last save. The engine starts `python -m podracer.tournament.process DIRECTORY`.
@@ -36,14 +36,18 @@ from podracer.experiments.hosts import (
     require_deterministic_kernels,
     use_compilation_cache,
 )
+from podracer.experiments.loading import load_run
 from podracer.experiments.records import check_metadata
 from podracer.experiments.run_setup import RunSetup, make_run_setup
-from podracer.experiments.serialization import KINDS, from_json, to_json
+from podracer.experiments.serialization import KINDS, from_json, recipe_name, to_json
 from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
 from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
+from podracer.io.text import redact
 from podracer.tournament.config import restore_experiment
+from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
+from podracer.tournament.ratings import Match
 from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
 
 TASK, REPORT = "task.json", "report.json"
@@ -55,6 +59,14 @@ class Parent:
 
     checkpoint: str
     digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Opponent:
+    """An opponent in a league: an entry with its checkpoint, or the anchor, which has none."""
+
+    name: str
+    entry: Parent | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +82,10 @@ class Task:
     seconds: float | None  # or this time limit, if it is reached first
     evaluation_seed: int  # of the held-out episodes, the same for all pods
     episodes: int
+    opponents: tuple[Opponent, ...] = ()  # of a league, the anchor first; `episodes` games each
 
 
-_KINDS = {**KINDS, "Task": Task, "Parent": Parent}
+_KINDS = {**KINDS, "Task": Task, "Parent": Parent, "Opponent": Opponent}
 
 
 def write_task(directory: Path, task: Task) -> None:
@@ -102,10 +115,7 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     on the leaderboard.
     """
     task = read_task(directory, own)
-    parents = [directory.parents[1] / parent.checkpoint for parent in task.parents]
-    for path, parent in zip(parents, task.parents, strict=True):
-        if digest(path) != parent.digest:
-            raise CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
+    parents = [_verified(directory.parents[1], parent) for parent in task.parents]
     experiment = _until_budget(task, parents)
     result = train(
         experiment,
@@ -116,7 +126,12 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     if result.exit_code:
         return result.exit_code
     path = directory / "checkpoints" / f"{saved_updates(directory):012d}"
-    returns = score(path, experiment, task.evaluation_seed, task.episodes)
+    matches: tuple[Match, ...] = ()
+    if task.opponents:
+        matches = play(task, path, own)
+        returns = np.concatenate([np.repeat([1.0, 0.0, -1.0], match[2:5]) for match in matches])
+    else:
+        returns = score(path, experiment, task.evaluation_seed, task.episodes)
     totals = _totals(path)
     report = {
         "token": task.token,
@@ -127,6 +142,7 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
         "seconds": totals.seconds,
         "checkpoint": path.relative_to(directory.parents[1]).as_posix(),
         "digest": digest(path),
+        "matches": matches,
     }
     write_json(directory / REPORT, report)
     return 0
@@ -204,6 +220,59 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     state = checkpoint.load(path.parents[1], setup.like, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     return setup.evaluate(dataclasses.replace(state, key=held_out)).returns
+
+
+def play(task: Task, path: Path, own: Sequence[Experiment] = ()) -> tuple[Match, ...]:
+    """Let a round's checkpoint play the task's opponents, and return a match for each.
+
+    `own` is that of `restore_experiment`. All players draw their moves. The same checkpoints, seed
+    and kind of device give the same games. What goes wrong against an entry is a fault of that
+    match alone; what goes wrong against the anchor is the player's own, and is raised.
+    """
+    use_compilation_cache()
+    name = f"p{task.pod}r{task.round}"
+    player, env = _player(name, path, own)
+    key = jax.random.fold_in(jax.random.key(task.evaluation_seed), task.pod)
+    key = jax.random.fold_in(key, task.round)
+
+    def play_one(opponent: Opponent, key: jax.Array) -> Match:
+        if opponent.entry is None:
+            rival, environments = opponent_player(opponent.name), [env]
+        else:
+            checkpoint_path = _verified(path.parents[3], opponent.entry)
+            rival, rival_env = _player(opponent.name, checkpoint_path, own)
+            environments = [env, rival_env]
+        play_games = games_of(game_of(environments), (player, rival), task.episodes)
+        outcomes = np.asarray(play_games(0, 1, key))
+        wins, draws, losses = (int((outcomes == outcome).sum()) for outcome in (1, 0, -1))
+        return Match(name, opponent.name, wins, draws, losses)
+
+    matches: list[Match] = []
+    for number, opponent in enumerate(task.opponents):
+        try:
+            matches.append(play_one(opponent, jax.random.fold_in(key, number)))
+        except Exception as error:
+            if opponent.entry is None:
+                raise
+            fault = redact(f"{type(error).__name__}: {error}")[:500]
+            matches.append(Match(name, opponent.name, 0, 0, 0, fault))
+    return tuple(matches)
+
+
+def _player(name: str, path: Path, own: Sequence[Experiment]) -> tuple[Player, Any]:
+    """Return the player of a checkpoint, and the environment that it has learned in."""
+    directory = path.parents[1]
+    recipe = next((e for e in own if e.recipe == recipe_name(directory)), None)
+    agent, env, state = load_run(directory, recipe=recipe, checkpoint=int(path.name))
+    return trained_player(name, agent, env, state.learner, sampled=True), env
+
+
+def _verified(tournament: Path, parent: Parent) -> Path:
+    """Return the checkpoint of an entry. Raises `CheckpointError` if it is not the recorded one."""
+    path = tournament / parent.checkpoint
+    if digest(path) != parent.digest:
+        raise CheckpointError(f"{path} is not the checkpoint on the leaderboard.")
+    return path
 
 
 def digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ PRIOR_STD = 800.0  # Elo: keeps the rating of a player who has won every game fi
 
 
 class Ratings(NamedTuple):
-    """Elo ratings, whose mean is 0."""
+    """Elo ratings, whose mean is 0, or that of an anchor."""
 
     elo: np.ndarray
     """Most probable ratings, f64 `[players]`."""
@@ -19,14 +20,15 @@ class Ratings(NamedTuple):
     """Standard deviations of the ratings, f64 `[players]`."""
 
 
-def rate(scores: np.ndarray, games: np.ndarray) -> Ratings:
+def rate(scores: np.ndarray, games: np.ndarray, anchor: int | None = None) -> Ratings:
     """Return the ratings that explain the scores of games between players.
 
     `scores[i, j]` is the number of games that i won against j, a draw counting half, out of
     `games[i, j]`. Player i is expected to score `1 / (1 + 10 ** ((elo_j - elo_i) / 400))` a game
     (Bradley and Terry 1952; Elo). The ratings are those of the largest posterior density under
     independent normal priors, found by Newton's method; the uncertainty is that of a normal
-    distribution with the same curvature there (Laplace's approximation).
+    distribution with the same curvature there (Laplace's approximation). Games tell differences
+    alone: the mean rating is 0, or, if it is given, that of the player `anchor`.
     """
     num = len(scores)
     precision = (ELO / PRIOR_STD) ** 2
@@ -40,6 +42,68 @@ def rate(scores: np.ndarray, games: np.ndarray) -> Ratings:
         logits = logits + np.clip(step, -2.0, 2.0)
         if np.abs(step).max() < 1e-10:
             break
-    centered = np.eye(num) - 1.0 / num
-    covariance = centered @ np.linalg.inv(curvature) @ centered
-    return Ratings(ELO * (logits - logits.mean()), ELO * np.sqrt(np.diag(covariance)))
+    origin = np.full(num, 1.0 / num) if anchor is None else np.eye(num)[anchor]
+    covariance = np.linalg.inv(curvature)
+    with_origin = covariance @ origin
+    variance = np.diag(covariance) - 2.0 * with_origin + origin @ with_origin
+    return Ratings(ELO * (logits - origin @ logits), ELO * np.sqrt(variance))
+
+
+# --- in a league ----------------------------------------------------------------------------------
+
+
+class Match(NamedTuple):
+    """Games of an entry of a leaderboard against one opponent, counted for the entry."""
+
+    player: str
+    """Id of the entry."""
+    opponent: str
+    """Id of another entry, or the name of the anchor: `random` or `minimax-DEPTH`."""
+    wins: int
+    draws: int
+    losses: int
+    fault: str = ""
+    """Why there are no games; "" if there are."""
+
+    @property
+    def games(self) -> int:
+        """Number of games."""
+        return self.wins + self.draws + self.losses
+
+
+class Rating(NamedTuple):
+    """Elo rating of one player."""
+
+    elo: float
+    std: float
+
+
+def rate_players(matches: Sequence[Match]) -> dict[str, Rating]:
+    """Return the rating of each player by name; the first match is against the anchor, who has 0.
+
+    They are rounded to a thousandth of a point, so that no decision depends on the last bits.
+    """
+    if not matches:
+        return {}
+    players = list(dict.fromkeys([matches[0].opponent, *(match.player for match in matches)]))
+    ratings = rate(*points(matches, players), anchor=0)
+    pairs = zip(ratings.elo.round(3).tolist(), ratings.std.round(3).tolist(), strict=True)
+    return {name: Rating(*pair) for name, pair in zip(players, pairs, strict=True)}
+
+
+def points(matches: Iterable[Match], players: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return points and numbers of games of players against each other, f64 `[players, players]`.
+
+    A win is a point for the player of the row, a draw half of one. Matches with others are left
+    out.
+    """
+    index = {name: number for number, name in enumerate(players)}
+    scores, games = np.zeros((2, len(players), len(players)))
+    for match in matches:
+        i, j = index.get(match.player), index.get(match.opponent)
+        if i is not None and j is not None:
+            scores[i, j] += match.wins + 0.5 * match.draws
+            scores[j, i] += match.losses + 0.5 * match.draws
+            games[i, j] += match.games
+            games[j, i] += match.games
+    return scores, games

@@ -9,7 +9,7 @@ import numpy as np
 from podracer.reports.console import number
 from podracer.reports.curves import legend
 from podracer.reports.page import section, tiles
-from podracer.reports.tournament import ancestry, facts, failures, leaderboard
+from podracer.reports.tournament import ancestry, facts, failures, leaderboard, matches
 from podracer.reports.tournament_figures import OUTCOMES, POD, WINNER, time_unit
 from podracer.reports.tournament_log import TournamentLog
 from podracer.reports.watch.chart import Chart, extent
@@ -22,7 +22,8 @@ _NAMED = 16  # pods at an axis
 def tournament_sections(course: TournamentLog) -> Iterator[tuple[str, str]]:
     """Yield the parts of the page: a name and HTML, empty where there is nothing to show."""
     yield "overview", tiles(facts(course))
-    yield "leaderboard", section("Leaderboard", leaderboard(course))
+    tables = section("Leaderboard", leaderboard(course)) + section("Matches", matches(course))
+    yield "leaderboard", tables
     charts = f'<div class="panels">{_scores(course)}{_pods_in_time(course)}</div>'
     names = {**_SCORES, **_outcomes(course)}
     yield "course", section("Scores and pods in time", legend(names.items()) + charts)
