@@ -22,7 +22,10 @@ from podracer.experiments.hosts import Hosts
 from podracer.experiments.serialization import to_json
 
 # Fields added after the first measurements, which stay valid where these have no effect.
-LATER_FIELDS = (("layer_norm", False), ("exchange", None))
+LATER_FIELDS = (
+    ("layer_norm", False), ("exchange", None), ("residual_blocks", 0),
+    ("return_distribution", None), ("weight_decay", 0.0),
+)  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
 

@@ -108,10 +108,18 @@ AGENTS = {
     "alphazero": AlphaZero(network=SMALL, num_simulations=4),
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
+    "fast_td3": td3(
+        network=TorsoNetwork(MLP((16,), residual_blocks=1)),
+        replay=REPLAY,
+        random_frames=400,
+        normalize_observations=True,
+        return_distribution=Atoms(-40.0, 0.0, 11),
+        weight_decay=0.1,
+    ),
     "lpg_student": student_of_untrained_rule(),
     "disco": student_of_random_disco_rule(),
 }
-CONTINUOUS = ("sac", "td3")
+CONTINUOUS = ("sac", "td3", "fast_td3")
 
 
 # One of each kind; the others are slow tests, where all that differs is their arithmetic.
@@ -201,5 +209,18 @@ CONTINUOUS_PROBE_AGENTS = {
     ),
     "ddpg": DDPG(**COMMON, **RANDOM),
     "td3": td3(**COMMON, **RANDOM),
+    "fast_td3": td3(
+        **COMMON | {"network": TorsoNetwork(MLP((16,), "tanh", residual_blocks=1))},
+        **RANDOM,
+        return_distribution=Atoms(-12.0, 12.0, 121),
+        weight_decay=0.01,
+    ),
     "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
+    "sac-qr": SAC(
+        **COMMON,
+        **RANDOM,
+        initial_temperature=0.01,
+        target_entropy=-3.0,
+        return_distribution=Quantiles(11),
+    ),
 }

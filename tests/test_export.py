@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
-from agents import AGENTS, RECURRENT, environment_for
+from agents import AGENTS, CONTINUOUS, RECURRENT, environment_for
 from jax import lax
 from walk import BOX, WALK, Walk
 
@@ -255,10 +255,10 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "sampled"), CASES)
 def test_a_file_decides_as_the_agent_does(name, sampled):
-    env = Walk(BOX) if name in ("sac", "td3") else WALK
+    env = Walk(BOX) if name in CONTINUOUS else WALK
     decision = proof_of(AGENTS[name], env, sampled=sampled)
     assert ("key" in decision.inputs) == (sampled and name != "q_lambda")
-    assert ("scores" in decision.outputs) == (name not in ("sac", "td3") and not sampled)
+    assert ("scores" in decision.outputs) == (name not in CONTINUOUS and not sampled)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, SMALL
+from agents import AGENTS, CONTINUOUS, SMALL
 from walk import WALK, B, T, Walk, close, slow
 
 from podracer.agents.a2c import A2C
@@ -143,7 +143,7 @@ def test_all_other_agents_refuse_in_one_sentence():
     for name, spec in specs.items():
         with pytest.raises(ConfigError) as caught:
             dataclasses.replace(agents[name], spec=spec).init(jax.random.key(0), 64)
-        words = "continuous actions" if name in ("sac", "td3") else "one discrete action at a time"
+        words = "continuous actions" if name in CONTINUOUS else "one discrete action at a time"
         assert words in str(caught.value), name
 
 

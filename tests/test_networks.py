@@ -204,6 +204,31 @@ def test_layer_normalization_is_that_of_equinox(key):
     np.testing.assert_allclose(half.astype(jnp.float32), expected(x), atol=0.1)
 
 
+def test_residual_blocks_are_those_of_simba():
+    """By numpy, one layer after another, behind an ordinary hidden layer."""
+    network, inputs = make(MLP((6, 4), residual_blocks=2)), observe(VECTOR)
+    params = random_params(network)
+    outputs, _ = network.apply(params, (), inputs, firsts())
+    hidden, residual = params["shared"].layers[-1]
+
+    def linear(x, layer):
+        return x @ np.asarray(layer.weight) + np.asarray(layer.bias)
+
+    def norm(x, layer):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+        return x * np.asarray(layer.scale) + np.asarray(layer.shift)
+
+    x = linear(np.maximum(linear(np.asarray(inputs), hidden), 0), residual.embedding)
+    for block in residual.blocks:
+        assert block.inner.weight.shape == (4, 16)
+        x = x + linear(np.maximum(linear(norm(x, block), block.inner), 0), block.outer)
+    x = norm(x, residual)
+    close(outputs, {n: linear(x, head.layers[0]) for n, head in params["shared"].heads.items()})
+    with pytest.raises(ConfigError, match="residual_blocks need a hidden layer"):
+        MLP((), residual_blocks=1)
+
+
 def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
     network = make()
     params, observation = random_params(network), observe(VECTOR)
@@ -230,6 +255,7 @@ def test_without_memory_the_carry_is_empty_and_first_changes_nothing():
         (SMALL_RESNET, {"image": ArraySpec((7, 5, 3)), "vector": VECTOR}, "none", True),
         (SMALL_RESNET, IMAGE, "lstm", True),
         (MLP((16, 8), layer_norm=True), VECTOR, "none", False),
+        (MLP((6,), residual_blocks=2), VECTOR, "none", True),
         (dataclasses.replace(SMALL_CNN, layer_norm=True), IMAGE, "none", True),
         (dataclasses.replace(SMALL_RESNET, layer_norm=True), IMAGE, "none", True),
     ],

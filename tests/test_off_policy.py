@@ -23,6 +23,7 @@ from podracer.agents.sac import SAC
 from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.experiments import recipes
+from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.replay import Replay, Sample
@@ -36,6 +37,7 @@ from podracer.types import (
     Step,
     TimeStep,
     Trajectory,
+    check_ranges,
 )
 
 NETWORK = TorsoNetwork(MLP((8,), "tanh"))
@@ -78,9 +80,27 @@ AGENTS = {
     ),
     "ddpg": DDPG(network=NETWORK, replay=REPLAY, random_frames=0),
     "td3": td3(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2),
+    "td3-c51": td3(
+        network=TorsoNetwork(MLP((8,), "tanh", residual_blocks=1)),
+        replay=PRIORITIZED,
+        random_frames=0,
+        n_step=2,
+        normalize_observations=True,
+        return_distribution=Atoms(-3.0, 2.0, 11),
+        weight_decay=0.1,
+    ),
     "sac": SAC(network=NETWORK, replay=REPLAY, random_frames=0, normalize_observations=True),
+    "sac-c51": SAC(
+        network=NETWORK,
+        replay=REPLAY,
+        random_frames=0,
+        return_distribution=Atoms(-3.0, 2.0, 11),
+    ),
+    "sac-qr": SAC(
+        network=NETWORK, replay=PRIORITIZED, random_frames=0, return_distribution=Quantiles(7)
+    ),
 }
-CONTINUOUS = ("ddpg", "td3", "sac")
+CONTINUOUS = ("ddpg", "td3", "td3-c51", "sac", "sac-c51", "sac-qr")
 SOME = [
     pytest.param(name, marks=() if name in ("r2d2", "sac") else pytest.mark.slow) for name in AGENTS
 ]
@@ -115,7 +135,7 @@ def test_every_agent_keeps_the_contract(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_every_parameter_receives_a_gradient(name):
-    agent, env = agent_and_env(name, **({"policy_delay": 1} if name == "td3" else {}))
+    agent, env = agent_and_env(name, **({"policy_delay": 1} if name.startswith("td3") else {}))
     state, _ = learn(agent, *begin(agent, env))
     for path, leaf in jax.tree_util.tree_leaves_with_path(first_moments(state)):
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
@@ -308,11 +328,8 @@ def test_td3_moves_policy_and_targets_every_second_time():
     assert moved == [[False, False, True], [True, True, True]] * 2
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-def test_the_policy_follows_the_updated_critics(name):
-    """Its gradient is that of its loss under the critics that this update leaves, and they move
-    first: a policy updated by the old critics would be another."""
-    agent, env = agent_and_env(name, random_frames=0)
+def drawn(agent, env):
+    """A fresh learner's state, and transitions of a rollout with importance weights."""
     state, trajectory = begin(agent, env)
     shared, buffer = state.shared, continuous.make_buffer(agent)
 
@@ -323,7 +340,115 @@ def test_the_policy_follows_the_updated_critics(name):
             sample, agent.discount, env.spec.action, shared.obs_moments
         )
 
-    transition = draw(state.local)
+    weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, 32), jnp.float32)
+    return shared, dataclasses.replace(draw(state.local), weight=weight)
+
+
+WITHOUT_NOISE = {"target_noise_std": 0.0, "policy_delay": 1, "optimizer": Optimizer(epsilon=0.01)}
+
+
+@pytest.mark.parametrize("name", [pytest.param("td3-c51", marks=pytest.mark.slow), "sac-c51"])
+def test_categorical_critics_learn_the_smaller_target_distribution(name):
+    """One sample and one atom after another, by algorithm 1 of Bellemare et al. 2017."""
+    agent, env = agent_and_env(name, **(WITHOUT_NOISE if name == "td3-c51" else {}))
+    shared, transition = drawn(agent, env)
+    mask = np.random.default_rng(1).integers(2, size=32).astype(np.float32)
+    transition = dataclasses.replace(transition, mask=jnp.asarray(mask))
+    networks, key = agent._networks, jax.random.key(5)
+    next_obs, penalty = transition.next_timestep.observation, np.zeros(32)
+    if name == "sac-c51":
+        actor, targets = shared.params.actor, shared.target_params
+        policy = agent._policy(actor, next_obs)
+        next_action, log_prob = policy.sample(jax.random.split(key, (32,)))
+        penalty = np.exp(actor.log_temperature) * np.asarray(log_prob)
+    else:
+        targets = shared.target_params.critics
+        next_action = agent._policy(shared.target_params.actor, next_obs)
+    probabilities = np.asarray(
+        jax.nn.softmax(networks.q_outputs(targets, next_obs, next_action)), np.float64
+    )
+    observation, action = transition.timestep.observation, transition.action
+    outputs = networks.q_outputs(shared.params.critics, observation, action)
+    log_probabilities = np.asarray(jax.nn.log_softmax(outputs), np.float64)
+
+    support, losses, chosen = np.linspace(-3.0, 2.0, 11), np.zeros((2, 32)), set()
+    for n in range(32):
+        smaller = int(np.argmin(probabilities[:, n] @ support))
+        chosen.add(smaller)
+        target = np.zeros(11)
+        for atom, probability in zip(support, probabilities[smaller, n], strict=True):
+            discount = float(transition.bootstrap_discount[n])
+            value = float(transition.n_step_return[n]) + discount * (atom - penalty[n])
+            position = (np.clip(value, -3.0, 2.0) + 3.0) / 0.5
+            below = min(int(position), 9)
+            target[below] += probability * (below + 1 - position)
+            target[below + 1] += probability * (position - below)
+        losses[:, n] = -log_probabilities[:, n] @ target
+    assert chosen == {0, 1}
+
+    loss, (metrics, priorities) = jax.jit(agent._critic_loss)(
+        shared.params.critics, shared, transition, key
+    )
+    weight = np.asarray(transition.weight)
+    np.testing.assert_allclose(loss, np.mean(mask * weight * losses.sum(0)), rtol=1e-4)
+    np.testing.assert_allclose(priorities, mask * losses.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(metrics["q"], np.mean(np.exp(log_probabilities) @ support), 1e-4)
+
+
+@pytest.mark.slow
+def test_two_devices_update_as_one_does():
+    """A fresh learner with all settings of FastTD3, but for noise, which each shard draws."""
+    agent, env = agent_and_env("td3-c51", **WITHOUT_NOISE)
+    shared, transition = drawn(agent, env)
+
+    def update(devices):
+        return jax.jit(
+            jax.shard_map(
+                lambda *args: agent._update(*args, jax.random.key(0), DATA)[::2],
+                mesh=make_mesh(find_devices(devices)),
+                in_specs=(REPLICATED, SHARDED),
+                out_specs=(REPLICATED, SHARDED),
+                check_vma=False,
+            )
+        )(shared, transition)
+
+    close(update(2), update(1), atol=1e-6)
+
+
+def test_matrices_decay_and_nothing_else_does():
+    """Without a gradient Adam moves nothing, so what is left is the decay, before the rate."""
+    agent, _ = agent_and_env("sac", weight_decay=0.5)
+    shared = jax.eval_shape(lambda: fresh(agent)).shared
+    params = jax.tree.map(lambda x: jnp.full(x.shape, 3.0), shared.params)
+    optimizer = continuous.build_optimizer(agent)
+    for part in params:
+        updates, _ = optimizer.update(
+            jax.tree.map(jnp.zeros_like, part), optimizer.init(part), part
+        )
+        for update in jax.tree.leaves(updates):
+            np.testing.assert_array_equal(update, 1.5 if update.ndim > 1 else 0.0)
+    assert params.actor.log_temperature.shape == ()
+    with pytest.raises(ConfigError, match="weight_decay must be at least 0"):
+        check_ranges(dataclasses.replace(agent, weight_decay=-0.1), "agent")
+
+
+def test_fast_td3_is_that_of_its_paper():
+    """Settings of its code for MuJoCo Playground, but for the range of returns and the network."""
+    experiment = recipes.find("pendulum_fast_td3")
+    agent, replay = experiment.agent, experiment.agent.replay
+    assert (experiment.driver.num_envs, replay.batch_size) == (1024, 32_768)
+    assert agent.return_distribution == Atoms(-250.0, 250.0, 101)
+    assert (agent.weight_decay, agent.target_update_rate, agent.discount) == (0.1, 0.1, 0.97)
+    assert (agent.num_critics, agent.policy_delay, agent.normalize_observations) == (2, 2, True)
+    check_agent(dataclasses.replace(agent, spec=BOXED.spec), num_envs=1024, length=1)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "sac"])
+def test_the_policy_follows_the_updated_critics(name):
+    """Its gradient is that of its loss under the critics that this update leaves, and they move
+    first: a policy updated by the old critics would be another."""
+    agent, env = agent_and_env(name, random_frames=0)
+    shared, transition = drawn(agent, env)
     key = jax.random.key(5)
     new, _, _ = jax.jit(agent._update, static_argnums=3)(shared, transition, key, None)
     actor_key = jax.random.split(key)[1] if name == "sac" else key

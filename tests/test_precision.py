@@ -27,6 +27,7 @@ NETWORKS = {
         {"x": VECTOR, "last_step": {"action": VECTOR}},
         HEADS,
     ),
+    "residual": (TorsoNetwork(MLP((64,), residual_blocks=1)), VECTOR, HEADS),
     "cnn": (TorsoNetwork(CNN((16, 32), (4, 3), (2, 1), (64,))), IMAGE, HEADS),
     "resnet": (TorsoNetwork(ResNet((16, 32), 1, 64)), IMAGE, HEADS),
     "gru": (TorsoNetwork(MLP((64,)), memory="gru", memory_size=16), VECTOR, HEADS),

@@ -7,7 +7,8 @@ order of an update is that of TD3's algorithm 1. Different from both papers: ini
 orthogonal (scaled by sqrt 2, the policy's last layer by 0.01), not uniform; actor and critics have
 one learning rate. Batch, hidden layers and learning rate are those of TD3's published code.
 Different from DDPG's paper: Gaussian noise, not an Ornstein-Uhlenbeck process; the action enters
-the critic's first layer; no batch normalization and no weight decay; tau is 0.005, not 0.001.
+the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distributional critics
+and AdamW's weight decay are those of FastTD3 (Seo et al. 2025, arXiv 2505.22642).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import continuous
-from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous import ActorParams, Parts, ReturnDistribution, Transition
 from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
@@ -67,8 +68,13 @@ class DDPG:
     """Largest absolute noise c on the target policy's actions, in halves of the action range."""
     optimizer: Optimizer = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
+    weight_decay: float = static(default=0.0, low=0.0)
+    """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""
     num_critics: int = static(default=1, low=1)
     """Number of critics; targets use the smallest of their values."""
+    return_distribution: ReturnDistribution | None = static(default=None)
+    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
+    mean alone."""
     policy_delay: int = static(default=1, low=1)
     """Updates d of the critics for each update of the policy and the targets."""
     n_step: int = static(default=1, low=1)
@@ -147,15 +153,14 @@ class DDPG:
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
         """Regress to Q(s, a) = r + gamma min Q'(s', μ'(s') + clipped noise)."""
-        next_obs, q_values = transition.next_timestep.observation, self._networks.q_values
+        next_obs, networks = transition.next_timestep.observation, self._networks
         # Target policy smoothing (TD3, section 5.3).
         next_action = self._policy(state.target_params.actor, next_obs)
         noise = self.target_noise_std * jax.random.normal(key, next_action.shape)
         noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
-        next_value = jnp.min(q_values(state.target_params.critics, next_obs, next_action), axis=0)
-        target = transition.n_step_return + transition.bootstrap_discount * next_value
-        return continuous.critic_loss(self, critics, target, transition)
+        next_outputs = networks.q_outputs(state.target_params.critics, next_obs, next_action)
+        return continuous.critic_loss(self, critics, networks.smallest(next_outputs), transition)
 
     def _actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, key: jax.Array
@@ -173,7 +178,7 @@ class DDPG:
 
     @property
     def _networks(self) -> continuous.ActorCritic:
-        return continuous.build_networks(self.network, self.spec, policy_outputs=1)
+        return continuous.build_networks(self, policy_outputs=1)
 
 
 def td3(**settings: Any) -> DDPG:

@@ -3,8 +3,9 @@
 Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905).
 Each update makes algorithm 1's steps in its order. Different from the paper, and as in common
 implementations: the temperature's loss is linear in log alpha and shares its samples of the policy
-with the actor's loss; priorities and n-step returns are possible. Different from both: weights are
-initially orthogonal, and the policy's standard deviation is at least exp(-5), not exp(-20).
+with the actor's loss; priorities, n-step returns, weight decay and distributional critics are
+possible. Different from both: weights are initially orthogonal, and the policy's standard deviation
+is at least exp(-5), not exp(-20).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import continuous
-from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous import ActorParams, Parts, ReturnDistribution, Transition
 from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
@@ -70,8 +71,13 @@ class SAC:
     """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""
     optimizer: Optimizer = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
+    weight_decay: float = static(default=0.0, low=0.0)
+    """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""
     num_critics: int = static(default=2, low=1)
     """Number of critics; targets use the smallest of their values."""
+    return_distribution: ReturnDistribution | None = static(default=None)
+    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
+    mean alone."""
     n_step: int = static(default=1, low=1)
     """Rewards n in a return before it bootstraps."""
     random_frames: int = static(default=5_000, low=0)
@@ -140,14 +146,15 @@ class SAC:
         key: jax.Array,
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma (min Q'(s', a') - alpha log π(a'|s')), equations 3 and 5."""
-        actor, q_values = state.params.actor, self._networks.q_values
+        actor, networks = state.params.actor, self._networks
         keys = jax.random.split(key, transition.mask.shape)
         next_obs = transition.next_timestep.observation
         next_action, next_log_prob = self._policy(actor, next_obs).sample(keys)
-        min_next_q = jnp.min(q_values(state.target_params, next_obs, next_action), axis=0)
-        soft_value = min_next_q - jnp.exp(actor.log_temperature) * next_log_prob
-        target = transition.n_step_return + transition.bootstrap_discount * soft_value
-        return continuous.critic_loss(self, critics, target, transition)
+        next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
+        penalty = jnp.exp(actor.log_temperature) * next_log_prob
+        return continuous.critic_loss(
+            self, critics, networks.smallest(next_outputs), transition, penalty=penalty
+        )
 
     def _actor_loss(
         self, actor: Actor, state: SACState, transition: Transition, key: jax.Array
@@ -176,4 +183,4 @@ class SAC:
 
     @property
     def _networks(self) -> continuous.ActorCritic:
-        return continuous.build_networks(self.network, self.spec, policy_outputs=2)
+        return continuous.build_networks(self, policy_outputs=2)

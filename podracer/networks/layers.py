@@ -141,9 +141,57 @@ class Normalized(eqx.Module):
         self.shift = jnp.zeros_like(layer.bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.layer(x)
-        dtype, shape = y.dtype, (1,) * (y.ndim - 1) + self.scale.shape
-        y = y.astype(jnp.float32)
-        y -= jnp.mean(y, axis=-1, keepdims=True)
-        y *= jax.lax.rsqrt(jnp.mean(y**2, axis=-1, keepdims=True) + 1e-6)
-        return (y * self.scale.reshape(shape) + self.shift.reshape(shape)).astype(dtype)
+        return _normalize(self.layer(x), self.scale, self.shift)
+
+
+class Residual(eqx.Module):
+    """Linear layer, residual blocks and layer normalization, `x [*b, n] -> [*b, m]`: SimBa.
+
+    A block adds to its input x what two linear layers with an activation between them make of the
+    normalized x; the inner one has 4 m outputs. Source: Lee et al. 2025 (arXiv 2410.09754), whose
+    weights are initially He normal, here orthogonal.
+    """
+
+    embedding: Linear
+    blocks: tuple[ResidualBlock, ...]
+    scale: jax.Array
+    shift: jax.Array
+
+    def __init__(self, inputs: int, outputs: int, blocks: int, *, key: jax.Array):
+        embedding_key, *keys = jax.random.split(key, 1 + blocks)
+        self.embedding = Linear(inputs, outputs, 1.0, key=embedding_key)
+        self.blocks = tuple(ResidualBlock(outputs, key=k) for k in keys)
+        self.scale, self.shift = jnp.ones(outputs), jnp.zeros(outputs)
+
+    def __call__(self, x: jax.Array, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = x + block(x, activation)
+        return _normalize(x, self.scale, self.shift)
+
+
+class ResidualBlock(eqx.Module):
+    """What a block of `Residual` adds to its input `[*b, m]`."""
+
+    scale: jax.Array
+    shift: jax.Array
+    inner: Linear
+    outer: Linear
+
+    def __init__(self, size: int, *, key: jax.Array):
+        inner_key, outer_key = jax.random.split(key)
+        self.scale, self.shift = jnp.ones(size), jnp.zeros(size)
+        self.inner = Linear(size, 4 * size, math.sqrt(2), key=inner_key)
+        self.outer = Linear(4 * size, size, math.sqrt(2), key=outer_key)
+
+    def __call__(self, x: jax.Array, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        return self.outer(activation(self.inner(_normalize(x, self.scale, self.shift))))
+
+
+def _normalize(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """Normalize `[*b, n]` over the last axis in float32, then scale and shift it."""
+    dtype, shape = x.dtype, (1,) * (x.ndim - 1) + scale.shape
+    x = x.astype(jnp.float32)
+    x -= jnp.mean(x, axis=-1, keepdims=True)
+    x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+    return (x * scale.reshape(shape) + shift.reshape(shape)).astype(dtype)

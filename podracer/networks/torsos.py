@@ -19,6 +19,7 @@ from podracer.networks.layers import (
     Convolution,
     Linear,
     Normalized,
+    Residual,
     relu,
 )
 from podracer.ops.pooling import max_pool
@@ -35,6 +36,13 @@ class MLP:
     """Activation function after each layer."""
     layer_norm: bool = False
     """Normalize the outputs of each layer before its activation."""
+    residual_blocks: int = bounded(0)
+    """Number of residual blocks behind the last hidden layer and of its size, as in SimBa; that
+    layer has no activation then, and the last block's output is normalized."""
+
+    def __post_init__(self) -> None:
+        if self.residual_blocks and not self.hidden:
+            raise ConfigError("residual_blocks need a hidden layer, whose size they have.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +105,13 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
     elif not isinstance(config, MLP):
         raise ConfigError(f"{type(config).__name__} needs an image observation [H, W, C].")
     hidden = (config.hidden,) if isinstance(config, ResNet) else config.hidden
+    residual_blocks = config.residual_blocks if isinstance(config, MLP) else 0
     dense = []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
-        dense.append(_layer(config, Linear(size, width, math.sqrt(2), key=k)))
+        if residual_blocks and len(dense) == len(hidden) - 1:
+            dense.append(Residual(size, width, residual_blocks, key=k))
+        else:
+            dense.append(_layer(config, Linear(size, width, math.sqrt(2), key=k)))
         size = width
     layers.append(tuple(dense))
     return tuple(layers), size
@@ -118,7 +130,7 @@ def apply_torso(
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
     for layer in layers[-1]:
-        x = activation(layer(x))
+        x = layer(x, activation) if isinstance(layer, Residual) else activation(layer(x))
     return x
 
 

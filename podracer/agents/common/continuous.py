@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.mesh import global_grad
 from podracer.networks import Head, Network, NetworkBuilder
+from podracer.ops.action_values import Atoms, Quantiles
 from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
 from podracer.replay import Buffer, Replay, Sample
@@ -46,14 +48,20 @@ def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
 
 # --- networks ------------------------------------------------------------------------------------
 
+ReturnDistribution = Atoms | Quantiles
+
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic:
-    """Policy network and Q-network; each coordinate of their actions is in [-1, 1]."""
+    """Policy network and Q-network; each coordinate of their actions is in [-1, 1].
+
+    A critic has Z outputs: the value itself, or those of a distribution of returns.
+    """
 
     space: Continuous
     actor: Network
     critic: Network
+    distribution: ReturnDistribution | None
 
     def init(self, key: jax.Array, num_critics: int) -> tuple[Params, tuple[Params, ...]]:
         """Return parameters of the actor and of `num_critics` independent critics."""
@@ -65,24 +73,47 @@ class ActorCritic:
         """Return the policy network's outputs, f32 `[N, outputs * size]`."""
         return networks.outputs(self.actor, params, observation)["action"]
 
+    def q_outputs(
+        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
+    ) -> jax.Array:
+        """Return the outputs of each critic, f32 `[critics, N, Z]`."""
+        inputs = {"action": action, "observation": observation}
+        return jnp.stack([networks.outputs(self.critic, p, inputs)["q"] for p in params])
+
+    def mean(self, outputs: jax.Array) -> jax.Array:
+        """Return the value `[*b]` that outputs `[*b, Z]` of a critic stand for."""
+        return outputs[..., 0] if self.distribution is None else self.distribution.mean(outputs)
+
     def q_values(
         self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
     ) -> jax.Array:
         """Return Q(s, a) of each critic, f32 `[critics, N]`."""
-        inputs = {"action": action, "observation": observation}
-        return jnp.stack([networks.outputs(self.critic, p, inputs)["q"][:, 0] for p in params])
+        return self.mean(self.q_outputs(params, observation, action))
+
+    def smallest(self, outputs: jax.Array) -> jax.Array:
+        """Return those outputs `[N, Z]` of `[critics, N, Z]` that stand for the smallest value.
+
+        A distribution is taken whole, as in FastTD3 (Seo et al. 2025, arXiv 2505.22642).
+        """
+
+        if self.distribution is None:
+            return jnp.min(outputs, axis=0)
+
+        def smaller(one: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where((self.mean(other) < self.mean(one))[:, None], other, one)
+
+        return functools.reduce(smaller, list(outputs))
 
 
-def build_networks(
-    network: NetworkBuilder, spec: EnvironmentSpec | None, policy_outputs: int
-) -> ActorCritic:
+def build_networks(agent: Agent, *, policy_outputs: int) -> ActorCritic:
     """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
-    space = require_continuous(spec)
-    observation = actor_critic.require_spec(spec).observation
-    actor = network.build(observation, {"action": Head(policy_outputs * space.size, 0.01)})
+    space, distribution = require_continuous(agent.spec), agent.return_distribution
+    observation = actor_critic.require_spec(agent.spec).observation
+    actor = agent.network.build(observation, {"action": Head(policy_outputs * space.size, 0.01)})
     inputs = {"action": ArraySpec((space.size,)), "observation": observation}
-    critic = network.build(inputs, {"q": Head(1)})
-    return ActorCritic(space, off_policy.require_feed_forward(actor), critic)
+    size = 1 if distribution is None else distribution.size
+    critic = agent.network.build(inputs, {"q": Head(size)})
+    return ActorCritic(space, off_policy.require_feed_forward(actor), critic, distribution)
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -109,7 +140,7 @@ State = TypeVar("State", bound=ActorCriticState)
 
 
 class Agent(Protocol):
-    """Attributes of an agent that `learn`, which also serves as a method, uses."""
+    """Attributes of an agent that the functions here use; `learn` also serves as a method."""
 
     @property
     def learning_rate(self) -> Schedule: ...
@@ -121,10 +152,19 @@ class Agent(Protocol):
     def optimizer(self) -> Optimizer: ...
 
     @property
+    def weight_decay(self) -> float: ...
+
+    @property
+    def return_distribution(self) -> ReturnDistribution | None: ...
+
+    @property
     def n_step(self) -> int: ...
 
     @property
     def replay(self) -> Replay: ...
+
+    @property
+    def network(self) -> NetworkBuilder: ...
 
     @property
     def spec(self) -> EnvironmentSpec | None: ...
@@ -164,25 +204,55 @@ def make_buffer(agent: Agent) -> Buffer:
 
 
 def critic_loss(
-    agent: Agent, critics: tuple[Params, ...], target: jax.Array, transition: Transition
+    agent: Agent,
+    critics: tuple[Params, ...],
+    next_outputs: jax.Array,
+    transition: Transition,
+    *,
+    penalty: float | jax.Array = 0.0,
 ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-    """Return the squared error of the critics' values with targets `[N]`, metrics and priorities.
+    """Return the critics' error from targets G + γ (X - penalty), and `(metrics, priorities [N])`.
 
-    The loss is the sum over critics and the mean over samples with importance weights; priorities
-    are `[N]`.
+    X is the value or the distribution of `next_outputs [N, Z]`; the penalty `[N]` is SAC's
+    α log π(a'|s'). Errors of values are squared, a distribution has a loss of its own. The loss is
+    the sum over critics and the mean over samples with importance weights.
     """
-    q = agent._networks.q_values(critics, transition.timestep.observation, transition.action)
-    error = target[None] - q
-    squared_error = jnp.sum(0.5 * error**2, axis=0)
-    loss = jnp.mean(transition.mask * transition.weight * squared_error)
-    priorities = transition.mask * jnp.mean(jnp.abs(error), axis=0)
-    metrics = {"loss": loss, "q": jnp.mean(q)}
+    critic, returns = agent._networks, transition.n_step_return
+    discounts = transition.bootstrap_discount
+    outputs = critic.q_outputs(critics, transition.timestep.observation, transition.action)
+    if critic.distribution is None:
+        target = returns + discounts * (critic.mean(next_outputs) - penalty)
+        error = target[None] - critic.mean(outputs)
+        losses, errors = 0.5 * error**2, jnp.abs(error)
+    else:
+        losses, errors = jax.vmap(critic.distribution.loss, (0, None, None, None))(
+            outputs, next_outputs, returns - discounts * penalty, discounts
+        )
+    loss = jnp.mean(transition.mask * transition.weight * jnp.sum(losses, axis=0))
+    priorities = transition.mask * jnp.mean(errors, axis=0)
+    metrics = {"loss": loss, "q": jnp.mean(critic.mean(outputs))}
     return loss, (metrics, jax.lax.stop_gradient(priorities))
+
+
+def build_optimizer(agent: Agent) -> optax.GradientTransformation:
+    """Return the agent's unscaled optimizer, with decoupled weight decay if it has one.
+
+    Only matrices decay: no biases, scales of normalized layers or temperature. Source: Loshchilov
+    and Hutter 2019 (arXiv 1711.05101).
+    """
+    optimizer = agent.optimizer.build()
+    if agent.weight_decay == 0:
+        return optimizer
+
+    def is_matrix(params: Params) -> PyTree:
+        return jax.tree.map(lambda x: x.ndim > 1, params)
+
+    return optax.chain(optimizer, optax.add_decayed_weights(agent.weight_decay, is_matrix))
 
 
 def init_optimizers(agent: Agent, params: Parts) -> Parts:
     """Return a state of the optimizer for each part of the parameters."""
-    return Parts(*map(agent.optimizer.build().init, params))
+    return Parts(*map(build_optimizer(agent).init, params))
 
 
 def gradient_step(
@@ -204,7 +274,7 @@ def gradient_step(
     grads, aux = global_grad(loss, params, state, transition, key, axis=axis)
     learning_rate = schedules.value_at(agent.learning_rate, state.frames)
     params, optimizer_state = take_step(
-        agent.optimizer.build(), params, optimizer_state, grads, learning_rate
+        build_optimizer(agent), params, optimizer_state, grads, learning_rate
     )
     state = dataclasses.replace(
         state,

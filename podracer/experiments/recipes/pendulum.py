@@ -11,6 +11,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_values import Atoms
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -55,6 +56,29 @@ def pendulum_td3() -> Experiment:
     return dataclasses.replace(
         pendulum_sac(),
         agent=td3(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_fast_td3() -> Experiment:
+    """FastTD3 on Pendulum: many environments, large batches, categorical critics, weight decay."""
+    return Experiment(
+        environment="pendulum",
+        agent=td3(
+            discount=0.97,
+            target_update_rate=0.1,
+            action_noise_std=0.2,
+            weight_decay=0.1,
+            return_distribution=Atoms(-250.0, 250.0, 101),
+            random_frames=10_240,
+            normalize_observations=True,
+            replay=Replay(
+                capacity=1_048_576, batch_size=32_768, updates_per_rollout=8, warmup=10_240
+            ),
+            network=TorsoNetwork(MLP((128, 64, 32))),
+        ),
+        driver=AnakinConfig(num_envs=1024, rollout_length=1, updates_per_chunk=5),
+        frames=128_000,
     )
 
 
