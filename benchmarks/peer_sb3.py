@@ -1,4 +1,4 @@
-"""PPO of stable-baselines3, as a contender of `ppo.py`; runs in a Python that has it.
+"""PPO of stable-baselines3, for `ppo.py` and `atari.py`; runs in a Python that has it.
 
 One JSON object, then a repetition for each line that it reads, as `harness.elsewhere` wants it.
 Its environments are Gymnasium's, stepped one after another in Python, as its users have them.
@@ -15,7 +15,8 @@ import time
 
 import torch
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
 
 
 def main() -> None:
@@ -29,18 +30,27 @@ def main() -> None:
     options = parser.parse_args()
     activations = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
     batch = options.envs * options.length
+    if options.environment.endswith("NoFrameskip-v4"):  # the Nature network on Atari's pictures
+        import ale_py  # noqa: F401  # which makes the environments known
+
+        processes = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "fork"}}
+        games = make_atari_env(options.environment, options.envs, **processes)
+        policy, env, networks = "CnnPolicy", VecFrameStack(games, 4), {}
+    else:
+        policy, env = "MlpPolicy", make_vec_env(options.environment, options.envs, seed=0)
+        networks = {
+            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
+            "activation_fn": activations[options.activation],
+        }
     agent = PPO(
-        "MlpPolicy",
-        make_vec_env(options.environment, options.envs, seed=0),
+        policy,
+        env,
         learning_rate=2.5e-4,
         n_steps=options.length,
         batch_size=batch // options.minibatches,
         n_epochs=4,
         ent_coef=0.01,
-        policy_kwargs={
-            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
-            "activation_fn": activations[options.activation],
-        },
+        policy_kwargs=networks,
         device="cpu",
     )
     steps = batch * options.updates

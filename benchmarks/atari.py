@@ -1,0 +1,127 @@
+"""PPO on Atari Pong at CleanRL's settings, beside CleanRL's EnvPool script and stable-baselines3.
+
+Eight environments, rollouts of 128, four epochs of four minibatches, the Nature network, all cores.
+Each is a process of its own, and they take turns. A rate is that of a run after its second update,
+so that starting and compiling are left out.
+
+    python benchmarks/atari.py --cleanrl-python PYTHON --cleanrl CHECKOUT --sb3-python PYTHON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import append, parse, parser
+
+HERE = Path(__file__).parent
+ENVIRONMENTS, LENGTH, SKIPPED = 8, 128, 2  # the first updates are not counted
+STEPS = ENVIRONMENTS * LENGTH
+
+Clock = list[tuple[float, float]]  # seconds and steps after each update
+
+
+def podracer(options: argparse.Namespace) -> Clock:
+    """Run `podracer train atari_ppo`, and read its metrics."""
+    with tempfile.TemporaryDirectory() as directory:
+        flags = {
+            "--environment": "atari:pong",
+            "--num-envs": ENVIRONMENTS,
+            "--rollout-length": LENGTH,
+            "--updates-per-chunk": 1,
+            "--frames": options.updates * STEPS,
+            "--evaluations": 0,
+            "--save-seconds": 3600,
+            "--run-dir": f"{directory}/run",
+        }
+        words = [str(word) for pair in flags.items() for word in pair]
+        _run([sys.executable, "-m", "podracer", "train", "atari_ppo", *words])
+        lines = Path(f"{directory}/run/metrics.jsonl").read_text().splitlines()
+    records = map(json.loads, lines)
+    return [(record["seconds"], record["frames"]) for record in records if "seconds" in record]
+
+
+def cleanrl(options: argparse.Namespace) -> Clock:
+    """Run CleanRL's script unchanged; it prints the mean rate since its start at each update."""
+    words = f"--env-id Pong-v5 --no-cuda --num-envs {ENVIRONMENTS} --num-steps {LENGTH}"
+    words += f" --total-timesteps {options.updates * STEPS}"
+    script = Path(options.cleanrl) / "cleanrl" / "ppo_atari_envpool.py"
+    with tempfile.TemporaryDirectory() as directory:
+        out = _run([options.cleanrl_python, str(script.absolute()), *words.split()], directory)
+    rates = [int(found) for found in re.findall(r"SPS: (\d+)", out)]
+    return [(number * STEPS / rate, number * STEPS) for number, rate in enumerate(rates, 1)]
+
+
+def stable_baselines3(options: argparse.Namespace) -> Clock:
+    """Run `peer_sb3.py`, an update for each line."""
+    words = f"--environment PongNoFrameskip-v4 --envs {ENVIRONMENTS} --length {LENGTH}"
+    command = [options.sb3_python, str(HERE / "peer_sb3.py"), *words.split()]
+    laps = _run(command, stdin="\n" * options.updates).splitlines()[1:]
+    clock, seconds = [], 0.0
+    for number, lap in enumerate(laps, 1):
+        seconds += json.loads(lap)["seconds"]
+        clock.append((seconds, number * STEPS))
+    return clock
+
+
+def _run(command: list[str], directory: str | None = None, stdin: str = "") -> str:
+    done = subprocess.run(
+        command, cwd=directory, input=stdin, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout
+
+
+def rate(clock: Clock) -> float:
+    """Return steps a second after the first updates."""
+    (began, before), (ended, after) = clock[SKIPPED - 1], clock[-1]
+    return (after - before) / (ended - began)
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--cleanrl-python", help="a Python with envpool, gym and torch")
+    made.add_argument("--cleanrl", default="cleanrl", help="checkout of CleanRL")
+    made.add_argument("--sb3-python", help="a Python with stable-baselines3 and ale-py")
+    made.add_argument("--updates", type=int, default=12, help="of a turn (default %(default)s)")
+    options = parse(made)
+    if options.quick:
+        options.updates, options.repetitions = SKIPPED + 1, 1
+    contenders: dict[str, Callable[[argparse.Namespace], Clock]] = {"podracer": podracer}
+    if options.cleanrl_python:
+        contenders["CleanRL, EnvPool"] = cleanrl
+    if options.sb3_python:
+        contenders["stable-baselines3"] = stable_baselines3
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(options.repetitions):
+        for name, run in contenders.items():
+            began = time.perf_counter()
+            rates[name].append(rate(run(options)))
+            text = f"{rates[name][-1]:10,.0f} steps/s ({time.perf_counter() - began:.0f} s)"
+            print(f"turn {turn + 1}: {name:20}{text}", flush=True)
+    first, ours = next(iter(rates.items()))
+    for name, found in rates.items():
+        times = statistics.median(mine / its for mine, its in zip(ours, found, strict=True))
+        print(f"{name:20}{statistics.median(found):10,.0f} steps/s, {first} is {times:.2f} times")
+        record = {
+            "benchmark": "ppo atari",
+            "contender": name,
+            "environments": ENVIRONMENTS,
+            "length": LENGTH,
+            "steps_per_second": statistics.median(found),
+            "repetitions": found,
+            "first": first,
+            "first_is_times_as_fast": times,
+        }
+        append(options.out, record)
+
+
+if __name__ == "__main__":
+    main()
