@@ -20,11 +20,13 @@ from podracer.cli.train import TrainOptions
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import Hosts
 from podracer.experiments.serialization import to_json
+from podracer.ops.action_values import Munchausen
 
 # Fields added after the first measurements, which stay valid where these have no effect.
 LATER_FIELDS = (
     ("layer_norm", False), ("exchange", None), ("residual_blocks", 0),
-    ("return_distribution", None), ("weight_decay", 0.0),
+    ("return_distribution", None), ("weight_decay", 0.0), ("spectral_norm", False),
+    ("pooled_size", 0), ("munchausen", to_json(Munchausen())),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 

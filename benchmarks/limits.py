@@ -26,7 +26,7 @@ from harness import Contender, Process, Result, alternate, append, here, parse, 
 
 from podracer.bench.anakin import Timing
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
-from podracer.networks.torsos import Torso
+from podracer.networks.torsos import Torso, hidden_sizes
 from podracer.ops.convolution import convolution
 from podracer.ops.dense import dense
 from podracer.types import ArraySpec
@@ -84,9 +84,10 @@ def layers(torso: Torso, shape: tuple[int, ...]) -> list[Layer]:
             image = ((height + 1) // 2, (width + 1) // 2, outputs)
             for _ in range(2 * torso.blocks):
                 add(image, 3, outputs, 1, 1)
-    hidden = (torso.hidden,) if isinstance(torso, ResNet) else torso.hidden
+        size = torso.pooled_size
+        image = (size or image[0], size or image[1], image[2])
     image = (1, 1, math.prod(image))
-    for width in (*hidden, OUTPUTS):
+    for width in (*hidden_sizes(torso), OUTPUTS):
         image = add(image, 1, width)
     return found
 

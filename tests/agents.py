@@ -14,7 +14,7 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.disco import Disco
-from podracer.agents.dqn import DQN
+from podracer.agents.dqn import DQN, btr
 from podracer.agents.impala import Impala
 from podracer.agents.lpg import UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
@@ -28,7 +28,7 @@ from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.envs.probes import GAMMA
 from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.action_values import Atoms, Quantiles
+from podracer.ops.action_values import Atoms, ImplicitQuantiles, Munchausen, Quantiles
 from podracer.replay import Replay
 from podracer.schedules import Linear
 
@@ -84,6 +84,12 @@ AGENTS = {
         noisy=True,
         value=Atoms(-2.0, 2.0, 11),
         apex_alpha=7.0,
+    ),
+    "btr": btr(
+        network=SMALL,
+        replay=dataclasses.replace(REPLAY, prioritized=True),
+        stream_hidden=(8,),
+        value=ImplicitQuantiles(3, 4, 5, cosines=6),
     ),
     "r2d2": R2D2(
         network=RECURRENT,
@@ -170,6 +176,15 @@ PROBE_AGENTS = {
     ),
     "qr": DQN(
         **COMMON | {"learning_rate": 0.003}, **EXPLORING, replay=PROBE_REPLAY, value=Quantiles(11)
+    ),
+    "munchausen": DQN(
+        **COMMON, **EXPLORING, replay=PROBE_REPLAY, munchausen=Munchausen(temperature=0.03)
+    ),
+    "btr": btr(
+        **COMMON | {"learning_rate": 0.003},
+        replay=dataclasses.replace(PROBE_REPLAY, prioritized=True),
+        target_update_period=20,
+        stream_hidden=(),
     ),
     "muzero": MuZero(
         **COMMON,

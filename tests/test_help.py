@@ -80,9 +80,11 @@ def test_every_flag_has_a_sentence_and_a_plain_name(monkeypatch):
 def test_groups_are_named_and_the_run_comes_first(monkeypatch):
     page = help_page(["train", "cartpole_dqn"], monkeypatch)
     titles = re.findall(r"^ ([a-z_.]+ options) *$", page, re.M)
-    parts = [f"agent{part} options" for part in ("", ".network", ".optimizer", ".replay")]
+    parts = [
+        f"agent{part} options" for part in ("", ".munchausen", ".network", ".optimizer", ".replay")
+    ]
     assert titles[0] == "run options"
-    assert sorted(titles[1:5]) == parts
-    assert titles[5:] == ["anakin options", "hosts options"]
+    assert sorted(titles[1:6]) == parts
+    assert titles[6:] == ["anakin options", "hosts options"]
     order = [page.index(f"--{flag} ") for flag in ("frames", "seed", "run-dir", "arch", "devices")]
     assert order == sorted(order)

@@ -460,7 +460,11 @@ def test_a_table_needs_an_index(observation):
 
 
 def test_a_table_has_only_plain_heads():
-    for head, words in ((Head(1, noisy=True), "noisy heads"), (Head(1, hidden=(2,)), "hidden lay")):
+    for head, words in (
+        (Head(1, noisy=True), "noisy heads"),
+        (Head(1, hidden=(2,)), "hidden layers"),
+        (Head(1, cosines=2), "implicit quantiles"),
+    ):
         with pytest.raises(ConfigError, match=f"Table has no {words}"):
             Table().build(INDEX, {"value": head})
 

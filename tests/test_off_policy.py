@@ -16,7 +16,7 @@ from podracer.agents.common import continuous, off_policy, value_based
 from podracer.agents.common.muzero_model import Model
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
-from podracer.agents.dqn import DQN
+from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
@@ -25,7 +25,7 @@ from podracer.environment import auto_reset
 from podracer.experiments import recipes
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
-from podracer.ops.action_values import Atoms, Quantiles
+from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
 from podracer.replay import Replay, Sample
 from podracer.schedules import Linear
 from podracer.types import (
@@ -57,6 +57,12 @@ AGENTS = {
         noisy=True,
         stream_hidden=(6,),
         epsilon=0.0,
+    ),
+    "btr": btr(
+        network=NETWORK,
+        replay=PRIORITIZED,
+        stream_hidden=(6,),
+        value=ImplicitQuantiles(3, 4, 5, cosines=6),
     ),
     "r2d2": R2D2(
         network=MEMORY,

@@ -16,7 +16,7 @@ import pytest
 from agents import CONTINUOUS_PROBE_AGENTS, PROBE_AGENTS, RECURRENT_TANH
 
 from podracer.agents.alphazero import AlphaZero
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, value_based
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
@@ -73,7 +73,9 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
     if isinstance(agent, QLambda):
         return extras["q"].max(-1)
     if isinstance(agent, DQN):
-        return agent.value.mean(agent._outputs(shared.params, timestep, None)).max(-1)
+        keys = jax.random.split(jax.random.key(0), len(timestep.first))
+        draws = value_based.draws_of_acting(agent.value, agent.noisy, keys, explore=False)
+        return agent.value.mean(agent._outputs(shared.params, timestep, draws)).max(-1)
     if isinstance(agent, AlphaZero):
         return agent._predict(shared.params, observation["observation"])[1]
     if isinstance(agent, MuZero):

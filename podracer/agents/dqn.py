@@ -1,17 +1,19 @@
-"""DQN and its extensions, each as a setting; all of them together are Rainbow.
+"""DQN and its extensions, each as a setting; many together are Rainbow, and Beyond The Rainbow.
 
 Sources: DQN: Mnih et al. 2015; double: van Hasselt et al. 2016 (arXiv 1509.06461); dueling: Wang et
 al. 2016 (arXiv 1511.06581); prioritized replay: Schaul et al. 2016 (arXiv 1511.05952); noisy
 networks: Fortunato et al. 2018 (arXiv 1706.10295); distributions: see `ops/action_values.py`;
 Rainbow: Hessel et al. 2018 (arXiv 1710.02298); one epsilon for each environment: Horgan et al. 2018
-(arXiv 1803.00933).
+(arXiv 1803.00933); Munchausen: Vieillard et al. 2020 (arXiv 2007.14430); Beyond The Rainbow, BTR:
+Clark et al. 2024 (arXiv 2411.03820).
 
 Differences from the papers: Adam instead of Mnih's RMSProp; the norm of the mean loss's gradient is
 clipped at 10, as by Wang et al. and in DQN Zoo's Rainbow, besides Mnih's clipping of TD errors (the
 Huber loss). Each environment and timestep acts with noise of its own, an update has one noise for
-each of its three passes, evaluations have none. Priorities of C51 are cross-entropies, as in DQN
-Zoo, not KL divergences. Defaults are those of small tasks; the recipes `atari_dqn` and
-`atari_rainbow` have the papers' sizes.
+each of its three passes, evaluations have none; their implicit quantiles are evenly spaced.
+Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences. Of the n rewards of a
+return Munchausen adds to the first alone. Defaults are those of small tasks; the recipes
+`atari_dqn`, `atari_rainbow` and `atari_btr` have the papers' sizes.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ import optax
 
 from podracer.agents.common import actor_critic, off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.value_based import Draws
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.action_values import ActionValue, Atoms, Mean
+from podracer.ops.action_values import ActionValue, Atoms, ImplicitQuantiles, Mean, Munchausen
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
@@ -63,7 +66,8 @@ class DQN:
     n_step: int = static(default=1, low=1)
     """Rewards n in a return before it bootstraps."""
     double: bool = static(default=True)
-    """Double Q-learning: the online network selects the next action, not the target network."""
+    """Double Q-learning: the online network selects the next action, not the target network; with
+    Munchausen targets, the policy is the online network's."""
     dueling: bool = static(default=False)
     """Dueling network: separate streams for the state's value and the actions' advantages."""
     stream_hidden: tuple[int, ...] = static(default=(), low=1)
@@ -73,7 +77,10 @@ class DQN:
     noise_scale: float = static(default=0.5, low=0.0)
     """Initial scale sigma_0 of the noise, over the square root of a layer's inputs, at least 0."""
     value: ActionValue = static(default=Mean())
-    """Kind of action value: its mean, a categorical distribution (C51) or quantiles (QR-DQN)."""
+    """Kind of action value: its mean, a categorical distribution (C51), quantiles (QR-DQN) or
+    implicit quantiles (IQN)."""
+    munchausen: Munchausen = static(default=Munchausen())
+    """Munchausen targets: a soft policy, and a reward for its log-probabilities."""
     replay: Replay = static(default=Replay())
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128, 128))))
@@ -99,8 +106,8 @@ class DQN:
         keys: jax.Array,
         explore: bool,
     ) -> tuple[jax.Array, PyTree, Carry]:
-        noise = value_based.noise_keys(keys) if self.noisy and explore else None
-        q = self.value.mean(self._outputs(params.params, timestep, noise))
+        draws = value_based.draws_of_acting(self.value, self.noisy, keys, explore)
+        q = self.value.mean(self._outputs(params.params, timestep, draws))
         q = actor_critic.mask_logits(timestep.observation, q)
         epsilon = params.epsilon**carry if explore else jnp.zeros(())
         return value_based.epsilon_greedy(q, keys, epsilon), (), carry
@@ -111,37 +118,58 @@ class DQN:
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
         transition = off_policy.n_step_transition(sample, self.discount)
-        next_timestep = transition.next_timestep
-        # One noise for all samples, as in Fortunato et al. 2018, section 3.1.
-        noise = jax.random.split(key, (3, 1)) if self.noisy else (None, None, None)
-        outputs = self._outputs(params, transition.timestep, noise[0])
-        target_outputs = self._outputs(target_params, next_timestep, noise[1])
-
-        # The online network selects the next action, the target network evaluates it.
-        selector = self._outputs(params, next_timestep, noise[2]) if self.double else target_outputs
-        next_q = actor_critic.mask_logits(next_timestep.observation, self.value.mean(selector))
-        next_action = jnp.argmax(next_q, axis=-1)
-
+        num = transition.action.shape[0]
+        draws = value_based.draws_of_learning(self.value, self.noisy, key, num)
+        outputs = self._outputs(params, transition.timestep, draws[0])
         prediction = value_based.gather_action(outputs, transition.action)
-        bootstrap = value_based.gather_action(target_outputs, next_action)
+        returns, bootstrap = jax.lax.stop_gradient(
+            self._targets(params, target_params, transition, outputs, draws)
+        )
         losses, priorities = self.value.loss(
-            prediction,
-            jax.lax.stop_gradient(bootstrap),
-            transition.n_step_return,
-            transition.bootstrap_discount,
+            prediction, bootstrap, returns, transition.bootstrap_discount, draws[0].taus
         )
         loss = jnp.mean(transition.mask * transition.weight * losses)
         metrics = {"loss": loss, "q": jnp.mean(self.value.mean(prediction))}
         return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))
 
-    def _outputs(self, params: Params, timestep: TimeStep, noise: jax.Array | None) -> jax.Array:
+    def _targets(
+        self,
+        params: Params,
+        target_params: Params,
+        transition: off_policy.Transition,
+        outputs: jax.Array,
+        draws: tuple[Draws, Draws, Draws],
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the returns `[N]`, and the outputs `[N, Z]` of the values behind them.
+
+        `outputs`, `[N, A, Z]`, are the online network's at the transitions' first timesteps.
+        """
+        timestep, next_timestep = transition.timestep, transition.next_timestep
+        target_outputs = self._outputs(target_params, next_timestep, draws[1])
+        # The online network selects the next action, the target network evaluates it.
+        selector = self._outputs(params, next_timestep, draws[2]) if self.double else target_outputs
+        next_q = actor_critic.mask_logits(next_timestep.observation, self.value.mean(selector))
+        if not self.munchausen.temperature:
+            next_action = jnp.argmax(next_q, axis=-1)
+            bootstrap = value_based.gather_action(target_outputs, next_action)
+            return transition.n_step_return, bootstrap
+        if not self.double:
+            outputs = self._outputs(target_params, timestep, draws[2])
+        q = actor_critic.mask_logits(timestep.observation, self.value.mean(outputs))
+        next_policy, entropy = self.munchausen.policy(next_q)
+        returns = transition.n_step_return + self.munchausen.bonus(q, transition.action)
+        returns += transition.bootstrap_discount * entropy
+        return returns, self.value.mix(target_outputs, next_policy)
+
+    def _outputs(self, params: Params, timestep: TimeStep, draws: Draws) -> jax.Array:
         """Return the network's outputs `[N, A, Z]` for timesteps `[N, ...]`."""
-        timestep = jax.tree.map(lambda x: x[None], timestep)
-        noise_args = () if noise is None else (noise[None],)
-        heads, _ = self._network.apply(
-            params, (), timestep.observation, timestep.first, *noise_args
-        )
-        return value_based.q_outputs(heads, self.value.size)[0]
+        random = {"noise": draws.noise, "taus": draws.taus}
+        inputs = (timestep.observation, timestep.first)
+        (observation, first), random = jax.tree.map(lambda x: x[None], (inputs, random))
+        arguments = {name: x for name, x in random.items() if x is not None}
+        heads, _ = self._network.apply(params, (), observation, first, **arguments)
+        size = self.value.size if draws.taus is None else draws.taus.shape[-1]
+        return value_based.q_outputs(heads, size)[0]
 
     @property
     def _network(self) -> Network:
@@ -154,6 +182,7 @@ class DQN:
                 noisy=self.noisy,
                 noise_scale=self.noise_scale,
                 hidden=self.stream_hidden,
+                cosines=self.value.cosines if isinstance(self.value, ImplicitQuantiles) else 0,
             )
         )
 
@@ -188,3 +217,22 @@ def rainbow(**settings: Any) -> DQN:
         "network": TorsoNetwork(MLP(hidden=(128,))),
     }
     return DQN(**{**extensions, **settings})
+
+
+def btr(**settings: Any) -> DQN:
+    """Return Rainbow with what Beyond The Rainbow adds; `settings` override the fields.
+
+    Network, learning rate and target network are those of small tasks; `atari_btr` has the paper's.
+    """
+    additions = {
+        "double": False,
+        "value": ImplicitQuantiles(policy_samples=8),
+        "munchausen": Munchausen(temperature=0.03),
+        "optimizer": Optimizer(epsilon=0.005 / 256),
+        "replay": Replay(
+            prioritized=True,
+            priority_exponent=0.2,
+            importance_exponent=Linear(0.4, 1.0, frames=50_000_000),
+        ),
+    }
+    return rainbow(**{**additions, **settings})

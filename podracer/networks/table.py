@@ -28,6 +28,8 @@ class Table:
             raise ConfigError("Table has no noisy heads.")
         if any(head.hidden for head in heads.values()):
             raise ConfigError("Table has no hidden layers.")
+        if any(head.cosines for head in heads.values()):
+            raise ConfigError("Table has no implicit quantiles.")
 
         def init(key: jax.Array) -> Params:
             return {name: jnp.zeros((num_values, head.size)) for name, head in heads.items()}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.networks.layers import Linear, NoisyLinear, relu
+from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, relu
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.ops.dense import dense
@@ -92,6 +92,7 @@ def _build(
         observation: PyTree,
         first: jax.Array,
         noise: jax.Array | None = None,
+        taus: jax.Array | None = None,
     ) -> tuple[dict[str, jax.Array], Carry]:
         outputs: dict[str, jax.Array] = {}
         carries = {}
@@ -100,7 +101,7 @@ def _build(
         noises = _noises(noise, [trunk.heads for trunk in combined.values()])
         for name, trunk in combined.items():
             memory = carry[name] if carry else ()
-            head_outputs, carries[name] = trunk(memory, observation, first, noises)
+            head_outputs, carries[name] = trunk(memory, observation, first, noises, taus)
             outputs |= head_outputs
         return outputs, (carries if carry else ())
 
@@ -118,6 +119,11 @@ def _noises(
     e = random_normals(keys.reshape(-1), int(ends[-1]))
     parts = jnp.split(jnp.sign(e) * jnp.sqrt(jnp.abs(e)), ends[:-1], axis=-1)
     return dict(zip(heads, parts, strict=True))
+
+
+def _for_quantiles(noise: jax.Array | None, K: int) -> jax.Array | None:
+    """Return the noise of K rows for each row; noise for all rows is left as it is."""
+    return noise if noise is None or noise.shape[0] == 1 else jnp.repeat(noise, K, axis=0)
 
 
 def _torso_input(spec: ArraySpec) -> ArraySpec:
@@ -196,6 +202,7 @@ class _Trunk(eqx.Module):
 
     layers: tuple[Any, ...]
     cell: Any
+    embedding: QuantileEmbedding | None
     heads: dict[str, _Head]
     config: TorsoNetwork = eqx.field(static=True)
 
@@ -217,6 +224,9 @@ class _Trunk(eqx.Module):
             cell = _lstm_cell if config.memory == "lstm" else eqx.nn.GRUCell
             self.cell = cell(size, config.memory_size, key=cell_key)
             size = config.memory_size
+        cosines = max(head.cosines for head in heads.values())
+        embedding_key = jax.random.fold_in(head_key, len(heads))
+        self.embedding = QuantileEmbedding(cosines, size, key=embedding_key) if cosines else None
         keys = jax.random.split(head_key, len(heads))
         self.heads = {
             name: _Head(size, head, key=k)
@@ -233,6 +243,7 @@ class _Trunk(eqx.Module):
         observation: PyTree,
         first: jax.Array,
         noises: dict[str, jax.Array | None],
+        taus: jax.Array | None,
     ) -> tuple[dict[str, jax.Array], Carry]:
         T, B = first.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), observation)
@@ -246,7 +257,15 @@ class _Trunk(eqx.Module):
             features = features.reshape(T, B, -1).astype(jnp.float32)
             carry, features = self._remember(carry, features, first)
             features = features.reshape(T * B, -1)
+        K = 1
+        if self.embedding is not None:
+            assert taus is not None
+            K = taus.shape[-1]
+            features = self.embedding(features, taus.reshape(T * B, K))
+            noises = {name: _for_quantiles(noise, K) for name, noise in noises.items()}
         outputs = {name: head(features, noises[name], dtype) for name, head in self.heads.items()}
+        if K > 1:  # from [N K, n] to [N, n K]
+            outputs = {n: x.reshape(T * B, K, -1).swapaxes(1, 2) for n, x in outputs.items()}
         return {name: x.reshape(T, B, -1) for name, x in outputs.items()}, carry
 
     def _remember(

@@ -22,7 +22,7 @@ from podracer.networks.layers import (
     Residual,
     relu,
 )
-from podracer.ops.pooling import max_pool
+from podracer.ops.pooling import adaptive_max_pool, max_pool
 from podracer.types import ConfigError, PyTree, bounded
 
 
@@ -71,20 +71,32 @@ class ResNet:
     """Deep residual network of Espeholt et al. 2018 (figure 3).
 
     Each stage has a convolution, a max-pool of stride 2 and residual blocks; one fully connected
-    layer follows.
+    layer follows. Beyond The Rainbow has twice the channels, spectral norms and a last max-pool.
     """
 
     channels: tuple[int, ...] = bounded((16, 32, 32), low=1)
     """Numbers of channels of the stages."""
     blocks: int = bounded(2, low=1)
     """Number of residual blocks in each stage."""
-    hidden: int = bounded(256, low=1)
-    """Size of the fully connected layer."""
+    hidden: int = bounded(256)
+    """Size of the fully connected layer; 0 for none."""
     layer_norm: bool = False
     """Normalize the outputs of each layer before its activation or sum."""
+    spectral_norm: bool = False
+    """Divide the weights of each residual block's convolutions by their spectral norm."""
+    pooled_size: int = bounded(0)
+    """Height and width to which a last, adaptive max-pool reduces the image, in pixels; 0 for no
+    such pool."""
 
 
 Torso = MLP | CNN | ResNet
+
+
+def hidden_sizes(config: Torso) -> tuple[int, ...]:
+    """Return the sizes of a torso's fully connected layers."""
+    if isinstance(config, ResNet):
+        return (config.hidden,) if config.hidden else ()
+    return config.hidden
 
 
 def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tuple[Any, ...], int]:
@@ -104,7 +116,7 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
         size += math.prod(shape)
     elif not isinstance(config, MLP):
         raise ConfigError(f"{type(config).__name__} needs an image observation [H, W, C].")
-    hidden = (config.hidden,) if isinstance(config, ResNet) else config.hidden
+    hidden = hidden_sizes(config)
     residual_blocks = config.residual_blocks if isinstance(config, MLP) else 0
     dense = []
     for width, k in zip(hidden, jax.random.split(dense_key, max(1, len(hidden))), strict=False):
@@ -170,9 +182,16 @@ def _convolutions(
         ):
             keys = jax.random.split(stage, 1 + 2 * config.blocks)
             convs = [Convolution(channels, outputs, 3, 1, True, key=keys[0])]
-            convs += [Convolution(outputs, outputs, 3, 1, True, key=k) for k in keys[1:]]
+            spectral = config.spectral_norm
+            convs += [Convolution(outputs, outputs, 3, 1, True, spectral, key=k) for k in keys[1:]]
             layers.append(tuple(_layer(config, conv) for conv in convs))
             height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
+        if config.pooled_size > min(height, width):
+            raise ConfigError(
+                f"pooled_size is {config.pooled_size}, but the last stage leaves an image of "
+                f"{height}x{width}: take at most {min(height, width)}."
+            )
+        height, width = (config.pooled_size or height), (config.pooled_size or width)
     return tuple(layers), (height, width, channels)
 
 
@@ -191,4 +210,5 @@ def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) ->
         x = max_pool(x)
         for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
             x = x + outer(relu(inner(relu(x))))
-    return relu(x)
+    x = relu(x)
+    return adaptive_max_pool(x, config.pooled_size) if config.pooled_size else x

@@ -54,6 +54,7 @@ ANAKIN = {
     "pendulum_td3": 40,
     "pendulum_sac": 40,
     "breakout_cnn_ppo": 2,
+    "breakout_btr": 24,
     "trading_ppo": 4,
     "worlds_a2c": 10,
     "lpg": 4,

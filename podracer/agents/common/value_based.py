@@ -7,12 +7,14 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.off_policy import TargetNetworkState
 from podracer.networks import Head, Network, NetworkBuilder
-from podracer.ops.random import random_uniform
+from podracer.ops.action_values import ActionValue, ImplicitQuantiles
+from podracer.ops.random import random_uniform, random_words, unit
 from podracer.schedules import Schedule, value_at
 from podracer.types import (
     ConfigError,
@@ -50,14 +52,15 @@ def build_q_network(
     noisy: bool = False,
     noise_scale: float = 0.5,
     hidden: tuple[int, ...] = (),
+    cosines: int = 0,
 ) -> Network:
     """Build a network with `size` outputs Z for each action, in the head `advantage`.
 
     A dueling network has as many for the state alone, in the head `value`. Both heads have `hidden`
-    layers of their own.
+    layers of their own. With `cosines` outputs are implicit quantiles, see `networks.Head`.
     """
     num_actions = require_discrete(spec).num_actions
-    head = partial(Head, noisy=noisy, noise_scale=noise_scale, hidden=hidden)
+    head = partial(Head, noisy=noisy, noise_scale=noise_scale, hidden=hidden, cosines=cosines)
     heads = {"advantage": head(num_actions * size)}
     if dueling:
         heads["value"] = head(size)
@@ -82,6 +85,53 @@ def gather_action(values: jax.Array, action: jax.Array) -> jax.Array:
     # A one-hot product: its gradient is a product too, where a gather's is a slow scatter.
     one_hot = jax.nn.one_hot(action, values.shape[-2])
     return jnp.sum(values * one_hot[..., None], axis=-2)
+
+
+# --- random numbers of the Q-network -------------------------------------------------------------
+
+
+@struct
+class Draws:
+    """Random numbers of a pass of N timesteps through a Q-network."""
+
+    noise: jax.Array | None = None  # keys [N] of noisy heads, or one for all [1]
+    taus: jax.Array | None = None  # f32 [N, Z], probabilities of implicit quantiles
+
+
+def draws_of_acting(value: ActionValue, noisy: bool, keys: jax.Array, explore: bool) -> Draws:
+    """Return the draws for timesteps `[B]`, each from its key.
+
+    Without `explore` there is no noise, and probabilities are evenly spaced.
+    """
+    noise = _fold_in(keys, 1) if noisy and explore else None
+    if not isinstance(value, ImplicitQuantiles):
+        return Draws(noise)
+    num = value.policy_samples
+    if explore:
+        return Draws(noise, unit(random_words(_fold_in(keys, 2), num)))
+    taus = jnp.asarray((np.arange(num) + 0.5) / num, jnp.float32)
+    return Draws(noise, jnp.tile(taus.reshape(1, num), (keys.shape[0], 1)))
+
+
+def draws_of_learning(
+    value: ActionValue, noisy: bool, key: jax.Array, num: int
+) -> tuple[Draws, Draws, Draws]:
+    """Return the draws of an update's passes: what is learned, the target, and what chooses.
+
+    Noise is one for all `num` samples, as in Fortunato et al. 2018, section 3.1.
+    """
+    noise = jax.random.split(key, (3, 1)) if noisy else (None, None, None)
+    if not isinstance(value, ImplicitQuantiles):
+        return Draws(noise[0]), Draws(noise[1]), Draws(noise[2])
+    keys = jax.random.split(jax.random.fold_in(key, 3), 3)  # 0 to 2 may be the noise's
+    sizes = (value.samples, value.target_samples, value.policy_samples)
+    taus = [jax.random.uniform(k, (num, n)) for k, n in zip(keys, sizes, strict=True)]
+    return Draws(noise[0], taus[0]), Draws(noise[1], taus[1]), Draws(noise[2], taus[2])
+
+
+def _fold_in(keys: jax.Array, number: int) -> jax.Array:
+    """Derive keys `[B]`, independent of those that choose actions."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
 
 # --- exploration ---------------------------------------------------------------------------------
@@ -130,8 +180,3 @@ def epsilon_greedy(values: jax.Array, keys: jax.Array, epsilon: jax.Array) -> ja
     random_action = jnp.sum(num_allowed <= index[:, None], axis=-1, dtype=jnp.int32)
     greedy_action = jnp.argmax(values, axis=-1).astype(jnp.int32)
     return jnp.where(uniform < epsilon, random_action, greedy_action)
-
-
-def noise_keys(keys: jax.Array) -> jax.Array:
-    """Derive keys `[B]` for noisy heads, independent of those that choose actions."""
-    return jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
