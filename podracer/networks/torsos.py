@@ -205,10 +205,11 @@ def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) ->
         for layer in layers:
             x = ACTIVATIONS[config.activation](layer(x))
         return x
+    assert isinstance(config, ResNet)  # an MLP has no images
     for first, *blocks in layers:
         x = first(x)
         x = max_pool(x)
         for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
             x = x + outer(relu(inner(relu(x))))
-    x = relu(x)
-    return adaptive_max_pool(x, config.pooled_size) if config.pooled_size else x
+    x, size = relu(x), config.pooled_size
+    return adaptive_max_pool(x, size) if size else x

@@ -1,7 +1,8 @@
 """Spectral norm of weights, as a function of the weights alone."""
 
 # Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
