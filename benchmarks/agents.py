@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,10 @@ def search(options: Any) -> None:
         def alone(state: Any, agent: MuZero = agent, timestep: Any = timestep) -> Any:
             params, key, _ = state
             key, now = jax.random.split(key)
-            root = agent._root_fn(params, timestep.observation)
+            root = agent._model.root(params, timestep.observation)
+            step = partial(agent._model.step, agent._next_discount)
             policy_output = mctx.gumbel_muzero_policy(
-                params, now, root, agent._recurrent_fn, agent.num_simulations,
+                params, now, root, step, agent.num_simulations,
                 max_num_considered_actions=agent.max_considered_actions,
             )  # fmt: skip
             return params, key, policy_output.action.astype(jnp.int32)

@@ -26,7 +26,8 @@ from podracer.ops.action_values import Munchausen
 LATER_FIELDS = (
     ("layer_norm", False), ("exchange", None), ("residual_blocks", 0),
     ("return_distribution", None), ("weight_decay", 0.0), ("spectral_norm", False),
-    ("pooled_size", 0), ("munchausen", to_json(Munchausen())),
+    ("pooled_size", 0), ("munchausen", to_json(Munchausen())), ("pool", True),
+    ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 

@@ -125,6 +125,9 @@ AGENTS = {
     "lpg_student": student_of_untrained_rule(),
     "disco": student_of_random_disco_rule(),
 }
+AGENTS["muzero-reanalyze"] = dataclasses.replace(
+    AGENTS["muzero"], reanalyze_fraction=0.5, bootstrap="search"
+)
 CONTINUOUS = ("sac", "td3", "fast_td3")
 
 
@@ -213,6 +216,9 @@ PROBE_AGENTS = {
         action_reward_inputs=False,  # values are judged at single timesteps, which have none
     ),
 }
+PROBE_AGENTS["muzero-reanalyze"] = dataclasses.replace(
+    PROBE_AGENTS["muzero"], reanalyze_fraction=0.8, bootstrap="search"
+)
 RANDOM = {"replay": PROBE_REPLAY, "random_frames": 30_000, "target_update_rate": 0.05}
 CONTINUOUS_PROBE_AGENTS = {
     "a2c": PROBE_AGENTS["a2c"],

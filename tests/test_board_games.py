@@ -159,7 +159,8 @@ def test_muzero_plans_for_two_players():
         def discount(agent: MuZero) -> jax.Array:
             params = agent.actor_params(agent.init(jax.random.key(0), 1))
             action, latent = jnp.zeros(1, jnp.int32), jnp.zeros((1, 4))
-            return agent._recurrent_fn(params, jax.random.key(0), action, latent)[0].discount
+            arguments = params, jax.random.key(0), action, latent
+            return agent._model.step(agent._next_discount, *arguments)[0].discount
 
         np.testing.assert_array_equal(discount(agent), [sign * 0.5])
 

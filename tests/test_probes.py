@@ -79,7 +79,7 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
     if isinstance(agent, AlphaZero):
         return agent._predict(shared.params, observation["observation"])[1]
     if isinstance(agent, MuZero):
-        return agent._root_fn(shared.params, observation).value
+        return agent._model.root(shared.params, observation).value
     if isinstance(agent, R2D2):
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         last_action = carry.last_action[None]
@@ -143,7 +143,7 @@ def cases(probes: tuple[str, ...], names: Any = PROBE_AGENTS) -> list[Any]:
     cases(("constant", "observation", "discount", "action", "policy", "timeout")),
 )
 def test_values_and_actions(name, probe):
-    check(PROBE_AGENTS[name], probe, updates=400 if name == "muzero" else 200)
+    check(PROBE_AGENTS[name], probe, updates=400 if name.startswith("muzero") else 200)
 
 
 @pytest.mark.parametrize(("name", "probe"), cases(("continuous",), CONTINUOUS_PROBE_AGENTS))

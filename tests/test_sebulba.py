@@ -54,7 +54,7 @@ def _nothing_left():
 
 
 # Every agent's file on one learner, and one agent on several; Disco takes long to compile.
-ONCE_MORE = ("ppo-gru", "pqn-gru", "rainbow", "btr", "disco")
+ONCE_MORE = ("ppo-gru", "pqn-gru", "rainbow", "btr", "muzero-reanalyze", "disco")
 EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ONCE_MORE), ("ppo", 4)}
 
 

@@ -1,11 +1,15 @@
 """Gumbel MuZero: search in a learned model of policies, values and rewards.
 
-Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model and its losses; Danihelka et al.
-2022, "Policy improvement by planning with Gumbel", for the search, by mctx. Different from MuZero's
-paper: hidden states are vectors, and the dynamics are residual fully connected layers; targets
-bootstrap from a target network by default; no reanalysis; Adam with decoupled weight decay, not
-momentum with an L2 loss; a priority is the newest error of the network's value, not that of the
-first search, and its exponents are 0.6 and 0.4, not 1.
+Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model, its losses and reanalysis;
+Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
+Different from MuZero's paper: hidden states are vectors and the dynamics fully connected by
+default; convolutional ones begin with the torso of IMPALA, whose max-pools halve the image, have
+layer norm or none, not batch norm, and the dynamics are residual as a whole; observations are those
+of the environment, without the actions that led there; targets bootstrap from a target network by
+default, as in the paper's Reanalyze; Adam with decoupled weight decay, not momentum with an L2
+loss; a priority is the newest error of the network's value, not that of the first search, and its
+exponents are 0.6 and 0.4 by default, not 1; actions are those of the Gumbel search, not sampled
+from visit counts.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import mctx
 import optax
 
 from podracer.agents.common import actor_critic, off_policy, planning, value_based
@@ -69,6 +72,8 @@ class MuZero:
     bootstrap: Literal["search", "target_network"] = static(default="target_network")
     """Values that the targets bootstrap from: those that the search found when acting, or those of
     a target network."""
+    reanalyze_fraction: float = static(default=0.0, low=0.0, high=1.0)
+    """Fraction of each sample whose policies and search values are searched anew, in [0, 1]."""
     target_update_period: int = static(default=100, low=1)
     """Number of updates between copies of the parameters to the target network."""
     support_max: float = static(default=30.0, low=0.0)
@@ -76,13 +81,15 @@ class MuZero:
     support_size: int = static(default=61, low=2)
     """Number of atoms for values and rewards, from minus to plus the support's largest value."""
     latent_size: int = static(default=64, low=1)
-    """Size of the model's hidden state."""
+    """Size of the model's hidden state, where it is a vector."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(128,))))
     """Representation network h, from an observation to a hidden state."""
     dynamics_hidden: tuple[int, ...] = static(default=(128,), low=1)
-    """Widths of the hidden layers of the dynamics network g."""
+    """Widths of the fully connected hidden layers of the dynamics network g."""
+    dynamics_blocks: int = static(default=0, low=0)
+    """Number of residual blocks of the dynamics network; above 0 the model is convolutional."""
     prediction_hidden: tuple[int, ...] = static(default=(128,), low=1)
-    """Widths of the hidden layers of the prediction network f."""
+    """Widths of the fully connected hidden layers of the prediction network f."""
     replay: Replay = static(default=Replay(batch_size=128, prioritized=True))
     """Replay buffer."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -102,24 +109,27 @@ class MuZero:
     def act(
         self, params: ModelParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        def search(observation: PyTree, key: jax.Array) -> tuple[jax.Array, PyTree]:
-            """Search for one environment, so that its random numbers depend on its key alone."""
-            observation = jax.tree.map(lambda x: x[None], observation)
-            action, policy, value = planning.gumbel_search(
-                params,
-                key,
-                self._root_fn(params, observation),
-                self._recurrent_fn,
-                observation,
-                num_simulations=self.num_simulations,
-                max_considered_actions=self.max_considered_actions,
-                min_value_range=self.min_value_range,
-                explore=explore,
-            )
-            return action, {"policy": policy, "value": value}
-
+        search = partial(self._search, params, explore)
         action, extras = jax.vmap(search)(timestep.observation, keys)
         return action, extras, carry
+
+    def _search(
+        self, params: ModelParams, explore: bool, observation: PyTree, key: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Search for one environment, so that its random numbers depend on its key alone."""
+        observation, model = jax.tree.map(lambda x: x[None], observation), self._model
+        action, policy, value = planning.gumbel_search(
+            params,
+            key,
+            model.root(params, observation),
+            partial(model.step, self._next_discount),
+            observation,
+            num_simulations=self.num_simulations,
+            max_considered_actions=self.max_considered_actions,
+            min_value_range=self.min_value_range,
+            explore=explore,
+        )
+        return action, {"policy": policy, "value": value}
 
     learn = off_policy.learn_with_target_network
 
@@ -133,9 +143,15 @@ class MuZero:
         equation 1). The losses of the K steps are divided by K, so that their sum does not depend
         on K.
         """
-        del key
-        trajectory, steps = sample.trajectory, sample.trajectory.steps
-        next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
+        trajectory = planning.reanalyze(
+            partial(self._search, jax.lax.stop_gradient(params), True),
+            sample.trajectory,
+            key,
+            fraction=self.reanalyze_fraction,
+            # With policy targets; then, where these are used, with values to bootstrap from.
+            num_timesteps=self.unroll_steps + 1 + self.n_step * (self.bootstrap == "search"),
+        )
+        steps, next_steps, valid = trajectory.steps, trajectory.next_timesteps(), trajectory.valid()
         model = self._model
         value_targets = self._value_targets(target_params, trajectory)
 
@@ -187,35 +203,11 @@ class MuZero:
         )
         return n_step_targets(values, rewards, self.discount * discounts, valid, self.n_step)
 
-    # --- callbacks of mctx -----------------------------------------------------------------------
-
-    def _root_fn(self, params: ModelParams, observation: PyTree) -> mctx.RootFnOutput:
-        model = self._model
-        state = model.representation(params, observation)
-        policy_logits, value_logits = model.prediction(params, state)
-        return planning.RootFnOutput(
-            prior_logits=policy_logits, value=model.to_scalar(value_logits), embedding=state
-        )
-
-    def _recurrent_fn(
-        self, params: ModelParams, key: jax.Array, action: jax.Array, state: jax.Array
-    ) -> tuple[mctx.RecurrentFnOutput, jax.Array]:
-        model = self._model
-        next_state, reward_logits = model.dynamics(params, state, action)
-        policy_logits, value_logits = model.prediction(params, next_state)
-        reward = model.to_scalar(reward_logits)
-        output = planning.RecurrentFnOutput(
-            reward=reward,
-            discount=jnp.full_like(reward, self._turn) * self.discount,
-            prior_logits=policy_logits,
-            value=model.to_scalar(value_logits),
-        )
-        return output, next_state
-
     @property
-    def _turn(self) -> float:
-        """Sign of the next state's value: that of the other player where players take turns."""
-        return -1.0 if actor_critic.require_spec(self.spec).takes_turns else 1.0
+    def _next_discount(self) -> float | jax.Array:
+        """Discount of a next state's value, negative where that is the other player's."""
+        takes_turns = actor_critic.require_spec(self.spec).takes_turns
+        return -self.discount if takes_turns else self.discount
 
     @property
     def _model(self) -> Model:
@@ -225,6 +217,7 @@ class MuZero:
             num_actions=value_based.require_discrete(self.spec).num_actions,
             latent_size=self.latent_size,
             dynamics_hidden=self.dynamics_hidden,
+            dynamics_blocks=self.dynamics_blocks,
             prediction_hidden=self.prediction_hidden,
             support_max=self.support_max,
             support_size=self.support_size,

@@ -109,7 +109,7 @@ def _build(
 
 
 def _noises(
-    keys: jax.Array | None, groups: Sequence[dict[str, _Head]]
+    keys: jax.Array | None, groups: Sequence[dict[str, HeadLayers]]
 ) -> dict[str, jax.Array | None]:
     """Return the noise `[N, n]` of each head: parts of one draw from each of N keys."""
     heads = {name: head for group in groups for name, head in group.items()}
@@ -161,7 +161,7 @@ def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:
     return eqx.tree_at(lambda c: c.bias, cell, cell.bias.at[forget].set(1.0))
 
 
-class _Head(eqx.Module):
+class HeadLayers(eqx.Module):
     """Fully connected layers of a head, `x [N, n] -> [N, m]`."""
 
     layers: tuple[Linear | NoisyLinear, ...]
@@ -203,7 +203,7 @@ class _Trunk(eqx.Module):
     layers: tuple[Any, ...]
     cell: Any
     embedding: QuantileEmbedding | None
-    heads: dict[str, _Head]
+    heads: dict[str, HeadLayers]
     config: TorsoNetwork = eqx.field(static=True)
 
     def __init__(
@@ -229,7 +229,7 @@ class _Trunk(eqx.Module):
         self.embedding = QuantileEmbedding(cosines, size, key=embedding_key) if cosines else None
         keys = jax.random.split(head_key, len(heads))
         self.heads = {
-            name: _Head(size, head, key=k)
+            name: HeadLayers(size, head, key=k)
             for (name, head), k in zip(heads.items(), keys, strict=True)
         }
 

@@ -87,6 +87,8 @@ class ResNet:
     pooled_size: int = bounded(0)
     """Height and width to which a last, adaptive max-pool reduces the image, in pixels; 0 for no
     such pool."""
+    pool: bool = True
+    """Halve height and width in each stage; otherwise they stay as they are."""
 
 
 Torso = MLP | CNN | ResNet
@@ -111,7 +113,7 @@ def make_torso(config: Torso, observation: PyTree, key: jax.Array) -> tuple[tupl
             raise ConfigError("image observations must have the same height and width.")
         height, width = images[0].shape[:2]
         channels = sum(x.shape[2] for x in images)
-        convolutions, shape = _convolutions(config, (height, width, channels), conv_key)
+        convolutions, shape = make_convolutions(config, (height, width, channels), conv_key)
         layers.append(convolutions)
         size += math.prod(shape)
     elif not isinstance(config, MLP):
@@ -133,11 +135,12 @@ def apply_torso(
     config: Torso, layers: tuple[Any, ...], observation: PyTree, dtype: str
 ) -> jax.Array:
     """Return features `[N, size]` of observation leaves `[N, ...]`, computed in a dtype."""
-    leaves = [_as_float(x).astype(dtype) for x in jax.tree.leaves(observation)]
+    leaves = [as_float(x).astype(dtype) for x in jax.tree.leaves(observation)]
     images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
     parts = [x.reshape(x.shape[0], -1) for x in vectors]
     if images:
-        image = _apply_convolutions(config, layers[0], jnp.concatenate(images, axis=-1))
+        image = apply_convolutions(config, layers[0], jnp.concatenate(images, axis=-1))
+        image = relu(image) if isinstance(config, ResNet) else image
         parts.append(image.reshape(image.shape[0], -1))
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
@@ -158,7 +161,7 @@ def _layer(config: Torso, layer: Linear | Convolution) -> Linear | Convolution |
     return Normalized(layer) if config.layer_norm else layer
 
 
-def _convolutions(
+def make_convolutions(
     config: Torso, shape: tuple[int, int, int], key: jax.Array
 ) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
     """Return convolution layers, and the shape `[H, W, C]` of their output."""
@@ -185,7 +188,9 @@ def _convolutions(
             spectral = config.spectral_norm
             convs += [Convolution(outputs, outputs, 3, 1, True, spectral, key=k) for k in keys[1:]]
             layers.append(tuple(_layer(config, conv) for conv in convs))
-            height, width, channels = (height + 1) // 2, (width + 1) // 2, outputs
+            if config.pool:
+                height, width = (height + 1) // 2, (width + 1) // 2
+            channels = outputs
         if config.pooled_size > min(height, width):
             raise ConfigError(
                 f"pooled_size is {config.pooled_size}, but the last stage leaves an image of "
@@ -195,12 +200,13 @@ def _convolutions(
     return tuple(layers), (height, width, channels)
 
 
-def _as_float(x: jax.Array) -> jax.Array:
+def as_float(x: jax.Array) -> jax.Array:
     """Scale uint8 images to [0, 1]; cast everything else to float32."""
     return x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
 
 
-def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> jax.Array:
+def apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    """Return what convolution layers make of images; a `ResNet`'s last ReLU is left out."""
     if isinstance(config, CNN):
         for layer in layers:
             x = ACTIVATIONS[config.activation](layer(x))
@@ -208,8 +214,7 @@ def _apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) ->
     assert isinstance(config, ResNet)  # an MLP has no images
     for first, *blocks in layers:
         x = first(x)
-        x = max_pool(x)
+        x = max_pool(x) if config.pool else x
         for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
             x = x + outer(relu(inner(relu(x))))
-    x, size = relu(x), config.pooled_size
-    return adaptive_max_pool(x, size) if size else x
+    return adaptive_max_pool(x, config.pooled_size) if config.pooled_size else x

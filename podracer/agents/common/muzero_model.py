@@ -1,5 +1,6 @@
 """MuZero's learned model: its three functions, with categorical values and rewards.
 
+Hidden states are vectors `[N, latent]`, or planes `[N, H, W, C]` where the model is convolutional.
 Source: Schrittwieser et al. 2020 (arXiv 1911.08265).
 """
 
@@ -10,10 +11,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import mctx
 
-from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
+from podracer.agents.common import planning
+from podracer.networks import CNN, MLP, Head, Network, NetworkBuilder, ResNet, TorsoNetwork, outputs
+from podracer.networks.plane_network import PlaneNetwork, Planes
 from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquash
-from podracer.types import ArraySpec, Params, PyTree
+from podracer.types import ArraySpec, ConfigError, Params, PyTree
 
 
 class ModelParams(NamedTuple):
@@ -45,7 +49,7 @@ class Model:
         )
 
     def representation(self, params: ModelParams, observation: PyTree) -> jax.Array:
-        """Return the hidden state `[N, latent]` of an observation: `s⁰ = h(o)`."""
+        """Return the hidden state `[N, ...]` of an observation: `s⁰ = h(o)`."""
         heads = outputs(self.representation_network, params.representation, observation)
         return _scale_state(heads["state"])
 
@@ -65,6 +69,37 @@ class Model:
     def value(self, params: ModelParams, observation: PyTree) -> jax.Array:
         """Return the value `[N]` of an observation."""
         return self.to_scalar(self.prediction(params, self.representation(params, observation))[1])
+
+    # --- for the search, as mctx asks for them ---------------------------------------------------
+
+    def root(self, params: ModelParams, observation: PyTree) -> mctx.RootFnOutput:
+        """Return what the search knows of an observation before it begins."""
+        state = self.representation(params, observation)
+        policy_logits, value_logits = self.prediction(params, state)
+        return planning.RootFnOutput(
+            prior_logits=policy_logits, value=self.to_scalar(value_logits), embedding=state
+        )
+
+    def step(
+        self,
+        discount: float | jax.Array,
+        params: ModelParams,
+        key: jax.Array,
+        action: jax.Array,
+        state: jax.Array,
+    ) -> tuple[mctx.RecurrentFnOutput, jax.Array]:
+        """Return what a step of the dynamics leads to; `discount` is that of the next value."""
+        del key
+        next_state, reward_logits = self.dynamics(params, state, action)
+        policy_logits, value_logits = self.prediction(params, next_state)
+        reward = self.to_scalar(reward_logits)
+        output = planning.RecurrentFnOutput(
+            reward=reward,
+            discount=jnp.full_like(reward, discount),
+            prior_logits=policy_logits,
+            value=self.to_scalar(value_logits),
+        )
+        return output, next_state
 
     # --- values and rewards as categorical distributions (appendix F) ----------------------------
 
@@ -91,31 +126,51 @@ def build_model(
     num_actions: int,
     latent_size: int,
     dynamics_hidden: tuple[int, ...],
+    dynamics_blocks: int,
     prediction_hidden: tuple[int, ...],
     support_max: float,
     support_size: int,
 ) -> Model:
     """Build the model for observations of a specification; `network` is the representation.
 
-    The other networks compute in its dtype.
+    The other networks compute in its dtype. With `dynamics_blocks` the model is convolutional.
     """
     dtype = network.compute_dtype if isinstance(network, TorsoNetwork) else "float32"
-    latent = ArraySpec((latent_size,))
+    if dynamics_blocks:
+        torso = _convolutions_of(network)
+        representation = PlaneNetwork(torso, compute_dtype=dtype)
+        latent, state_head = representation.planes(observation), Planes()
+        tower = ResNet(latent.shape[-1:], dynamics_blocks, 0, torso.layer_norm, pool=False)
+        no_tower = dataclasses.replace(tower, channels=())
+        dynamics = PlaneNetwork(tower, dynamics_hidden, dtype)
+        prediction = PlaneNetwork(no_tower, prediction_hidden, dtype)
+    else:
+        representation, latent, state_head = network, ArraySpec((latent_size,)), Head(latent_size)
+        dynamics = TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype)
+        prediction = TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype)
     inputs = {"action": ArraySpec((num_actions,)), "state": latent}
-    transition = {"state": Head(latent_size), "reward": Head(support_size, 0.01)}
-    # Small initial weights: values near 0, and a nearly uniform policy.
+    # Small initial weights: rewards and values near 0, and a nearly uniform policy.
+    transition = {"state": state_head, "reward": Head(support_size, 0.01)}
     evaluation = {"policy": Head(num_actions, 0.01), "value": Head(support_size, 0.01)}
     return Model(
         num_actions,
         support_max,
         support_size,
-        dynamics_network=TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype).build(
-            inputs, transition
-        ),
-        representation_network=network.build(observation, {"state": Head(latent_size)}),
-        prediction_network=TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype).build(
-            latent, evaluation
-        ),
+        dynamics_network=dynamics.build(inputs, transition),
+        representation_network=representation.build(observation, {"state": state_head}),
+        prediction_network=prediction.build(latent, evaluation),
+    )
+
+
+def _convolutions_of(network: NetworkBuilder) -> CNN | ResNet:
+    """Return the torso of a network of convolutions without memory."""
+    if isinstance(network, TorsoNetwork) and network.memory == "none":
+        torso = network.torso
+        if not isinstance(torso, MLP):
+            return torso
+    raise ConfigError(
+        "MuZero.dynamics_blocks is set, so its network must have convolutions and no memory, such "
+        "as TorsoNetwork(ResNet())."
     )
 
 
@@ -125,7 +180,8 @@ def scale_gradient(x: jax.Array, scale: float) -> jax.Array:
 
 
 def _scale_state(state: jax.Array) -> jax.Array:
-    """Scale each hidden state `[N, latent]` to [0, 1]. Source: appendix G."""
-    low = jnp.min(state, axis=-1, keepdims=True)
-    high = jnp.max(state, axis=-1, keepdims=True)
+    """Scale each hidden state `[N, ...]` to [0, 1]. Source: appendix G."""
+    axes = tuple(range(1, state.ndim))
+    low = jnp.min(state, axes, keepdims=True)
+    high = jnp.max(state, axes, keepdims=True)
     return (state - low) / (high - low + 1e-5)

@@ -1,10 +1,12 @@
-"""Shared parts of agents that plan: Gumbel search by mctx.
+"""Shared parts of agents that plan: Gumbel search by mctx, and searching again in a replay.
 
 Source: Danihelka et al. 2022, "Policy improvement by planning with Gumbel".
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import mctx
 
 from podracer.agents.common.actor_critic import has_action_mask
-from podracer.types import ACTION_MASK, Params, PyTree
+from podracer.types import ACTION_MASK, Params, PyTree, Trajectory
 
 # `chex.dataclass` hides the constructors of mctx's outputs from type checkers.
 RootFnOutput: Any = mctx.RootFnOutput
@@ -57,3 +59,37 @@ def gumbel_search(
         lambda x: x[0], (policy_output.action, policy_output.action_weights, value)
     )
     return action.astype(jnp.int32), policy, value
+
+
+def reanalyze(
+    search: Callable[[PyTree, jax.Array], tuple[jax.Array, PyTree]],
+    trajectory: Trajectory,
+    key: jax.Array,
+    *,
+    fraction: float,
+    num_timesteps: int,
+) -> Trajectory:
+    """Search anew the first timesteps of a random fraction of sampled sequences `[T, N, ...]`.
+
+    `search(observation, key) -> (action, extras)` is for one observation. What it returns takes the
+    place of the extras from acting; the actions stay those that were taken. Source: Schrittwieser
+    et al. 2020, appendix H.
+    """
+    steps, num_sequences = trajectory.steps, trajectory.steps.timestep.reward.shape[1]
+    num_rows = round(fraction * num_sequences)
+    if not num_rows:
+        return trajectory
+    row_key, search_key = jax.random.split(key)
+    rows = jax.random.permutation(row_key, num_sequences)[:num_rows]
+
+    def search_rows(timestep: tuple[PyTree, jax.Array]) -> PyTree:
+        observation, key = timestep
+        return jax.vmap(search)(observation, jax.random.split(key, num_rows))[1]
+
+    # One timestep after the other: the trees of all at once would need much memory.
+    observation = jax.tree.map(lambda x: x[:num_timesteps, rows], steps.timestep.observation)
+    extras = jax.lax.map(search_rows, (observation, jax.random.split(search_key, num_timesteps)))
+    extras = jax.tree.map(
+        lambda old, new: old.at[:num_timesteps, rows].set(new), steps.extras, extras
+    )
+    return dataclasses.replace(trajectory, steps=dataclasses.replace(steps, extras=extras))

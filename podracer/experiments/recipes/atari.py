@@ -6,6 +6,7 @@ import dataclasses
 
 from podracer.agents.dqn import DQN, btr, rainbow
 from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.drivers.sebulba import SebulbaConfig
@@ -167,6 +168,40 @@ def atari_btr(game: str = "pong") -> Experiment:
         driver=SebulbaConfig(num_envs=64, rollout_length=4, updates_per_chunk=200),
         evaluation_policy="greedy",
         evaluation_epsilon=0.01,
+    )
+
+
+@recipe
+def atari_muzero(game: str = "pong") -> Experiment:
+    """Gumbel MuZero Reanalyze on an Atari game (`--game NAME`), for accelerators.
+
+    As in Schrittwieser et al. 2020, appendices F to H: planes of 6 x 6 x 256 and 16 blocks of the
+    dynamics, atoms, simulations, steps, costs, priorities, samples of 1024, two for each frame, and
+    the share of them that is searched anew. Adam's learning rate is ours.
+    """
+    return dataclasses.replace(
+        atari_dqn(game),
+        agent=MuZero(
+            learning_rate=1e-4,
+            num_simulations=50,
+            support_max=300.0,
+            support_size=601,
+            reanalyze_fraction=0.8,
+            network=TorsoNetwork(ResNet((128, 256, 256, 256), blocks=3, layer_norm=True)),
+            dynamics_hidden=(),
+            dynamics_blocks=16,
+            prediction_hidden=(),
+            replay=Replay(
+                capacity=1_000_000,
+                batch_size=1024,
+                warmup=50_000,
+                prioritized=True,
+                priority_exponent=1.0,
+                importance_exponent=1.0,
+            ),
+        ),
+        driver=SebulbaConfig(num_envs=64, rollout_length=8, updates_per_chunk=50),
+        evaluation_epsilon=0.0,
     )
 
 

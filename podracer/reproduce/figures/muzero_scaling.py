@@ -21,5 +21,5 @@ FIGURE = Figure(
         Curve("200 M frames in 9 h", ((16, 6.2e3),), "published", Reading.DERIVED),
     ),
     axes=Axes("TPU cores", "emulator frames a second", log_x=True, log_y=True),
-    impossible="It needs several hosts with accelerators, and MuZero has no recipe for Atari yet.",
+    impossible="It needs several hosts with accelerators; the recipe is `atari_muzero`.",
 )
