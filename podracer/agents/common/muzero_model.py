@@ -140,8 +140,8 @@ def build_model(
         torso = _convolutions_of(network)
         representation = PlaneNetwork(torso, compute_dtype=dtype)
         latent, state_head = representation.planes(observation), Planes()
-        tower = ResNet(latent.shape[-1:], dynamics_blocks, 0, torso.layer_norm, pool=False)
-        no_tower = dataclasses.replace(tower, channels=())
+        no_tower = ResNet((), dynamics_blocks, layer_norm=torso.layer_norm, pool=False)
+        tower = dataclasses.replace(no_tower, channels=latent.shape[-1:])
         dynamics = PlaneNetwork(tower, dynamics_hidden, dtype)
         prediction = PlaneNetwork(no_tower, prediction_hidden, dtype)
     else:
