@@ -140,7 +140,10 @@ def build_model(
         torso = _convolutions_of(network)
         representation = PlaneNetwork(torso, compute_dtype=dtype)
         latent, state_head = representation.planes(observation), Planes()
-        no_tower = ResNet((), dynamics_blocks, layer_norm=torso.layer_norm, pool=False)
+        resnet = torso if isinstance(torso, ResNet) else ResNet(layer_norm=torso.layer_norm)
+        no_tower = dataclasses.replace(
+            resnet, channels=(), blocks=dynamics_blocks, pool=False, pooled_size=0
+        )
         tower = dataclasses.replace(no_tower, channels=latent.shape[-1:])
         dynamics = PlaneNetwork(tower, dynamics_hidden, dtype)
         prediction = PlaneNetwork(no_tower, prediction_hidden, dtype)
