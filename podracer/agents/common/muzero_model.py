@@ -7,7 +7,7 @@ Source: Schrittwieser et al. 2020 (arXiv 1911.08265).
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +136,7 @@ def build_model(
     The other networks compute in its dtype. With `dynamics_blocks` the model is convolutional.
     """
     dtype = network.compute_dtype if isinstance(network, TorsoNetwork) else "float32"
+    state_head: Any  # `Planes` only with networks that know it
     if dynamics_blocks:
         torso = _convolutions_of(network)
         representation = PlaneNetwork(torso, compute_dtype=dtype)
