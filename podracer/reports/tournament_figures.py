@@ -48,7 +48,7 @@ Where = Callable[[Entry], float]
 
 def scores(course: TournamentLog) -> str:
     """Draw scores over wall time with the best so far, and over the frames of the lineage."""
-    entries = list(course.entries.values())
+    entries, title = list(course.entries.values()), score_name(course.state).capitalize()
     name, unit = time_unit(course.seconds)
 
     def time(entry: Entry) -> float:
@@ -65,18 +65,18 @@ def scores(course: TournamentLog) -> str:
         best = np.maximum.accumulate([entry.score for entry in entries])
         at = [*map(time, entries), course.seconds / unit]
         axes.step(at, [*best, best[-1]], where="post", color=strong, lw=1.8, zorder=4)
-        style_axes(axes, f"{score_name(course.state).capitalize()} over wall time", name)
+        style_axes(axes, f"{title} over wall time", name)
         axes.set_xlim(0, 1.03 * at[-1] or None)
         axes = figure.add_subplot(1, 2, 2)
         _lines(axes, course, course.links(entries), lambda entry: entry.frames, _score)
-        style_axes(axes, "Score over the frames of the lineage", "frames")
+        style_axes(axes, f"{title} over the frames of the lineage", "frames")
         axes.set_xlim(0, 1.03 * max(entry.frames for entry in entries) or None)
 
     if not entries:
         return ""
     names = [("a pod", POD), ("the winner and its ancestors", WINNER)]
     names.append(("the best so far", "var(--text)"))
-    return legend(names) + render("Scores over wall time, over frames", 3.4, draw)
+    return legend(names) + render(f"{title}s over wall time, over frames", 3.4, draw)
 
 
 def hyperparameters(course: TournamentLog) -> str:
@@ -137,6 +137,7 @@ def lineage(course: TournamentLog) -> str:
     if not entries:
         return ""
     height = _height(course)
+    label = score_name(course.state)
     size = 72 * min(0.5 * height / len(course.state.pods), 5 / course.rounds, 0.13)
 
     def draw(figure: Figure) -> None:
@@ -156,7 +157,7 @@ def lineage(course: TournamentLog) -> str:
         _rows(axes, course, "round")
         _rounds(axes, course, 20)
         bar = figure.colorbar(
-            ScalarMappable(norm, _SCALE), ax=axes, aspect=8 * height, pad=0.01, label="score"
+            ScalarMappable(norm, _SCALE), ax=axes, aspect=8 * height, pad=0.01, label=label
         )
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 

@@ -11,7 +11,7 @@ from podracer.reports.curves import legend
 from podracer.reports.page import section, tiles
 from podracer.reports.tournament import ancestry, facts, failures, leaderboard, matches
 from podracer.reports.tournament_figures import OUTCOMES, POD, WINNER, time_unit
-from podracer.reports.tournament_log import TournamentLog
+from podracer.reports.tournament_log import TournamentLog, score_name
 from podracer.reports.watch.chart import Chart, extent
 from podracer.tournament.events import Stopped
 
@@ -42,7 +42,8 @@ def _scores(course: TournamentLog) -> str:
     name, unit = time_unit(course.seconds)
     times = np.array([course.since(entry.created) / unit for entry in entries])
     scores = np.array([entry.score for entry in entries])
-    chart = Chart("Score over wall time", name, (0, course.seconds / unit), extent([scores], 0.04))
+    title = f"{score_name(course.state).capitalize()} over wall time"
+    chart = Chart(title, name, (0, course.seconds / unit), extent([scores], 0.04))
     for first, second in course.pods():
         ends = [course.since(entry.created) / unit for entry in (first, second)]
         chart.line(ends, [first.score, second.score], POD, width=0.7, opacity=0.5)
