@@ -15,6 +15,7 @@ from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.disco import Disco
 from podracer.agents.dqn import DQN, btr
+from podracer.agents.frodo import Frodo
 from podracer.agents.impala import Impala
 from podracer.agents.lpg import UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
@@ -68,6 +69,7 @@ AGENTS = {
     "a2c": A2C(network=SMALL),
     "impala": Impala(network=SMALL),
     "stacx": Stacx(network=SMALL),
+    "frodo": Frodo(network=SMALL, inner_updates=1, units=8),
     "ppo": PPO(network=SMALL, num_epochs=2, normalize_observations=True, normalize_rewards=True),
     "ppo-gru": PPO(network=RECURRENT, num_epochs=2, num_minibatches=2),
     "pqn": PQN(network=TorsoNetwork(MLP((16,), layer_norm=True)), num_epochs=2),

@@ -5,6 +5,7 @@ from podracer.agents.alphazero import AlphaZero as AlphaZero
 from podracer.agents.ddpg import DDPG as DDPG
 from podracer.agents.disco.agent import Disco as Disco
 from podracer.agents.dqn import DQN as DQN
+from podracer.agents.frodo import Frodo as Frodo
 from podracer.agents.impala import Impala as Impala
 from podracer.agents.lpg.agent import LPG as LPG
 from podracer.agents.lpg.student import LPGStudent as LPGStudent

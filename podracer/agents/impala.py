@@ -71,13 +71,13 @@ class Impala:
         """Update once from the rollout, which older parameters may have acted in."""
         learner: CountedState = state.shared
         grads, metrics = global_grad(
-            self._loss, learner.params, trajectory, learner.frames, axis=axis
+            self.vtrace_loss, learner.params, trajectory, learner.frames, axis=axis
         )
         num_frames = schedules.frames_of(trajectory, axis)
         state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
         return state, {**metrics, **update_metrics}
 
-    def _loss(
+    def vtrace_loss(
         self, params: Params, trajectory: Trajectory, frames: jax.Array
     ) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss with the targets and advantages of V-trace."""

@@ -40,6 +40,7 @@ ANAKIN = {
     "catch_a2c": 20,
     "catch_impala": 20,
     "catch_stacx": 6,
+    "catch_frodo": 6,
     "catch_muzero": 10,
     "catch_alphazero": 6,
     "cartpole_ppo": 10,

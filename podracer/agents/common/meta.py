@@ -8,11 +8,14 @@ Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from podracer.ops.dense import dense
+from podracer.ops.lstm import lstm
 from podracer.types import Params, PyTree
 
 Update = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -62,3 +65,23 @@ def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
         return jax.tree.map(lambda g: g * scale, grads)
 
     return optax.stateless(clip)
+
+
+# --- networks that read rollouts ------------------------------------------------------------------
+
+
+def backward_lstm(core: Any, inputs: jax.Array, resets: jax.Array) -> jax.Array:
+    """Return the hidden states `[T, B, H]` of an `eqx.nn.LSTMCell` from the last step to the first.
+
+    It reads `inputs [T, B, n]`, and begins anew before the steps where `resets [T, B]` are set.
+    """
+    gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
+    zeros = jnp.zeros((gates.shape[1], core.hidden_size))
+    unrolled: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
+    return unrolled[0]
+
+
+def apply_linear(layer: Any, x: jax.Array) -> jax.Array:
+    """Return the outputs `[*b, m]` of an `eqx.nn.Linear` for inputs `[*b, n]`."""
+    product: jax.Array = dense(x, layer.weight.T)
+    return product + layer.bias.reshape((1,) * (product.ndim - 1) + (-1,))

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common.actor_critic import mask_logits
+from podracer.agents.common.meta import apply_linear, backward_lstm
 from podracer.networks import Head, Network
-from podracer.ops.dense import dense
 from podracer.ops.distributions import Categorical
-from podracer.ops.lstm import lstm
 from podracer.types import Carry, Params, PyTree, Trajectory, static, struct
 
 
@@ -119,29 +118,19 @@ class UpdateRule:
             embedded[:-1],
             jnp.where(is_terminal, 0.0, embedded[1:]),
         ], axis=-1)  # fmt: skip
-        core = params.core
-        gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
         # No information flows back across the end of an episode: the LSTM is reset there.
         is_cut = jnp.concatenate([~data.valid[1:], jnp.zeros_like(data.valid[:1])])
-        zeros = jnp.zeros((gates.shape[1], core.hidden_size))
-        resets = is_terminal | is_cut
-        unrolled: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
-        hidden = unrolled[0]
+        hidden = backward_lstm(params.core, inputs, is_terminal | is_cut)
         return Targets(
-            _linear(params.policy, hidden)[..., 0],
-            jax.nn.softmax(_linear(params.prediction, hidden)),
+            apply_linear(params.policy, hidden)[..., 0],
+            jax.nn.softmax(apply_linear(params.prediction, hidden)),
         )
 
 
 def _embed(params: RuleParams, prediction: jax.Array) -> jax.Array:
     """One number for each prediction `[..., m]`."""
-    hidden = jax.nn.relu(_linear(params.embed, prediction))
-    return _linear(params.narrow, hidden)[..., 0]
-
-
-def _linear(layer: Any, x: jax.Array) -> jax.Array:
-    product: jax.Array = dense(x, layer.weight.T)
-    return product + layer.bias.reshape((1,) * (product.ndim - 1) + (-1,))
+    hidden = jax.nn.relu(apply_linear(params.embed, prediction))
+    return apply_linear(params.narrow, hidden)[..., 0]
 
 
 # --- updates of a student with the targets -------------------------------------------------------

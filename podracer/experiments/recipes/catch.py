@@ -7,6 +7,7 @@ import dataclasses
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.frodo import Frodo
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.q_lambda import QLambda
@@ -53,6 +54,15 @@ def catch_impala() -> Experiment:
         driver=AnakinConfig(num_envs=128, rollout_length=16, updates_per_chunk=100),
         frames=2_048_000,
     )
+
+
+@recipe
+def catch_frodo() -> Experiment:
+    """FRODO on Catch: `catch_impala` that learns what its values should predict."""
+    agent = Frodo(
+        learning_rate=2e-3, optimizer=Optimizer(), max_gradient_norm=40.0, network=NETWORK
+    )
+    return dataclasses.replace(catch_impala(), agent=agent)
 
 
 @recipe

@@ -1,0 +1,250 @@
+"""FRODO: an actor-critic that learns what its values should predict, while it learns.
+
+A network reads a rollout from its end to its beginning and gives every step a target G, in the
+place of a return. The parameters take a few steps on an inner loss with these targets, each on the
+rollouts of other environments; then the gradient of an outer loss, V-trace's with fixed
+hyperparameters, on those left is taken through these steps with respect to the target network.
+A cost makes its targets agree with themselves one step later. Source: Xu et al. 2020 (arXiv
+2007.08433). Inputs and size of the target network are ours; the paper holds out the next rollout.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.meta import apply_linear, backward_lstm, clip_by_norm, meta_grad
+from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.impala import Impala
+from podracer.mesh import global_mean
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.types import (
+    ConfigError,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    Trajectory,
+    bounded,
+    static,
+    struct,
+)
+
+META_OPTIMIZER = optax.scale_by_adam()
+NUM_INPUTS = 5
+
+
+@struct
+class TargetParams:
+    """Parameters η of the target network."""
+
+    core: Any  # eqx.nn.LSTMCell
+    head: Any  # eqx.nn.Linear
+
+
+@struct
+class FrodoState(CountedState):
+    """Parameters θ and those of the target network, each with the state of their optimizer."""
+
+    target_params: TargetParams
+    meta_optimizer_state: optax.OptState
+
+
+@struct
+class Frodo:
+    """Actor-critic for discrete or continuous actions, whose return is a learned function."""
+
+    learning_rate: schedules.Schedule = bounded(6e-4)
+    """Learning rate of the optimizer for the parameters."""
+    meta_learning_rate: schedules.Schedule = bounded(1e-3)
+    """Learning rate of Adam for the target network."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma of the outer loss and of the consistency of targets, in [0, 1]."""
+    value_cost: float = bounded(0.5)
+    """Weight of the value loss, in the inner and in the outer loss."""
+    entropy_cost: float = bounded(0.01)
+    """Weight of the entropy bonus, in the inner and in the outer loss."""
+    consistency_cost: float = bounded(0.1)
+    """Weight, in the outer loss, of the squared difference between a target and the reward plus the
+    discounted target one step later."""
+    max_gradient_norm: float = bounded(40 / 640)
+    """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
+    optimizer: Optimizer = Optimizer("rmsprop", epsilon=0.01 / 640)
+    """Optimizer of the parameters."""
+    inner_updates: int = static(default=3, low=1)
+    """Number K of inner updates; the environments are divided into K + 1 parts, the last of which
+    has the outer loss."""
+    units: int = static(default=64, low=1)
+    """Units of the target network's LSTM."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
+    """Network with the policy and value heads."""
+    spec: EnvironmentSpec | None = static(default=None)
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return new parameters. Raises `ConfigError` if the environments cannot be divided."""
+        if num_envs % (self.inner_updates + 1):
+            raise ConfigError(
+                f"FRODO divides the environments into inner_updates + 1 = {self.inner_updates + 1} "
+                f"parts, but there are {num_envs} on each device."
+            )
+        learner_key, core_key, head_key = jax.random.split(key, 3)
+        learner = actor_critic.init_params(self._network, self._optimizer, learner_key)
+        core = eqx.nn.LSTMCell(NUM_INPUTS, self.units, key=core_key)
+        eta: PyTree = TargetParams(core, eqx.nn.Linear(self.units, 1, key=head_key))
+        return LearnerState(_join(learner, eta, META_OPTIMIZER.init(eta)))
+
+    carry = actor_critic.carry
+    actor_params = actor_critic.actor_params
+    act = actor_critic.act_with_log_prob
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Take the inner steps on the parameters, then an outer one on the target network."""
+        learner: FrodoState = state.shared
+        num_frames = schedules.frames_of(trajectory, axis)
+        parts = split(trajectory, self.inner_updates + 1, learner.frames // num_frames)
+        held_out = jax.tree.map(lambda x: x[-1], parts)
+        meta_grads, (inner, metrics) = meta_grad(
+            partial(self._inner_update, axis),
+            partial(self._outer_loss, held_out),
+            learner.target_params,
+            CountedState(learner.params, learner.optimizer_state, learner.frames),
+            jax.tree.map(lambda x: x[:-1], parts),
+        )
+        # Each shard has a part of the gradient, through the mean of all inner gradients.
+        meta_grads = global_mean(meta_grads, axis)
+        rate = schedules.value_at(self.meta_learning_rate, learner.frames)
+        old = (learner.target_params, learner.meta_optimizer_state)
+        meta = take_step(META_OPTIMIZER, *old, meta_grads, rate)
+        metrics["meta_gradient_norm"] = optax.tree.norm(meta_grads)
+        return LearnerState(_join(actor_critic.count_frames(inner, num_frames), *meta)), metrics
+
+    def _inner_update(
+        self, axis: str | None, eta: TargetParams, learner: CountedState, trajectory: Trajectory
+    ) -> tuple[CountedState, Metrics]:
+        """Take one step towards the targets; also return how much they contradict themselves."""
+        # The targets are constants for the inner gradient, and functions for the outer one.
+        (log_prob, entropy, values), pullback = jax.vjp(
+            lambda params: self._outputs(params, trajectory), learner.params
+        )
+        targets = self._targets(eta, log_prob, values, trajectory)
+
+        def inner_loss(outputs: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
+            log_prob, entropy, values = outputs
+            valid = trajectory.valid()
+            return actor_critic.loss(
+                log_prob,
+                entropy,
+                values[:-1],
+                targets=targets,
+                advantages=valid * (targets - jax.lax.stop_gradient(values[:-1])),
+                valid=valid,
+                value_cost=self.value_cost,
+                entropy_cost=self.entropy_cost,
+            )
+
+        output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))
+        grads = global_mean(pullback(output_grads)[0], axis)
+        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
+        inconsistency = self._inconsistency(targets, trajectory)
+        return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
+
+    def _outer_loss(
+        self, trajectory: Trajectory, eta: TargetParams, learner: CountedState, aux: Metrics
+    ) -> tuple[jax.Array, Metrics]:
+        """Return V-trace's loss after the inner updates, plus the cost of inconsistent targets."""
+        loss, _ = self._outer_agent.vtrace_loss(learner.params, trajectory, learner.frames)
+        metrics = jax.tree.map(jnp.mean, aux)
+        outer_loss = loss + self.consistency_cost * metrics["inconsistency"]
+        return outer_loss, {**metrics, "outer_loss": outer_loss}
+
+    def _outputs(
+        self, params: Params, trajectory: Trajectory
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return log-probabilities and entropies `[T, B]`, and values `[T+1, B]`."""
+        policy, values = actor_critic.unroll(self, params, trajectory)
+        return policy.log_prob(trajectory.steps.extras["sample"]), policy.entropy(), values
+
+    # --- the target network -----------------------------------------------------------------------
+
+    def _targets(
+        self, eta: TargetParams, log_prob: jax.Array, values: jax.Array, trajectory: Trajectory
+    ) -> jax.Array:
+        """Return the target G of each step `[T, B]`, computed from the last one back to the first.
+
+        The inputs are reward, discount, both values and the truncated importance ratio. No
+        information flows back across the end of an episode.
+        """
+        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        ratio = jnp.exp(log_prob - trajectory.steps.extras["log_prob"])
+        discount = self.discount * next_timesteps.discount
+        inputs = (
+            next_timesteps.reward,
+            discount,
+            values[:-1],
+            discount * values[1:],
+            jnp.minimum(ratio, 1.0),
+        )
+        is_cut = jnp.concatenate([~valid[1:], jnp.zeros_like(valid[:1])])
+        resets = is_cut | (next_timesteps.discount == 0)
+        hidden = backward_lstm(eta.core, jnp.stack(inputs, axis=-1), resets)
+        return apply_linear(eta.head, hidden)[..., 0]
+
+    def _inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> jax.Array:
+        """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later, `[]`.
+
+        The last step of a rollout, and steps that a time-out follows, count as 0.
+        """
+        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+        discount = self.discount * next_timesteps.discount[:-1]
+        later = jax.lax.stop_gradient(next_timesteps.reward[:-1] + discount * targets[1:])
+        has_later = valid[:-1] & (valid[1:] | (discount == 0))
+        return 0.5 * jnp.mean(has_later * (later - targets[:-1]) ** 2)
+
+    @property
+    def _outer_agent(self) -> Impala:
+        return Impala(
+            discount=self.discount,
+            value_cost=self.value_cost,
+            entropy_cost=self.entropy_cost,
+            network=self.network,
+            spec=self.spec,
+        )
+
+    @property
+    def _network(self) -> Network:
+        return actor_critic.build(self.network, self.spec)
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        clip = clip_by_norm(self.max_gradient_norm)
+        return optax.chain(clip, self.optimizer.build(root_epsilon=1e-10))
+
+
+def _join(learner: CountedState, eta: TargetParams, meta_state: optax.OptState) -> FrodoState:
+    return FrodoState(**vars(learner), target_params=eta, meta_optimizer_state=meta_state)
+
+
+def split(trajectory: Trajectory, count: int, shift: jax.Array) -> Trajectory:
+    """Return parts `[count, T, B / count, ...]` of the environments, in an order that rotates.
+
+    Environment i is of part i % count, so that the parts of all shards are those of one device.
+    """
+
+    def split(axis: int, x: jax.Array) -> jax.Array:
+        parts = x.reshape(*x.shape[:axis], -1, count, *x.shape[axis + 1 :])
+        return jnp.roll(jnp.moveaxis(parts, axis + 1, 0), shift, axis=0)
+
+    steps, *others = trajectory.steps, trajectory.final, trajectory.carry, trajectory.final_carry
+    rest = (jax.tree.map(partial(split, 0), tree) for tree in others)
+    return Trajectory(jax.tree.map(partial(split, 1), steps), *rest)

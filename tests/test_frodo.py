@@ -1,0 +1,164 @@
+"""FRODO: what its target network reads, its gradient through the inner updates, and shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from walk import WALK, B, T, advance, begin, close, enter, fresh, learn, network, slow, with_rewards
+
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.frodo import Frodo, TargetParams, split
+from podracer.drivers.anakin import AnakinConfig, make_chunk
+from podracer.drivers.common import TrainState, abstract_state, init_state
+from podracer.mesh import find_devices, make_mesh
+from podracer.types import ConfigError, LearnerState, Trajectory
+
+
+def make(**fields: Any) -> Frodo:
+    defaults = {
+        "network": network(),
+        "spec": WALK.spec,
+        "learning_rate": 0.01,
+        "inner_updates": 2,
+        "units": 4,
+        "optimizer": Optimizer(),
+        "max_gradient_norm": 40.0,
+    }
+    return Frodo(**defaults | fields)
+
+
+AGENT = make()
+
+
+def targets(state: LearnerState, trajectory: Trajectory) -> jax.Array:
+    learner = state.shared
+    log_prob, _, values = AGENT._outputs(learner.params, trajectory)
+    return AGENT._targets(learner.target_params, log_prob, values, trajectory)
+
+
+def test_a_target_is_of_what_follows_in_the_same_episode():
+    state, trajectory = begin(AGENT)
+    before = np.asarray(targets(state, trajectory))
+    ends = np.asarray(
+        (trajectory.next_timesteps().discount == 0) | trajectory.next_timesteps().last
+    )
+    for t in range(T):
+        other = with_rewards(trajectory, lambda reward, t=t: reward.at[t + 1].add(1.0))
+        changed = np.asarray(targets(state, other)) != before
+        for b in range(B):
+            # The reward after step t is an input of all steps of its episode up to t.
+            begins = max((s + 1 for s in range(t) if ends[s, b]), default=0)
+            expected = np.zeros(T, bool)
+            expected[begins : t + 1] = True
+            valid = np.asarray(trajectory.valid())[:, b]
+            np.testing.assert_array_equal(changed[valid, b], expected[valid])
+
+
+def test_inconsistency_by_hand():
+    _, trajectory = begin(AGENT)
+    after, valid = trajectory.next_timesteps(), np.asarray(trajectory.valid())
+    targets = np.random.default_rng(0).normal(size=(T, B)).astype(np.float32)
+    total = 0.0
+    for t in range(T - 1):
+        for b in range(B):
+            is_terminal = after.discount[t, b] == 0
+            if valid[t, b] and (is_terminal or valid[t + 1, b]):
+                later = after.reward[t, b] + (0 if is_terminal else 0.99 * targets[t + 1, b])
+                total += 0.5 * (later - targets[t, b]) ** 2
+    close(AGENT._inconsistency(jnp.asarray(targets), trajectory), total / ((T - 1) * B))
+
+
+def test_each_environment_is_held_out_in_turn():
+    _, trajectory = begin(AGENT)
+    number = jnp.broadcast_to(jnp.arange(B), (T, B))
+    trajectory = dataclasses.replace(
+        trajectory, steps=dataclasses.replace(trajectory.steps, action=number)
+    )
+    held_out = [split(trajectory, 3, jnp.uint32(shift)).steps.action[-1, 0] for shift in range(3)]
+    assert sorted(np.concatenate(held_out).tolist()) == list(range(B))
+
+
+def test_environments_that_cannot_be_divided_are_refused():
+    with pytest.raises(ConfigError, match=r"inner_updates \+ 1 = 4 parts, but there are 6"):
+        fresh(make(inner_updates=3))
+
+
+@pytest.mark.slow
+def test_the_target_network_follows_the_outer_loss():
+    """Its gradient is that of V-trace's loss at the new parameters, on the environments held out,
+    times how these move with each of its parameters: by finite differences."""
+    agent = make(consistency_cost=0.0)
+    state, trajectory = trained(agent)
+    with jax.enable_x64(True):  # finite differences lose digits; the network's outputs are float32
+        state, trajectory = jax.tree.map(doubled, (state, trajectory))
+        new_state, _ = learn(agent, state, trajectory)
+        held_out = jax.tree.map(
+            lambda x: x[-1], split(trajectory, 3, state.shared.frames // (T * B))
+        )
+
+        def outer_loss(params: Any) -> jax.Array:
+            return agent._outer_agent.vtrace_loss(params, held_out, jnp.uint32(0))[0]
+
+        outer = ravel_pytree(jax.jit(jax.grad(outer_loss))(new_state.shared.params))[0]
+        eta, unravel = ravel_pytree(state.shared.target_params)
+
+        def along_outer(eta: np.ndarray) -> float:
+            changed = dataclasses.replace(state.shared, target_params=unravel(jnp.asarray(eta)))
+            params = learn(agent, LearnerState(changed), trajectory)[0].shared.params
+            return float(jnp.vdot(ravel_pytree(params)[0], outer))
+
+        got = ravel_pytree(meta_gradient(new_state))[0]
+        assert np.abs(got).max() > 1e-6
+        some = np.random.default_rng(0).choice(eta.size, 24, replace=False)
+        steps = 3e-3 * np.eye(eta.size)[some]
+        expected = [(along_outer(eta + s) - along_outer(eta - s)) / 6e-3 for s in steps]
+        np.testing.assert_allclose(got[some], expected, rtol=0.01, atol=5e-6)
+
+
+def trained(agent: Frodo, updates: int = 4) -> tuple[LearnerState, Trajectory]:
+    """A few updates on, where the derivative of Adam is more than that of a sign; the optimizer of
+    the target network is fresh, so that its mean is a tenth of the next gradient."""
+    state, actor = fresh(agent), enter(agent)
+    for seed in range(updates + 1):
+        acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
+        if seed < updates:
+            actor, (state, _) = acted, learn(agent, state, trajectory)
+    meta_optimizer = fresh(agent).shared.meta_optimizer_state
+    learner = dataclasses.replace(state.shared, meta_optimizer_state=meta_optimizer)
+    return LearnerState(learner), trajectory
+
+
+def meta_gradient(state: LearnerState) -> TargetParams:
+    means = optax.tree_utils.tree_get(state.shared.meta_optimizer_state, "mu")
+    return jax.tree.map(lambda x: 10 * x, means)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+@pytest.mark.parametrize("devices", [slow(2), slow(4)])
+def test_shards_learn_as_one_device_learns(devices):
+    """The parts of all shards are those of one device, and so are both gradients."""
+    agent = make(inner_updates=1)
+
+    def updated(devices: int) -> tuple[TrainState, Any]:
+        mesh, config = make_mesh(find_devices(devices)), AnakinConfig(16, T, 1)
+        state = init_state(agent, WALK, make_mesh(find_devices(1)), config, jax.random.key(0))
+        like = abstract_state(agent, WALK, mesh, config)
+        state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, like))
+        return make_chunk(WALK, mesh, config)(agent, state, jnp.zeros(devices, jnp.int32))
+
+    (one, one_metrics), (many, many_metrics) = updated(1), updated(devices)
+    one, many = jax.device_get((one.learner, many.learner))
+    close(many.shared.params, one.shared.params, atol=1e-5)
+    gradients = [meta_gradient(x) for x in (many, one)]
+    close(*gradients, atol=1e-4 * float(optax.tree.norm(gradients[1])), rtol=1e-3)
+    close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
