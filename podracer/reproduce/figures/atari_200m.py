@@ -65,7 +65,7 @@ FIGURE = Figure(
     axes=Axes("emulator frames", "hours", log_x=True, log_y=True),
     run="The speed of IMPALA on Pong with an actor batch of 64, from which hours are computed.",
     cases=cases,
-    minutes=3,
+    minutes=2,
     curves=curves,
     judge=judge,
     deviations=("The paper names no game and no score; the run itself was not made.",),

@@ -82,7 +82,7 @@ FIGURE = Figure(
     "on CartPole, beside one learner of all 64 environments and learners that never meet; "
     "819,200 frames in all, five seeds.",
     cases=cases,
-    minutes=4,
+    minutes=3,
     curves=curves,
     judge=judge,
     stand_in="CartPole",

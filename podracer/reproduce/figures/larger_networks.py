@@ -86,7 +86,7 @@ FIGURE = Figure(
     run="`podracer train breakout_resnet_ppo --channels C --blocks B`: PPO on MinAtar Breakout "
     "for 500,000 steps, five seeds of each network.",
     cases=cases,
-    minutes=25,
+    minutes=27,
     curves=curves,
     judge=judge,
     stand_in="MinAtar Breakout",

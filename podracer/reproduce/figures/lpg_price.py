@@ -58,7 +58,7 @@ FIGURE = Figure(
     run="The speed of `podracer bench recipe lpg_paper` with the paper's rule, from which hours "
     "are computed.",
     cases=cases,
-    minutes=2,
+    minutes=1,
     curves=curves,
     judge=judge,
     impossible="The whole run takes days on a laptop.",

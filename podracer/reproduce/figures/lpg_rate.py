@@ -56,7 +56,7 @@ FIGURE = Figure(
     axes=Axes("environments", "steps a second", log_x=True, log_y=True),
     run="`podracer bench recipe lpg_paper` with 512 to 61,440 environments, 64 in a lifetime.",
     cases=cases,
-    minutes=8,
+    minutes=3,
     curves=curves,
     judge=judge,
     deviations=(

@@ -6,7 +6,7 @@ from podracer.reproduce.read import learning_curve
 
 SEEDS = (0, 1, 2)
 CATCH_LEARNED = 0.9
-PONG_RANDOM = -20.5  # greedy and random play end at -21 to -20
+PONG_LEARNED = -18.0  # constant and random play end at -21 to -19.5
 
 
 def cases(scale: Scale) -> list[Case]:
@@ -42,12 +42,12 @@ def judge(measured: Measured) -> Verdict:
     """Say what was learned in Catch and in Pong."""
     catch = [measured[f"catch-{seed}"]["returns"][-1] for seed in SEEDS]
     pong = measured["pong"]["returns"][-1]
-    learned = min(catch) >= CATCH_LEARNED and pong > PONG_RANDOM
+    learned = min(catch) >= CATCH_LEARNED and pong >= PONG_LEARNED
     returns = ", ".join(f"{score:.2f}" for score in catch)
     reason = (
         f"Rules that Anakin discovered train agents under Sebulba: Catch ends at {returns}; "
         f"Pong, after 400,000 frames, at {pong:.1f}, which is "
-        f"{'better than' if pong > PONG_RANDOM else 'no better than'} random play."
+        f"{'better' if pong >= PONG_LEARNED else 'hardly better'} than random play."
     )
     return Verdict(Outcome.REPRODUCED if learned else Outcome.NOT_REPRODUCED, reason)
 
@@ -63,7 +63,7 @@ FIGURE = Figure(
     run="`podracer train lpg` for 60 M frames, `podracer rule`, and with its file `podracer train "
     "catch_a2c --arch sebulba --update-rule FILE`; Pong with the first rule.",
     cases=cases,
-    minutes=25,
+    minutes=10,
     curves=curves,
     judge=judge,
     deviations=("The rules are small: LSTMs of 32 units, 60 M frames instead of about 2.6e11.",),

@@ -67,7 +67,7 @@ FIGURE = Figure(
     "dispatch: 32 to 1,024 environments on each of two CPU devices, on an accelerator 2^7 to 2^17; "
     "and `podracer train catch`.",
     cases=cases,
-    minutes=3,
+    minutes=1,
     curves=curves,
     judge=judge,
     deviations=(

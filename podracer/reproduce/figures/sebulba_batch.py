@@ -89,7 +89,7 @@ FIGURE = Figure(
     "laptop and eight on an accelerator; acting with a learner that discards what it gets, the "
     "learner alone, and everything.",
     cases=cases,
-    minutes=10,
+    minutes=7,
     curves=curves,
     judge=judge,
     deviations=(

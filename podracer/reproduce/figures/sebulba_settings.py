@@ -71,7 +71,7 @@ FIGURE = Figure(
     run="`podracer bench sebulba` with IMPALA's shallow network on Pong and 64 environments: one, "
     "two and four actor threads at T 20, and T 20, 60 and 120 with two threads.",
     cases=cases,
-    minutes=12,
+    minutes=6,
     curves=curves,
     judge=judge,
 )
