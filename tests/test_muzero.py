@@ -12,14 +12,19 @@ import mctx
 import numpy as np
 import optax
 import pytest
+from agents import PROBE_AGENTS
 from walk import B, Walk, begin, close, learn
 
 from podracer.agents.common import planning
 from podracer.agents.common.muzero_model import Model, ModelParams
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
 from podracer.environment import auto_reset
+from podracer.envs.probes import PROBES, Probe
 from podracer.experiments import recipes
+from podracer.mesh import find_devices, make_mesh
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 from podracer.replay import Replay, Sample
 from podracer.types import (
@@ -155,6 +160,43 @@ def test_every_parameter_of_the_convolutional_model_receives_a_gradient():
     moments = optax.tree_utils.tree_get(state.shared.optimizer_state, "mu")
     for path, leaf in jax.tree_util.tree_leaves_with_path(moments):
         assert np.abs(leaf).max() > 0, f"{jax.tree_util.keystr(path)} receives no gradient"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cue(Probe):
+    """The probe `policy` as a picture: which half of it is bright says which action is better."""
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return EnvironmentSpec("cue", ArraySpec((4, 4, 1)), self.action)
+
+
+def picture(cue: jax.Array) -> jax.Array:
+    return (cue * jnp.where(jnp.arange(4) < 2, 1.0, -1.0) > 0)[:, None, None] * jnp.ones((4, 4, 1))
+
+
+@pytest.mark.slow
+def test_the_convolutional_model_learns_a_probe_from_pictures():
+    probe = Cue(**vars(PROBES["policy"]) | {"observe": lambda state: picture(state.cue)})
+    env, mesh = auto_reset(probe), make_mesh(find_devices(1))
+    agent = dataclasses.replace(
+        PROBE_AGENTS["muzero"],
+        spec=env.spec,
+        network=TorsoNetwork(ResNet(channels=(8,), blocks=1)),
+        dynamics_blocks=1,
+        reanalyze_fraction=0.5,
+        unroll_steps=1,
+    )
+    config = AnakinConfig(32, 8, updates_per_chunk=50)
+    state = init_state(agent, env, mesh, config, jax.random.key(0))
+    *_, progress = anakin(agent, env, mesh, config, state, num_updates=200)
+    observation = jnp.stack([picture(cue) for cue in (1.0, -1.0)])
+    timestep = TimeStep(observation, *(jnp.zeros(2) for _ in range(4)))
+    params = agent.actor_params(progress.state.learner)
+    keys = jax.random.split(jax.random.key(0), 2)
+    action, _, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, False)
+    np.testing.assert_array_equal(action, [1, 0])
+    assert progress.metrics["episode_return"] > 0.9
 
 
 @pytest.mark.parametrize(
