@@ -75,7 +75,8 @@ def learning(options: argparse.Namespace) -> None:
                 if record.get("evaluation_return") is not None:
                     returns = np.asarray(record["evaluation_return"])
                     each = ", ".join(f"{value:.0f}" for value in returns)
-                    print(f"  {record['frames']:>7,} frames {returns.mean():6.0f}   {each}")
+                    frames = record["updates"] * experiment.driver.steps_per_update
+                    print(f"  {frames:>7,} frames {returns.mean():6.0f}   {each}", flush=True)
 
 
 def cost(options: argparse.Namespace) -> None:

@@ -65,6 +65,7 @@ def pendulum_fast_td3() -> Experiment:
     return Experiment(
         environment="pendulum",
         agent=td3(
+            learning_rate=1e-3,
             discount=0.97,
             target_update_rate=0.1,
             action_noise_std=0.2,
