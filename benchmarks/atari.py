@@ -2,7 +2,8 @@
 
 Eight environments, rollouts of 128, four epochs of four minibatches, the Nature network, all cores.
 Each is a process of its own, and they take turns. A rate is that of a run after its second update,
-so that starting and compiling are left out.
+so that starting and compiling are left out. podracer runs on one CPU device, and on one for acting
+and one for each core that learns (`--devices`).
 
     python benchmarks/atari.py --cleanrl-python PYTHON --cleanrl CHECKOUT --sb3-python PYTHON
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from harness import append, parse, parser
@@ -29,11 +32,13 @@ STEPS = ENVIRONMENTS * LENGTH
 Clock = list[tuple[float, float]]  # seconds and steps after each update
 
 
-def podracer(options: argparse.Namespace) -> Clock:
-    """Run `podracer train atari_ppo`, and read its metrics."""
+def podracer(devices: int, options: argparse.Namespace) -> Clock:
+    """Run `podracer train atari_ppo` on some devices, and read its metrics."""
     with tempfile.TemporaryDirectory() as directory:
         flags = {
             "--environment": "atari:pong",
+            "--devices": devices,
+            "--threads-per-actor": 1,
             "--num-envs": ENVIRONMENTS,
             "--rollout-length": LENGTH,
             "--updates-per-chunk": 1,
@@ -86,7 +91,7 @@ def rate(clock: Clock) -> float:
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = parser(__doc__, devices=1 + len(os.sched_getaffinity(0)))
     made.add_argument("--cleanrl-python", help="a Python with envpool, gym and torch")
     made.add_argument("--cleanrl", default="cleanrl", help="checkout of CleanRL")
     made.add_argument("--sb3-python", help="a Python with stable-baselines3 and ale-py")
@@ -94,7 +99,10 @@ def main() -> None:
     options = parse(made)
     if options.quick:
         options.updates, options.repetitions = SKIPPED + 1, 1
-    contenders: dict[str, Callable[[argparse.Namespace], Clock]] = {"podracer": podracer}
+    contenders: dict[str, Callable[[argparse.Namespace], Clock]] = {
+        f"podracer, {devices} device(s)": partial(podracer, devices)
+        for devices in sorted({options.devices, 1}, reverse=True)
+    }
     if options.cleanrl_python:
         contenders["CleanRL, EnvPool"] = cleanrl
     if options.sb3_python:
@@ -105,11 +113,11 @@ def main() -> None:
             began = time.perf_counter()
             rates[name].append(rate(run(options)))
             text = f"{rates[name][-1]:10,.0f} steps/s ({time.perf_counter() - began:.0f} s)"
-            print(f"turn {turn + 1}: {name:20}{text}", flush=True)
+            print(f"turn {turn + 1}: {name:22}{text}", flush=True)
     first, ours = next(iter(rates.items()))
     for name, found in rates.items():
         times = statistics.median(mine / its for mine, its in zip(ours, found, strict=True))
-        print(f"{name:20}{statistics.median(found):10,.0f} steps/s, {first} is {times:.2f} times")
+        print(f"{name:22}{statistics.median(found):10,.0f} steps/s, {first} is {times:.2f} times")
         record = {
             "benchmark": "ppo atari",
             "contender": name,

@@ -367,12 +367,9 @@ def test_the_published_file_is_read():
 
 @needs_file
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="how many updates a seed takes depends on rounding")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_published_rule_learns_catch(tmp_path, seed):
-    """After 750 updates; seeds 0, 1 and 2 took 450, 575 and 625, or more with other rounding."""
+    """After 1,000 updates, as its authors' notebook; seeds took 450 to 625, or more than 750."""
     experiment = recipes.with_update_rule(recipes.find("catch_disco"), str(PUBLISHED))
-    result = podracer.train(
-        experiment, run_dir=tmp_path / "run", seed=seed, frames=43_500, evaluations=3, devices=1
-    )
+    result = podracer.train(experiment, run_dir=tmp_path / "run", seed=seed, devices=1)
     assert result.evaluation.returns.mean() >= 0.98
