@@ -50,7 +50,8 @@ def ours(case: Any, prioritized: bool) -> Any:
 
     def draw(memory: Any, key: jax.Array) -> Any:
         sample = buffer.sample(memory, key, num)
-        priorities = buffer.update_priorities(memory.priorities, sample, jnp.ones(num))
+        # Errors follow from the sample, as in training: else XLA may write first, into a copy.
+        priorities = buffer.update_priorities(memory.priorities, sample, sample.weights)
         return dataclasses.replace(memory, priorities=priorities), total(
             sample.trajectory.timesteps()
         )

@@ -42,7 +42,10 @@ def update(
 
     Where an item occurs twice the larger value counts, so that the result depends on no order.
     """
-    cleared = tree[0].at[rows, items].set(0.0, mode="promise_in_bounds")
+    # Zeros that depend on the values, which follow from what was read of the tree: otherwise XLA may
+    # clear before it reads, and then copies all items, twice.
+    zeros = jnp.minimum(values, 0.0)
+    cleared = tree[0].at[rows, items].set(zeros, mode="promise_in_bounds")
     levels = [cleared.at[rows, items].max(values, mode="promise_in_bounds")]
     for level in tree[1:]:
         items = items // BRANCHES
