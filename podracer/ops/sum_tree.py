@@ -42,8 +42,8 @@ def update(
 
     Where an item occurs twice the larger value counts, so that the result depends on no order.
     """
-    # Zeros that depend on the values, which follow from what was read of the tree: otherwise XLA may
-    # clear before it reads, and then copies all items, twice.
+    # Zeros that depend on the values, which follow from what was read of the tree: otherwise XLA
+    # may clear before it reads, and then copies all items, twice.
     zeros = jnp.minimum(values, 0.0)
     cleared = tree[0].at[rows, items].set(zeros, mode="promise_in_bounds")
     levels = [cleared.at[rows, items].max(values, mode="promise_in_bounds")]
