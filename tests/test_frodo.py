@@ -11,10 +11,24 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from walk import WALK, B, T, advance, begin, close, enter, fresh, learn, network, slow, with_rewards
+from walk import (
+    WALK,
+    B,
+    T,
+    begin,
+    close,
+    doubled,
+    fresh,
+    learn,
+    meta_gradient,
+    network,
+    slow,
+    trained,
+    with_rewards,
+)
 
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.frodo import Frodo, TargetParams, split
+from podracer.agents.frodo import Frodo, split
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
@@ -95,7 +109,7 @@ def test_the_target_network_follows_the_outer_loss():
     """Its gradient is that of V-trace's loss at the new parameters, on the environments held out,
     times how these move with each of its parameters: by finite differences."""
     agent = make(consistency_cost=0.0)
-    state, trajectory = trained(agent)
+    state, trajectory = trained(agent, 4)
     with jax.enable_x64(True):  # finite differences lose digits; the network's outputs are float32
         state, trajectory = jax.tree.map(doubled, (state, trajectory))
         new_state, _ = learn(agent, state, trajectory)
@@ -120,28 +134,6 @@ def test_the_target_network_follows_the_outer_loss():
         steps = 3e-3 * np.eye(eta.size)[some]
         expected = [(along_outer(eta + s) - along_outer(eta - s)) / 6e-3 for s in steps]
         np.testing.assert_allclose(got[some], expected, rtol=0.01, atol=5e-6)
-
-
-def trained(agent: Frodo, updates: int = 4) -> tuple[LearnerState, Trajectory]:
-    """A few updates on, where the derivative of Adam is more than that of a sign; the optimizer of
-    the target network is fresh, so that its mean is a tenth of the next gradient."""
-    state, actor = fresh(agent), enter(agent)
-    for seed in range(updates + 1):
-        acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
-        if seed < updates:
-            actor, (state, _) = acted, learn(agent, state, trajectory)
-    meta_optimizer = fresh(agent).shared.meta_optimizer_state
-    learner = dataclasses.replace(state.shared, meta_optimizer_state=meta_optimizer)
-    return LearnerState(learner), trajectory
-
-
-def meta_gradient(state: LearnerState) -> TargetParams:
-    means = optax.tree_utils.tree_get(state.shared.meta_optimizer_state, "mu")
-    return jax.tree.map(lambda x: 10 * x, means)
-
-
-def doubled(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 @pytest.mark.parametrize("devices", [slow(2), slow(4)])

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from killing import Killed, killed
 
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
@@ -259,10 +260,6 @@ def test_scores_are_ratings_and_selection_works_on_them(tmp_path):
     assert any(path.is_dir() for path in tmp_path.glob("pods/*/checkpoints/*"))
 
 
-class Killed(BaseException):
-    """The orchestrator is gone, as by SIGKILL: nothing after this point happens."""
-
-
 def test_killed_before_and_after_every_event_a_league_has_the_same_ratings(tmp_path, monkeypatch):
     """Generations wait for each other, so that the order of ends does not matter."""
     rule = selection.Generational(group_size=1, parents=2)
@@ -271,25 +268,11 @@ def test_killed_before_and_after_every_event_a_league_has_the_same_ratings(tmp_p
     )
     plain = run(tmp_path / "plain", league)
     events = len(read_events(tmp_path / "plain"))
-    append = Leaderboard._append
     for at in range(1, events):
         for after in (False, True):
-            directory, count = tmp_path / f"{at}{after}", 0
-
-            def killing(self, event, at=at, after=after):
-                nonlocal count
-                count += 1
-                if count == at + 1 and not after:
-                    raise Killed
-                written = append(self, event)
-                if count == at + 1:
-                    raise Killed
-                return written
-
-            monkeypatch.setattr(Leaderboard, "_append", killing)
-            with pytest.raises(Killed):
+            directory = tmp_path / f"{at}{after}"
+            with killed(monkeypatch, at, after=after):
                 run(directory, league)
-            monkeypatch.setattr(Leaderboard, "_append", append)
             before = replay(read_events(directory)).matches
             state = run(directory, league)
             assert state.matches[: len(before)] == before

@@ -17,15 +17,17 @@ from walk import (
     WALK,
     B,
     T,
-    advance,
     begin,
     close,
+    doubled,
     enter,
     fresh,
     gradient,
     learn,
+    meta_gradient,
     network,
     slow,
+    trained,
 )
 
 from podracer.agents.common import actor_critic
@@ -33,7 +35,7 @@ from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
-from podracer.agents.stacx import Metaparams, Stacx
+from podracer.agents.stacx import Stacx
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
@@ -132,24 +134,6 @@ def make(**fields: Any) -> Stacx:
     return Stacx(**defaults | fields)
 
 
-def trained(agent: Stacx, updates: int = 5) -> tuple[LearnerState, Trajectory]:
-    """A few updates on, where the derivative of Adam is more than that of a sign; the optimizer of
-    the metaparameters is fresh, so that its mean is a tenth of their next gradient."""
-    state, actor = fresh(agent), enter(agent)
-    for seed in range(updates + 1):
-        acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
-        if seed < updates:
-            actor, (state, _) = acted, learn(agent, state, trajectory)
-    meta_optimizer = fresh(agent).shared.meta_optimizer_state
-    learner = dataclasses.replace(state.shared, meta_optimizer_state=meta_optimizer)
-    return LearnerState(learner), trajectory
-
-
-def meta_gradient(state: LearnerState) -> Metaparams:
-    means = optax.tree_utils.tree_get(state.shared.meta_optimizer_state, "mu")
-    return jax.tree.map(lambda x: 10 * x, means)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("torso", [LINEAR, network()], ids=["linear", "tanh"])
 def test_the_metaparameters_follow_the_outer_loss(torso):
@@ -158,7 +142,7 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
     another policy and the inner gradient is clipped."""
     agent = make(network=torso, num_heads=2, clip_rho=0.9, clip_c=0.8, kl_cost=3.0)
     agent = dataclasses.replace(agent, max_gradient_norm=0.5)
-    state, trajectory = trained(agent)
+    state, trajectory = trained(agent, 5)
     old = trajectory.steps.extras["log_prob"] + 0.4 * jnp.sin(jnp.arange(T * B)).reshape(T, B)
     extras = {**trajectory.steps.extras, "log_prob": old}
     steps = dataclasses.replace(trajectory.steps, extras=extras)
@@ -181,10 +165,6 @@ def test_the_metaparameters_follow_the_outer_loss(torso):
         got = ravel_pytree(meta_gradient(new_state))[0]
         assert np.abs(got).min() > 1e-8
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-9)
-
-
-def doubled(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def main_head(params: Any) -> Any:

@@ -55,22 +55,16 @@ def _nothing_left():
 
 # Every agent's file on one learner, and one agent on several; Disco takes long to compile.
 ONCE_MORE = ("ppo-gru", "pqn-gru", "rainbow", "btr", "fast_td3", "muzero-reanalyze", "disco")
-LAST_BIT = pytest.mark.xfail(
-    strict=False,
-    reason="on several learners the delayed policy's gradient may differ in its last bit",
-)
 EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ONCE_MORE), ("ppo", 4)}
-
-
-def marks_of(name, learners):
-    if (name, learners) in EACH_ONCE:
-        return ()
-    return (pytest.mark.slow, *[LAST_BIT] * ("td3" in name and learners > 1))
 
 
 @pytest.mark.parametrize(
     ("name", "learners"),
-    [pytest.param(name, n, marks=marks_of(name, n)) for name in AGENTS for n in (1, 2, 4)],
+    [
+        pytest.param(name, n, marks=() if (name, n) in EACH_ONCE else pytest.mark.slow)
+        for name in AGENTS
+        for n in (1, 2, 4)
+    ],
 )
 def test_lock_step_equals_anakin_to_the_bit(name, learners):
     """Every leaf of the state, environments included, and every metric, after ten updates."""

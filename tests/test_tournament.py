@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killing import killed
 
 from podracer.agents.a2c import A2C
 from podracer.envs.catch import Catch
@@ -203,10 +204,6 @@ def test_when_every_pod_fails_it_says_why(tmp_path):
         play(tmp_path, engine=Pretence(lambda *_: "crash"))
 
 
-class Killed(BaseException):
-    """The orchestrator is gone, as by SIGKILL: nothing after this point happens."""
-
-
 @pytest.mark.figure(13)
 def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
     tmp_path, monkeypatch, cases
@@ -214,26 +211,12 @@ def test_killed_before_and_after_every_event_nothing_is_lost_or_counted_twice(
     tournament = dataclasses.replace(TOURNAMENT, pods=3, rounds=2)
     play(tmp_path / "plain", tournament)
     events = len(read_events(tmp_path / "plain"))
-    append, moments = Leaderboard._append, 0
+    moments = 0
     for at in range(1, events):
         for after in (False, True):
             directory = tmp_path / f"{at}{after}"
-            count = 0
-
-            def killing(self, event, at=at, after=after):
-                nonlocal count
-                count += 1
-                if count == at + 1 and not after:
-                    raise Killed
-                written = append(self, event)
-                if count == at + 1:
-                    raise Killed
-                return written
-
-            monkeypatch.setattr(Leaderboard, "_append", killing)
-            with pytest.raises(Killed):
+            with killed(monkeypatch, at, after=after):
                 play(directory, tournament)
-            monkeypatch.setattr(Leaderboard, "_append", append)
             play(directory, tournament)  # its pods are gone, too: started again
             assert results(directory) == results(tmp_path / "plain")
             submitted = [e for e in read_events(directory) if isinstance(e, Submitted)]

@@ -128,3 +128,29 @@ def gradient(state: LearnerState) -> Any:
 
 def close(got: Any, expected: Any, atol: float = 1e-6, rtol: float = 1e-4) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol), got, expected)
+
+
+# --- agents with metaparameters ------------------------------------------------------------------
+
+
+def trained(agent: Any, updates: int) -> tuple[LearnerState, Trajectory]:
+    """A few updates on, where the derivative of Adam is more than that of a sign; the optimizer of
+    the metaparameters is fresh, so that its mean is a tenth of their next gradient."""
+    state, actor = fresh(agent), enter(agent)
+    for seed in range(updates + 1):
+        acted, trajectory = advance(agent, WALK, agent.actor_params(state), actor, seed)
+        if seed < updates:
+            actor, (state, _) = acted, learn(agent, state, trajectory)
+    meta_optimizer = fresh(agent).shared.meta_optimizer_state
+    learner = dataclasses.replace(state.shared, meta_optimizer_state=meta_optimizer)
+    return LearnerState(learner), trajectory
+
+
+def meta_gradient(state: LearnerState) -> Any:
+    """The next gradient of the metaparameters after `trained`."""
+    means = optax.tree_utils.tree_get(state.shared.meta_optimizer_state, "mu")
+    return jax.tree.map(lambda x: 10 * x, means)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
