@@ -93,6 +93,26 @@ def test_a_preemption_before_the_run_begins_is_code_75(number, outcome, command_
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
+def test_a_preemption_that_python_drops_is_sent_again(outcome, command_that):
+    """As it drops an exit within a callback of the garbage collector, of which JAX has one."""
+
+    class Garbage:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0)  # the handler runs here
+
+    def drop_and_go_on():
+        Garbage()
+        time.sleep(60)
+
+    hook = sys.unraisablehook
+    command_that(drop_and_go_on)
+    code, text = outcome("train")
+    assert code == 75
+    assert set(text.splitlines()) == {"podracer: ended by SIGTERM; there was nothing to save."}
+    assert sys.unraisablehook is hook
+
+
 def test_ctrl_c_before_the_run_begins_is_a_sentence(outcome, command_that):
     command_that(lambda: raise_error(KeyboardInterrupt()))
     assert outcome("train") == (130, "podracer: stopped by Ctrl-C.\n")

@@ -53,17 +53,40 @@ def exit_despite_threads(code: int) -> None:
 def exit_on_stop() -> Iterator[None]:
     """Exit with 75 on SIGTERM and SIGHUP within the context, wherever the main thread is.
 
-    For what has nothing to save, such as the imports of a run that has not begun.
+    For what has nothing to save, such as the imports of a run that has not begun. Python drops an
+    exit that falls into a callback of the garbage collector or into `__del__`; the signal is then
+    sent again, to whoever handles it by that time.
     """
+
+    class Exit(SystemExit):
+        signal: int
 
     def leave(number: int, _: object) -> None:
         text = f"podracer: ended by {signal.Signals(number).name}; there was nothing to save.\n"
         with contextlib.suppress(OSError):
             os.write(2, text.encode())  # print may be what the signal interrupted
-        sys.exit(PREEMPTED)
+        error = Exit(PREEMPTED)
+        error.signal = number
+        raise error
 
-    with _handled(_preemptions(), leave):
-        yield
+    def send_again(dropped: Any) -> None:
+        if isinstance(dropped.exc_value, Exit):
+            again = threading.Timer(0.1, os.kill, (os.getpid(), dropped.exc_value.signal))
+            again.daemon = True
+            again.start()
+        else:
+            print_dropped(dropped)
+
+    print_dropped = sys.unraisablehook
+    with _handled(_preemptions(), leave) as is_main_thread:
+        if not is_main_thread:
+            yield
+            return
+        sys.unraisablehook = send_again
+        try:
+            yield
+        finally:
+            sys.unraisablehook = print_dropped
 
 
 @contextlib.contextmanager
