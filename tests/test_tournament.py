@@ -27,7 +27,7 @@ from podracer.tournament import orchestrator, selection
 from podracer.tournament.capacity import CAPACITY, CapacityFile
 from podracer.tournament.config import Tournament, check_pods_can_restore, read_tournament
 from podracer.tournament.engine import open_log
-from podracer.tournament.events import Submitted, history, lineage, replay
+from podracer.tournament.events import Failed, Submitted, history, lineage, replay
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
@@ -240,6 +240,46 @@ def test_a_report_of_an_attempt_that_was_replaced_does_not_count(tmp_path):
     assert engine.attempts[1, 1] == 2
     assert state.board[0].score < 1e6
     assert len(results(tmp_path)) == 16
+
+
+REPORT_DAMAGES: tuple[Any, ...] = (
+    *(lambda report, name=name: {k: v for k, v in report.items() if k != name}
+      for name in ("score", "standard_error", "episodes", "frames", "checkpoint", "digest")),
+    lambda report: {**report, "score": None},
+    lambda report: {**report, "seconds": "1.0"},
+    lambda report: {**report, "frames": 10**400},
+    lambda report: {**report, "digest": 7},
+    lambda report: {**report, "checkpoint": ["a", "b"]},
+    lambda report: {**report, "matches": [["p0r0", "random", 1]]},
+    lambda report: {**report, "matches": [["p0r0", "random", 1, "2", 3, ""]]},
+    lambda report: {**report, "an unknown field": 1.0},
+    lambda report: [report],
+    lambda report: b"\xff{",
+)  # fmt: skip
+
+
+def test_a_damaged_report_costs_its_attempt_alone(tmp_path):
+    """Each round of each pod has another damage, in its first attempt."""
+
+    class Damaging(Pretence):
+        def _end(self, token, each):
+            code = super()._end(token, each)
+            pod, round = each["place"]
+            if self.attempts[pod, round] == 1:
+                path = each["directory"] / REPORT
+                damaged = REPORT_DAMAGES[4 * pod + round](json.loads(path.read_text()))
+                path.write_bytes(
+                    damaged if isinstance(damaged, bytes) else json.dumps(damaged).encode()
+                )
+            return code
+
+    _, engine = play(tmp_path, engine=Damaging())
+    assert set(engine.attempts.values()) == {2}
+    assert len(results(tmp_path)) == len(REPORT_DAMAGES) == 16
+    reasons = [e.reason for e in read_events(tmp_path) if isinstance(e, Failed)]
+    assert all("\n" not in reason and len(reason) < 300 for reason in reasons)
+    assert sum("report.json is damaged: " in reason for reason in reasons) == 15
+    assert sum("'score'" in reason for reason in reasons) == 2
 
 
 def test_a_slow_pod_delays_nobody(tmp_path):

@@ -191,26 +191,31 @@ class Orchestrator:
                 self.board.record(Stopped(pod, "retired", retired))
 
     def _end(self, pod: int, token: int, code: int) -> None:
+        reason = self._accept(pod, token, code)
+        # One that was stopped, perhaps by a signal to all processes, has not failed.
+        if reason is None or token in self._stopping or self._signals.exit_code:
+            return
         pod_state = self.state.pods[pod]
-        directory = self.directory(pod, pod_state.round)
-        if code == 0 and (report := read_report(directory, token)) is not None:
-            refused = self.board.submit(
-                Submitted(pod, pod_state.round, evaluation=self.tournament.evaluation, **report)
-            )
-            if refused is None:
-                return
-            reason = f"its report was refused: {refused}"
-        else:
-            reason = reason_of_failure(directory, code)
-        if token in self._stopping or self._signals.exit_code:
-            return  # as requested, perhaps by a signal to all processes; its last save is kept
         assert pod_state.attempt is not None
         steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update
-        frames = saved_updates(directory) * steps
+        frames = saved_updates(self.directory(pod, pod_state.round)) * steps
         self.board.fail(Failed(pod, pod_state.round, token, reason, frames))
-        failed = self.state.pods[pod]
-        if failed.failures >= self.tournament.retries:
+        if self.state.pods[pod].failures >= self.tournament.retries:
             self.board.record(Stopped(pod, "quarantined", reason))
+
+    def _accept(self, pod: int, token: int, code: int) -> str | None:
+        """Submit an attempt's report; return None if it is accepted, else why the attempt failed."""
+        round = self.state.pods[pod].round
+        directory = self.directory(pod, round)
+        try:
+            report = read_report(directory, token) if code == 0 else None
+        except PodracerError as error:
+            return str(error)
+        if report is None:
+            return reason_of_failure(directory, code)
+        submitted = Submitted(pod, round, evaluation=self.tournament.evaluation, **report)
+        refused = self.board.submit(submitted)
+        return refused and f"its report was refused: {refused}"
 
     # --- starts of rounds -------------------------------------------------------------------------
 
