@@ -204,7 +204,7 @@ class Orchestrator:
             self.board.record(Stopped(pod, "quarantined", reason))
 
     def _accept(self, pod: int, token: int, code: int) -> str | None:
-        """Submit an attempt's report; return None if it is accepted, else why the attempt failed."""
+        """Submit an attempt's report; return None if accepted, else why the attempt failed."""
         round = self.state.pods[pod].round
         directory = self.directory(pod, round)
         try:
