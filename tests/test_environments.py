@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import pickle
@@ -475,3 +476,49 @@ def test_gymnax_names_and_parameters() -> None:
     with pytest.raises(ConfigError, match=r"'max_steps'.*max_steps_in_episode"):
         make("gymnax:CartPole-v1", max_steps=3)
     assert make("gymnax:Pendulum-v1").spec.action == Continuous((-2.0,), (2.0,))
+
+
+# --- hidden components ---------------------------------------------------------------------------
+
+
+def test_hidden_components_are_all_that_is_missing() -> None:
+    env, whole, action = make("partial:pendulum,hide=2"), make("pendulum"), jnp.ones(1)
+    check_environment(env)
+    assert env == make("partial:pendulum,hide=2")
+    assert env.spec.observation == ArraySpec((2,))
+    assert env.spec.action == whole.spec.action
+    (state, timestep), expected = env.reset(jax.random.key(0)), whole.reset(jax.random.key(0))
+    got = state, dataclasses.replace(timestep, observation=expected[1].observation)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    np.testing.assert_array_equal(timestep.observation, expected[1].observation[:2])
+    _, timestep = env.step(jax.random.key(1), state, action)
+    _, expected_timestep = whole.step(jax.random.key(1), expected[0], action)
+    np.testing.assert_array_equal(timestep.observation, expected_timestep.observation[:2])
+    np.testing.assert_array_equal(timestep.reward, expected_timestep.reward)
+    assert isinstance(env, Renderable)
+    assert not isinstance(env, HasEvaluation)
+    for hide, shown in (("0+2", [1]), ("1-2", [0]), ("1+2-2", [0])):
+        other = make(f"partial:pendulum,hide={hide}")
+        np.testing.assert_array_equal(np.setdiff1d(np.arange(3), other.hidden), shown)
+
+
+def test_hidden_components_of_an_environment_for_evaluation() -> None:
+    env = make("partial:trading:synthetic,hide=0")
+    assert evaluation_environment(env).environment == evaluation_environment(env.environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("partial:pendulum", "missing 1 required positional argument: 'hide'"),
+        ("partial:pendulum,hide=velocity", "hide has indices and ranges such as 2 or 0[+]4-6"),
+        ("partial:pendulum,hide=-1", "but it is -1"),
+        ("partial:pendulum,hide=3", "some of the components 0 to 2 of pendulum, not all"),
+        ("partial:pendulum,hide=0-2", "some of the components 0 to 2 of pendulum, not all"),
+        ("partial:catch,hide=0", "the observations of catch are not vectors"),
+        ("partial:model:pendulum,hide=0", "the observations of pendulum are not vectors"),
+    ],
+)
+def test_what_cannot_be_hidden(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(name)

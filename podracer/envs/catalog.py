@@ -61,6 +61,12 @@ def _with_model(name: str, **options: Any) -> Environment:
     return WithModel(make(name, **options))
 
 
+def _partial(name: str, hide: int | str, **options: Any) -> Environment:
+    from podracer.envs.partial import partial as partially_observed
+
+    return partially_observed(make(name, **options), hide)
+
+
 def _worlds(name: str, **options: Any) -> Environment:
     from podracer.envs.worlds import Worlds
 
@@ -94,6 +100,10 @@ ADAPTERS = {
     "model": Adapter(
         _with_model,
         "another device environment with its state in observations, to plan in: model:catch",
+    ),
+    "partial": Adapter(
+        _partial,
+        "another device environment without components of its observation: partial:pendulum,hide=2",
     ),
     "worlds": Adapter(
         _worlds,
