@@ -38,8 +38,10 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, TorsoNetwork
 from podracer.reports.run import write_report
+from podracer.reports.selection import lineages
 from podracer.tournament import selection as tournament
 from podracer.types import ConfigError, LearnerState
 
@@ -243,6 +245,9 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     for record in lineage:
         numbers = [numbers[parent] for parent in record["parent"]]
     assert sweep.ancestors(lineage) == numbers
+    drawn = lineages(to_json(EXPERIMENT), read_metrics(whole / "pods.jsonl"))
+    assert [each.title for each in drawn] == ["Pods", "learning_rate"]
+    assert all(len(each.pods) == 4 * (2 * 3 + 1) for each in drawn)
     last = lineage[-1]["hyperparameter_learning_rate"]
     agent, _, state = load_run(whole, pod=2)
     assert agent.learning_rate == last[2]

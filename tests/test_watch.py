@@ -192,6 +192,27 @@ def test_a_sweep_shows_its_pods_best_configuration_first(tmp_path):
     assert part.count("<svg") == 2
 
 
+def test_a_selection_shows_who_descends_from_whom(tmp_path):
+    pods = [
+        {"seed": seed, "hyperparameters": [{"name": "rate", "value": rate}]}
+        for seed, rate in enumerate((0.1, 0.2, 0.4))
+    ]
+    exchange = {"kind": "Selection", "every": 10}
+    run = make_run(tmp_path / "sweep", [record(30)], pods=pods, exchange=exchange)
+    selection = {"parent": [0, 0, 1], "hyperparameter_rate": [0.1, 0.12, 0.2]}
+    records = [
+        {"updates": 5 * i, "episode_return": [1.0, 3.0, None], **(selection if i % 2 else {})}
+        for i in (2, 3, 4, 5, 6)
+    ]
+    write(run / "pods.jsonl", records)
+    part = Watcher(run).parts()["pods-0"]
+    assert "the best pod and its ancestors" in part
+    assert "rate, decimal logarithm" in part
+    # Three lives and three links of each pod before a selection, and the lives after the last.
+    every, best = (len(path.split("M")) - 1 for path in part.split('d="')[-2:])
+    assert (every, best) == (3 * (2 + 2 + 1), 2 + 2 + 1)
+
+
 @pytest.mark.figure(16)
 def test_nothing_that_a_file_says_is_run_or_ends_the_page(tmp_path, cases):
     pods = [{"seed": 0, "hyperparameters": [{"name": HOSTILE, "value": 1.0}]}]

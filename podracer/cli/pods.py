@@ -108,6 +108,7 @@ def _print_ranking(directory: Path, experiment: Experiment) -> None:
     from rich.table import Table
 
     from podracer.experiments.sweep import ancestors, configurations, selections
+    from podracer.io.sinks import PARENT
     from podracer.reports.console import acting_text, number
     from podracer.reports.curves import bootstrap_interval
 
@@ -134,7 +135,7 @@ def _print_ranking(directory: Path, experiment: Experiment) -> None:
     if records:
         num_pods = len(experiment.pods)
         replaced = sum(
-            parent != pod for record in records for pod, parent in enumerate(record["parent"])
+            parent != pod for record in records for pod, parent in enumerate(record[PARENT])
         )
         print(
             f"Selected  {len(records)} times, {replaced} starts from another pod; all {num_pods} "

@@ -23,11 +23,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
 from podracer.drivers.exchange import is_due
+from podracer.io.sinks import HYPERPARAMETER, PARENT
 from podracer.mesh import POD, REPLICATED
 from podracer.rollout import Purpose, purpose_key
 from podracer.types import ConfigError, PyTree, struct
-
-PARENT, HYPERPARAMETER = "parent", "hyperparameter_"  # in the metrics of pods: a name, a prefix
 
 # --- the rules, on arrays of NumPy or of JAX ------------------------------------------------------
 

@@ -14,8 +14,6 @@ import numpy as np
 from podracer.drivers.averaging import Averaging, Peers
 from podracer.drivers.population import Exchange, Hyperparameter, Pod
 from podracer.drivers.selection import (
-    HYPERPARAMETER,
-    PARENT,
     PopulationBased,
     Range,
     Rule,
@@ -27,7 +25,7 @@ from podracer.experiments.serialization import read_experiment, to_json
 from podracer.io.checkpoint import Restored
 from podracer.io.jsonl import holds_sealed, read_records
 from podracer.io.run_directory import write_json
-from podracer.io.sinks import read_metrics
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.types import CheckpointError, ConfigError
 
 RECORDS = "pods.jsonl"

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 Record = Mapping[str, Any]
 TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
+PARENT, HYPERPARAMETER = "parent", "hyperparameter_"  # in records of pods: a name, a prefix
 
 _LOG = logging.getLogger("podracer")
 _RUN_KEYS = frozenset({"updates", "frames", "seconds", "frames_per_second", "episodes"})

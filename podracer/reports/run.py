@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from matplotlib.figure import Figure
 
-from podracer.io.sinks import TASK_REWARD, group, read_metrics
+from podracer.io.sinks import PARENT, TASK_REWARD, group, read_metrics
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import (
     COLORS,
@@ -34,7 +34,7 @@ from podracer.reports.curves import (
     style_axes,
 )
 from podracer.reports.page import page, row, section, table, tiles
-from podracer.reports.selection import lineage
+from podracer.reports.selection import has_selection, lineage_figure
 from podracer.reports.timeline import utilization_facts, utilization_section
 
 _ABBREVIATIONS = {"kl": "KL divergence", "q": "Q", "td": "TD"}
@@ -68,7 +68,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
     out = Path(out)
     lineages = [
-        lineage(path, _object(path / "config.json").get("experiment", {})) for path in paths
+        lineage_figure(path, _object(path / "config.json").get("experiment", {})) for path in paths
     ]
     write_bytes(out, _page(loaded, "".join(lineages)).encode(errors="replace"))
     return out
@@ -97,12 +97,12 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
     for index, pod in enumerate(pods):
         # A selection changes the hyperparameters, so that all pods are of one configuration.
         values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
-        values = {} if experiment.get("selection") else values
+        values = {} if has_selection(experiment) else values
         agent = {**experiment["agent"], **values}
         config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
         frames, records = 0, []
         for record in series:
-            own = {k: v[index] for k, v in record.items() if k not in ("updates", "parent")}
+            own = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
             frames += own["frames"]
             record_of_member = {k: v for k, v in whole[record["updates"]].items() if k in shared}
             records.append({**record_of_member, **own, "frames": frames})

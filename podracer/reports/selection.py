@@ -1,61 +1,74 @@
-"""Figure of a selection within a population: who descends from whom, with which hyperparameters."""
+"""Lineage within a population: who descends from whom, with which hyperparameters."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from podracer.io.sinks import read_metrics
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
 
+LEGEND = (("a pod", POD), ("the best pod and its ancestors", WINNER))
 
-def lineage(path: Path, experiment: dict[str, Any]) -> str:
-    """Draw the pods of a run by number and by hyperparameter over updates, parents to children.
 
-    `experiment` is that of the run as JSON. Returns nothing for a run without a selection.
+class Lineage(NamedTuple):
+    """Lines from parents to children, over updates; both are f64 `[lines, 2 ends, 2]`."""
+
+    title: str
+    is_logarithmic: bool
+    pods: np.ndarray
+    """Lines of all pods: updates, and the pod's number or the value of a hyperparameter."""
+    winner: np.ndarray
+    """Those of the best pod and of its ancestors."""
+
+
+def has_selection(experiment: Mapping[str, Any]) -> bool:
+    """Return whether pods of an experiment, given as JSON, start from others while they train."""
+    return (experiment.get("exchange") or {}).get("kind") == "Selection"
+
+
+def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:
+    """Return the lineage of a run's pods by their number and by each varied hyperparameter.
+
+    `experiment` is that of the run as JSON, `records` are those of its pods. Returns nothing for a
+    run without a selection.
     """
-    from podracer.experiments.sweep import HYPERPARAMETER, PARENT, selections  # imports JAX
-
-    records = selections(path) if experiment.get("selection") else []
-    if not records:
-        return ""
-    last = read_metrics(path / "pods.jsonl")[-1]
+    selections = [record for record in records if PARENT in record]
+    if not selections or not has_selection(experiment):
+        return []
+    last = records[-1]
     returns = np.array(last.get("evaluation_return") or last["episode_return"], float)
     winner = int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
-    parents = np.array([record[PARENT] for record in records])
-    every = experiment["selection"]["every"]
-    updates = [*(every * k for k in range(len(records) + 1)), last["updates"]]
+    parents = np.array([record[PARENT] for record in selections])
+    every = experiment["exchange"]["every"]
+    updates = [*(every * k for k in range(len(selections) + 1)), last["updates"]]
     first = [{item["name"]: item["value"] for item in pod["hyperparameters"]}
              for pod in experiment["pods"]]  # fmt: skip
-    heights = {"pod": np.tile(np.arange(len(first)), (len(records) + 1, 1))}
-    for key in records[0]:
+    numbers = np.tile(np.arange(len(first)), (len(selections) + 1, 1))
+    found = [Lineage("Pods", False, *_lines(updates, numbers, parents, winner))]
+    for key in selections[0]:
         if key.startswith(HYPERPARAMETER):
             name = key.removeprefix(HYPERPARAMETER)
-            begin = [values.get(name, np.nan) for values in first]
-            heights[name] = np.array([begin, *(record[key] for record in records)], float)
-
-    def draw(figure: Figure) -> None:
-        for index, (name, values) in enumerate(heights.items()):
-            axes = figure.add_subplot(1, max(2, len(heights)), index + 1)
-            _lines(axes, updates, values, parents, winner)
-            style_axes(axes, "Pods" if name == "pod" else name, "updates")
-            if name != "pod" and np.nanmin(values) > 0:
-                logarithmic(axes)
-
-    names = [("a pod", POD), ("the best pod and its ancestors", WINNER)]
-    return legend(names) + render("Lineage of the pods over updates", 3.4, draw)
+            begin = [pod.get(name, np.nan) for pod in first]
+            values = np.array([begin, *(record[key] for record in selections)], float)
+            is_positive = bool(np.nanmin(values) > 0)
+            found.append(Lineage(name, is_positive, *_lines(updates, values, parents, winner)))
+    return found
 
 
 def _lines(
-    axes: Axes, updates: list[int], values: np.ndarray, parents: np.ndarray, winner: int
-) -> None:
-    """Draw a line for each pod until a selection, and from there one from its parent's to it."""
-    thin, bold = [], []
+    updates: Sequence[int], values: np.ndarray, parents: np.ndarray, winner: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lines of all pods and of the winner for values `[selections + 1, P]`.
+
+    Each pod has one until a selection, and from there one from its parent's to its own.
+    """
+    pods, winners = [], []
     pod = winner
     for step in reversed(range(len(values))):
         begin, end = updates[step : step + 2]
@@ -64,14 +77,32 @@ def _lines(
                 [(end - 0.2 * (end - begin), values[step][source]), (end, values[step + 1][child])]
                 for child, source in enumerate(parents[step])
             ]
-            thin += links
-            bold.append(links[pod])
+            pods += links
+            winners.append(links[pod])
             pod = parents[step][pod]
             end -= 0.2 * (end - begin)
         lives = [[(begin, value), (end, value)] for value in values[step]]
-        thin += lives
-        bold.append(lives[pod])
-    axes.add_collection(LineCollection(thin, lw=0.8, color=POD, alpha=0.35))
-    axes.add_collection(LineCollection(bold, lw=2.0, color=WINNER, zorder=3))
-    axes.autoscale_view()
-    axes.margins(x=0.02, y=0.08)
+        pods += lives
+        winners.append(lives[pod])
+    return np.array(pods, float), np.array(winners, float)
+
+
+def lineage_figure(path: Path, experiment: Mapping[str, Any]) -> str:
+    """Draw the `lineages` of the run at `path` beside each other, nothing if there are none."""
+    records = read_metrics(path / "pods.jsonl") if has_selection(experiment) else []
+    found = lineages(experiment, records)
+    if not found:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        for index, lineage in enumerate(found):
+            axes = figure.add_subplot(1, max(2, len(found)), index + 1)
+            axes.add_collection(LineCollection(lineage.pods, lw=0.8, color=POD, alpha=0.35))
+            axes.add_collection(LineCollection(lineage.winner, lw=2.0, color=WINNER, zorder=3))
+            axes.autoscale_view()
+            axes.margins(x=0.02, y=0.08)
+            style_axes(axes, lineage.title, "updates")
+            if lineage.is_logarithmic:
+                logarithmic(axes)
+
+    return legend(LEGEND) + render("Lineage of the pods over updates", 3.4, draw)

@@ -14,6 +14,7 @@ from podracer.reports.curves import tick_text
 WIDTH, HEIGHT = 440, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 26, 32
 _POINTS = 300  # of a line
+_LINES = 4000  # of one mark; of more some are left out, evenly
 
 
 class Chart:
@@ -69,6 +70,18 @@ class Chart:
         first, *others = zip(*self._place(np.asarray(x)[some], np.asarray(y)[some]), strict=True)
         between = "H{:.1f}V{:.1f}" if steps else "L{:.1f},{:.1f}"
         path = "M{:.1f},{:.1f}".format(*first) + "".join(between.format(*p) for p in others)
+        self._parts.append(
+            f'<path class="curve" d="{path}" stroke="{color}" stroke-width="{width}" '
+            f'opacity="{opacity}"/>'
+        )
+
+    def lines(self, ends: np.ndarray, color: str, width: float, opacity: float = 1.0) -> None:
+        """Draw straight lines, given by the x and y of their ends `[n, 2 ends, 2]`, as one mark."""
+        if not len(ends):
+            return
+        some = ends[:: -(-len(ends) // _LINES)]
+        places = np.stack(self._place(some[..., 0], some[..., 1]), axis=-1).reshape(-1, 4)
+        path = "".join("M{:.1f},{:.1f}L{:.1f},{:.1f}".format(*place) for place in places)
         self._parts.append(
             f'<path class="curve" d="{path}" stroke="{color}" stroke-width="{width}" '
             f'opacity="{opacity}"/>'

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from podracer.io.sinks import parse_record
+from podracer.io.sinks import PARENT, parse_record
 
 _KEPT = 4000  # records of a file, at least, once it has more
 _LONGEST_LINE = 2**24  # bytes
@@ -46,8 +46,8 @@ def read_object(path: Path) -> dict[str, Any]:
 class Tail:
     """Records of a file that grows, of which only what is new is read.
 
-    Of a long file some are left out, evenly, but none with an evaluation and not the last one. A
-    file that was replaced, as by a resumed run, is read anew.
+    Of a long file some are left out, evenly, but none with an evaluation or a selection and not the
+    last one. A file that was replaced, as by a resumed run, is read anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,4 +102,4 @@ class Tail:
 
     def _stays(self, entry: tuple[int, dict[str, Any]]) -> bool:
         number, record = entry
-        return number % self._stride == 0 or "evaluation_return" in record
+        return number % self._stride == 0 or "evaluation_return" in record or PARENT in record

@@ -15,6 +15,8 @@ from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports.console import clock, compact, number, percent
 from podracer.reports.curves import (
     COLORS,
+    POD,
+    WINNER,
     Groups,
     Panel,
     RunRecords,
@@ -24,6 +26,7 @@ from podracer.reports.curves import (
 )
 from podracer.reports.page import section, table, tiles
 from podracer.reports.run import CURVES, configuration, crash_note, group_runs
+from podracer.reports.selection import LEGEND, has_selection, lineages
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, verdict
 from podracer.reports.watch.chart import HEIGHT, Chart, extent
 from podracer.reports.watch.files import Tail, read_object, signature
@@ -277,7 +280,7 @@ def _sweep(run: WatchedRun) -> str:
         ", ".join(f"{item['name']} {number(item['value'])}" for item in pod["hyperparameters"])
         for pod in pods
     ]
-    if experiment.get("selection"):  # which changes them
+    if has_selection(experiment):  # which changes them
         labels = ["all pods"] * len(pods)
     members: dict[str, list[int]] = {}
     for index, label in enumerate(labels):
@@ -311,7 +314,26 @@ def _sweep(run: WatchedRun) -> str:
         for label, numbers in ranking[:20]
     ]
     head = ["Configuration", "Seeds", "Last evaluation"]
-    return _legend(members) + f'<div class="panels">{"".join(charts)}</div>' + table(head, rows)
+    figures = _legend(members) + f'<div class="panels">{"".join(charts)}</div>'
+    return figures + table(head, rows) + _lineages(run)
+
+
+def _lineages(run: WatchedRun) -> str:
+    """Draw who descends from whom in a population under selection."""
+    charts = []
+    for lineage in lineages(run.records.config["experiment"], run.pods):
+        pods, winner = (lines[np.isfinite(lines).all((1, 2))] for lines in lineage[2:])
+        title = lineage.title
+        if lineage.is_logarithmic:
+            title = f"{title}, decimal logarithm"
+            for lines in (pods, winner):
+                lines[..., 1] = np.log10(lines[..., 1])
+        x, y = (extent([pods[..., axis].ravel()], margin) for axis, margin in ((0, 0.0), (1, 0.04)))
+        chart = Chart(title, "updates", x, y)
+        chart.lines(pods, POD, 0.8, 0.5)
+        chart.lines(winner, WINNER, 2.0)
+        charts.append(chart.svg())
+    return f'{legend(LEGEND)}<div class="panels">{"".join(charts)}</div>' if charts else ""
 
 
 # --- who waits ------------------------------------------------------------------------------------
