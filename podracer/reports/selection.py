@@ -97,8 +97,10 @@ def lineage_figure(path: Path, experiment: Mapping[str, Any]) -> str:
     def draw(figure: Figure) -> None:
         for index, lineage in enumerate(found):
             axes = figure.add_subplot(1, max(2, len(found)), index + 1)
-            axes.add_collection(LineCollection(lineage.pods, lw=0.8, color=POD, alpha=0.35))
-            axes.add_collection(LineCollection(lineage.winner, lw=2.0, color=WINNER, zorder=3))
+            axes.add_collection(LineCollection(list(lineage.pods), lw=0.8, color=POD, alpha=0.35))
+            axes.add_collection(
+                LineCollection(list(lineage.winner), lw=2.0, color=WINNER, zorder=3)
+            )
             axes.autoscale_view()
             axes.margins(x=0.02, y=0.08)
             style_axes(axes, lineage.title, "updates")
