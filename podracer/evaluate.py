@@ -17,9 +17,11 @@ import numpy as np
 from podracer.agent import Agent, HasLastAction
 from podracer.agents.common import value_based
 from podracer.environment import (
+    NO_ACTION,
     Environment,
     HostEnvironments,
     action_mask,
+    allows_action,
     call_environment,
     evaluation_environment,
 )
@@ -37,6 +39,7 @@ from podracer.types import (
     Carry,
     ConfigError,
     Discrete,
+    EnvironmentFault,
     EnvironmentSpec,
     MultiDiscrete,
     Params,
@@ -152,7 +155,8 @@ def make_evaluator(
 
     `policy` is `greedy`, the agent's best actions, or `sampled`, those of `act(explore=True)`;
     `epsilon` is the probability of a uniformly random allowed action instead. Raises `ConfigError`
-    for an epsilon where actions are continuous.
+    for an epsilon where actions are continuous; the function raises `EnvironmentFault` where an
+    action mask allows nothing.
     """
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)
@@ -174,11 +178,17 @@ class Episodes:
     lengths: Any  # i32
     done: Any  # bool: the episode has ended
     actions: Any  # u32: a hash of all actions
+    stuck: Any  # bool: in a step of the episode no action was allowed
 
 
 def to_evaluation(episodes: Episodes) -> Evaluation:
-    """Return the evaluation that consists of these episodes, `[B]` or `[P, B]`."""
+    """Return the evaluation that consists of these episodes, `[B]` or `[P, B]`.
+
+    Raises `EnvironmentFault` if one of them is stuck.
+    """
     played: Episodes = jax.device_get(episodes)
+    if played.stuck.any():
+        raise EnvironmentFault(f"evaluation: {NO_ACTION}")
     shape = played.returns.shape
     rows = np.stack([played.returns, played.lengths, played.actions], axis=-1, dtype=np.float64)
     distinct = [len(np.unique(pod, axis=0)) for pod in rows.reshape(-1, shape[-1], 3)]
@@ -207,6 +217,7 @@ def play_episodes(
 
     def body(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         t, actor, played = loop
+        stuck = _forbids_all(env.spec, actor.timestep)
         action, actor = advance(agent, env, rule, params, actor, key, indices, t)
         finished = (actor.episodes.count == 1) & ~played.done
         # The totals still hold only the first episode when it has just ended.
@@ -218,12 +229,13 @@ def play_episodes(
                 jnp.where(finished, actor.episodes.total_length, played.lengths),
                 played.done | finished,
                 jnp.where(played.done, played.actions, _hash(played.actions, action)),
+                played.stuck | (stuck & ~played.done),
             ),
         )
 
     actor = init_actor(agent, env, episode_keys(key, Purpose.RESET, indices, jnp.uint32(0)))
-    zeros = jnp.zeros(episodes)
-    played = Episodes(zeros, zeros.astype(jnp.int32), zeros > 0, zeros.astype(jnp.uint32))
+    zeros, false = jnp.zeros(episodes), jnp.zeros(episodes, bool)
+    played = Episodes(zeros, zeros.astype(jnp.int32), false, zeros.astype(jnp.uint32), false)
     _, actor, played = jax.lax.while_loop(
         lambda loop: (loop[0] < max_steps) & ~jnp.all(loop[-1].done),
         body,
@@ -265,6 +277,13 @@ def episode_keys(
     return environment_keys(purpose_key(key, purpose), indices, step[None])[0]
 
 
+def _forbids_all(spec: EnvironmentSpec, timestep: TimeStep) -> Any:
+    """Return where no action is allowed although one is needed, bool `[B]`; for JAX and numpy."""
+    mask = action_mask(timestep.observation)
+    allowed = True if mask is None else allows_action(spec.action, mask)
+    return ~(allowed | timestep.last)
+
+
 def _hash(hashes: Any, action: Any) -> Any:
     """Return hashes u32 `[B]` of sequences that are longer by one action; for JAX and numpy."""
     words = action.view(np.uint32).reshape(len(hashes), -1)
@@ -297,7 +316,8 @@ def _host_evaluator(
                 if done.all():
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
-        return to_evaluation(from_first_process(Episodes(returns, lengths, done, actions)))
+        played = Episodes(returns, lengths, done, actions, np.zeros(episodes, bool))
+        return to_evaluation(from_first_process(played))
 
     return evaluate
 
@@ -323,6 +343,8 @@ def host_steps(
     ) as batch:
         timestep = call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
         for t in itertools.count(1):
+            if _forbids_all(environments.spec, timestep).any():
+                raise EnvironmentFault(f"evaluation: {NO_ACTION}")
             previous_last = np.array(timestep.last)  # the next step may overwrite it
             action, carry = act(params, carry, timestep, key, indices, np.uint32(t))
             action = np.asarray(action)

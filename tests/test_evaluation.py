@@ -27,6 +27,7 @@ from podracer.types import (
     ArraySpec,
     ConfigError,
     Discrete,
+    EnvironmentFault,
     EnvironmentSpec,
     struct,
 )
@@ -39,21 +40,24 @@ class Line:
     """Sixteen steps without chance; the reward is 1 for the second action, 100 for the third."""
 
     masked: bool = False  # whether the second action is not allowed
+    stuck_at: int = LENGTH  # the step from which on no action is allowed
 
     @property
     def spec(self):
         observation = {ACTION_MASK: ArraySpec((3,), np.bool_)}
         return EnvironmentSpec("line", observation, Discrete(3))
 
-    def _observation(self):
-        return {ACTION_MASK: jnp.array([True, not self.masked, True])}
+    def _observation(self, step):
+        return {ACTION_MASK: jnp.array([True, not self.masked, True]) & (step < self.stuck_at)}
 
     def reset(self, key):
-        return jnp.int32(0), podracer.restart(self._observation())
+        return jnp.int32(0), podracer.restart(self._observation(0))
 
     def step(self, key, state, action):
         reward = jnp.array([0.0, 1.0, 100.0])[action]
-        timestep = podracer.transition(self._observation(), reward, terminal=state == LENGTH - 1)
+        timestep = podracer.transition(
+            self._observation(state + 1), reward, terminal=state == LENGTH - 1
+        )
         return state + 1, timestep
 
 
@@ -124,6 +128,14 @@ def test_epsilon_is_the_share_of_uniformly_random_allowed_actions(host, masked):
     bound = 4 * (share / returns.size / LENGTH) ** 0.5
     assert abs(third.mean() - share) < bound
     assert abs(second.mean() - (0 if masked else share)) <= (0 if masked else bound)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_an_episode_in_which_no_action_is_allowed_is_refused(host):
+    env = podracer.auto_reset(Line(stuck_at=LENGTH - 1))
+    evaluator = make_evaluator(Scripted(env.spec), DeviceEnvironments(env) if host else env, 2)
+    with pytest.raises(EnvironmentFault, match="evaluation: an action mask was all False"):
+        evaluator((), jax.random.key(0))
 
 
 def test_an_agent_that_observes_its_last_action_observes_a_random_one():

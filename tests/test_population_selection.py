@@ -300,9 +300,19 @@ def test_the_program_calls_no_host_and_is_given_the_states():
     assert compiled.memory_analysis().alias_size_in_bytes >= size
 
 
+@dataclasses.dataclass(frozen=True)
+class InTurns:
+    """Catch, said to be a game of two players in which the agent moves for both."""
+
+    inner = make("catch")
+    spec = dataclasses.replace(inner.spec, takes_turns=True)
+    reset, step = inner.reset, inner.step
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"environment": InTurns()}, "in self-play say nothing of strength"),
         ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
         ({"pods": ()}, "at least 2 pods, but there is 0"),
         ({"exchange": Selection(Truncation(), 0)}, "need a period"),

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.environment import Environment, action_mask, allows_action
+from podracer.environment import NO_ACTION, Environment, action_mask, allows_action
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.rollout import (
     EpisodeStats,
@@ -304,9 +304,6 @@ def _raise_fault(faults: Fault, update: int) -> NoReturn:
             "wrap it in podracer.auto_reset."
         )
     if Fault.ACTION_MASK in faults:
-        raise EnvironmentFault(
-            f"update {update}: an action mask was all False, so that no action was allowed: at "
-            "least one must be True, but in a timestep that is `last`."
-        )
+        raise EnvironmentFault(f"update {update}: {NO_ACTION}")
     names = ", ".join(str(fault.name).lower() for fault in faults)
     raise NonFiniteError(f"update {update}: not finite: {names}. The update was not applied.")
