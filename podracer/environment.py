@@ -251,12 +251,6 @@ def action_mask(observation: PyTree) -> Any | None:
     return None
 
 
-NO_ACTION = (
-    "an action mask was all False, so that no action was allowed: at least one must be True, but "
-    "in a timestep that is `last`."
-)
-
-
 def allows_action(space: ActionSpace, mask: Any) -> Any:
     """Return whether action masks bool `[*b, n]` allow something in every component, `[*b]`."""
     assert not isinstance(space, Continuous)

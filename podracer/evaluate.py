@@ -17,7 +17,6 @@ import numpy as np
 from podracer.agent import Agent, HasLastAction
 from podracer.agents.common import value_based
 from podracer.environment import (
-    NO_ACTION,
     Environment,
     HostEnvironments,
     action_mask,
@@ -36,6 +35,7 @@ from podracer.rollout import (
     step_environments,
 )
 from podracer.types import (
+    NO_ACTION,
     Carry,
     ConfigError,
     Discrete,

@@ -234,6 +234,10 @@ class ArraySpec:
 
 
 ACTION_MASK = "action_mask"
+NO_ACTION = (
+    "an action mask was all False, so that no action was allowed: at least one must be True, but "
+    "in a timestep that is `last`."
+)
 
 
 @dataclasses.dataclass(frozen=True)

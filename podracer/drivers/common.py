@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.environment import NO_ACTION, Environment, action_mask, allows_action
+from podracer.environment import Environment, action_mask, allows_action
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.rollout import (
     EpisodeStats,
@@ -25,6 +25,7 @@ from podracer.rollout import (
     zero_episode_stats,
 )
 from podracer.types import (
+    NO_ACTION,
     ConfigError,
     EnvironmentFault,
     LearnerState,
