@@ -20,6 +20,11 @@ from podracer.ops.dense import dense
 from podracer.ops.spectral import spectral_norm
 
 
+def cast(x: jax.Array, dtype: str = "float32") -> jax.Array:
+    """Cast x to a dtype; float32 means at least that, so that float64 stays float64 in tests."""
+    return x.astype(jnp.promote_types(x.dtype, dtype) if dtype == "float32" else dtype)
+
+
 @jax.custom_vjp
 def relu(x: jax.Array) -> jax.Array:
     """Return the larger of x and 0.
@@ -204,7 +209,7 @@ class ResidualBlock(eqx.Module):
 def _normalize(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     """Normalize `[*b, n]` over the last axis in float32, then scale and shift it."""
     dtype, shape = x.dtype, (1,) * (x.ndim - 1) + scale.shape
-    x = x.astype(jnp.float32)
+    x = cast(x)
     x -= jnp.mean(x, axis=-1, keepdims=True)
     x *= jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     return (x * scale.reshape(shape) + shift.reshape(shape)).astype(dtype)

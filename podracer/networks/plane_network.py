@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from podracer.networks.layers import Convolution, Normalized, relu
+from podracer.networks.layers import Convolution, Normalized, cast, relu
 from podracer.networks.network import Head, Network
 from podracer.networks.torso_network import HeadLayers
 from podracer.networks.torsos import CNN, ResNet, apply_convolutions, as_float, make_convolutions
@@ -150,8 +150,8 @@ class _PlaneLayers(eqx.Module):
 
     def __call__(self, x: jax.Array) -> dict[str, jax.Array]:
         dtype = self.config.compute_dtype
-        x = apply_convolutions(self.config.torso, self.convolutions, x.astype(dtype))
-        outputs = dict.fromkeys(self.planes, x.astype(jnp.float32))
+        x = apply_convolutions(self.config.torso, self.convolutions, cast(x, dtype))
+        outputs = dict.fromkeys(self.planes, cast(x))
         for name, head in self.heads.items():
             reduced = relu(self.reductions[name](relu(x)))
             outputs[name] = head(reduced.reshape(len(reduced), -1), None, dtype)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, relu
+from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, cast, relu
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
 from podracer.ops.dense import dense
@@ -186,7 +186,7 @@ class HeadLayers(eqx.Module):
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             x = relu(x) if i else x
-            x = x.astype(dtype if i < last else jnp.float32)
+            x = cast(x, dtype if i < last else "float32")
             if isinstance(layer, Linear):
                 x = layer(x)
             elif noise is None:
@@ -254,7 +254,7 @@ class _Trunk(eqx.Module):
             parts = [x.reshape(T * B, -1) for x in jax.tree.leaves(last_step)]
             features = jnp.concatenate([features, *parts], axis=-1)
         if self.cell is not None:
-            features = features.reshape(T, B, -1).astype(jnp.float32)
+            features = cast(features.reshape(T, B, -1))
             carry, features = self._remember(carry, features, first)
             features = features.reshape(T * B, -1)
         K = 1

@@ -20,6 +20,7 @@ from podracer.networks.layers import (
     Linear,
     Normalized,
     Residual,
+    cast,
     relu,
 )
 from podracer.ops.pooling import adaptive_max_pool, max_pool
@@ -135,7 +136,7 @@ def apply_torso(
     config: Torso, layers: tuple[Any, ...], observation: PyTree, dtype: str
 ) -> jax.Array:
     """Return features `[N, size]` of observation leaves `[N, ...]`, computed in a dtype."""
-    leaves = [as_float(x).astype(dtype) for x in jax.tree.leaves(observation)]
+    leaves = [cast(as_float(x), dtype) for x in jax.tree.leaves(observation)]
     images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
     parts = [x.reshape(x.shape[0], -1) for x in vectors]
     if images:
@@ -201,8 +202,8 @@ def make_convolutions(
 
 
 def as_float(x: jax.Array) -> jax.Array:
-    """Scale uint8 images to [0, 1]; cast everything else to float32."""
-    return x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+    """Scale uint8 images to [0, 1]; cast everything else to float32 (float64 stays)."""
+    return cast(x) / 255.0 if x.dtype == jnp.uint8 else cast(x)
 
 
 def apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> jax.Array:
