@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -240,9 +241,17 @@ def test_bench_sebulba_measures_every_part():
 
 @pytest.mark.slow
 def test_tune_names_the_fastest():
-    code, out, error = call("tune", "cartpole_ppo", "--seconds", 2)
+    """Of one CPU device, and of one for acting beside one for each core to learn."""
+    arguments = ("tune", "cartpole_sebulba", "--num-envs", 8, "--seconds", 12)
+    code, out, error = call(*arguments, XLA_FLAGS="")
     assert code == 0, error
-    assert "Fastest: podracer train cartpole_ppo --arch sebulba --num-envs" in out
+    cores = len(os.sched_getaffinity(0))
+    rows = [line.split() for line in out.splitlines() if "--devices" in line]
+    rates = {tuple(row[4:]): int(row[0].replace(",", "")) for row in rows[:-1]}
+    assert {row[row.index("--devices") + 1] for row in rows[:-1]} == {"1", str(1 + cores)}
+    fastest = " ".join(max(rates, key=rates.__getitem__))
+    command = "podracer train cartpole_sebulba --arch sebulba"
+    assert f"Fastest: {command} {fastest}" in out
 
 
 @pytest.mark.figure(20)

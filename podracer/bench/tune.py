@@ -1,10 +1,11 @@
-"""Measured search for the fastest split of devices, threads and batch size on this machine."""
+"""Measured search for the fastest devices, threads and batch size of Sebulba on this machine."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from podracer.bench import sebulba as bench
@@ -18,6 +19,7 @@ from podracer.types import ConfigError
 class Trial:
     """A setting and its measured throughput."""
 
+    devices: int
     config: SebulbaConfig
     steps_per_second: float
     actor_idle: float
@@ -26,10 +28,10 @@ class Trial:
 
     def flags(self) -> str:
         """Return the flags for `podracer train`."""
-        names = ("num_envs", "threads_per_actor", "actors", "learners")
-        return " ".join(
-            f"--{name.replace('_', '-')} {getattr(self.config, name)}" for name in names
-        )
+        names = ("num_envs", "threads_per_actor", "env_threads", "actors", "learners")
+        values = {"devices": self.devices} | {name: getattr(self.config, name) for name in names}
+        chosen = {name: value for name, value in values.items() if value}  # 0 is a default
+        return " ".join(f"--{name.replace('_', '-')} {n}" for name, n in chosen.items())
 
 
 def trials(
@@ -38,56 +40,53 @@ def trials(
     config: SebulbaConfig,
     devices: list[Device],
     seconds: float,
-    say: Callable[[Trial], None],
-) -> list[Trial]:
-    """Measure settings around `config` for about `seconds`, and return the fastest first.
+) -> Iterator[Trial]:
+    """Measure settings on these devices for about `seconds`, and yield each.
 
-    The first one measured is `config` itself. Raises `ConfigError` if none can run.
+    The first is `config` itself; the others change one thing in the fastest so far. Raises
+    `ConfigError` if none can run.
     """
-    settings = [s for c in candidates(config, len(devices)) if (s := _fits(agent, env, c, devices))]
-    if not settings:
+    best, measured = None, []
+    changes = [{}, *_changes(config, len(devices))]
+    end = time.monotonic() + seconds
+    for index, change in enumerate(changes):
+        setting = dataclasses.replace(best.config if best else config, **change)
+        setup = _fits(agent, env, setting, devices)
+        if setup is None or setup.config in measured or (best and time.monotonic() > end):
+            continue
+        share = (end - time.monotonic()) / (len(changes) - index)
+        rate, metrics = bench.measure_training(setup, max(1.0, 0.5 * share))
+        shares = (metrics[name] for name in ("actor_idle", "learner_idle", "lag_mean"))
+        trial = Trial(len(devices), setup.config, rate, *shares)
+        measured.append(setup.config)
+        if best is None or rate > best.steps_per_second:
+            best = trial
+        yield trial
+    if best is None:
         bench.make_setup(agent, env, config, devices)  # raises the reason
-    end, done = time.monotonic() + seconds, []
-    for index, setting in enumerate(settings):
-        share = (end - time.monotonic()) / (len(settings) - index)
-        rate, metrics = bench.measure_training(setting, max(1.0, 0.5 * share))
-        trial = Trial(
-            dataclasses.replace(
-                setting.config,
-                actors=len(setting.split.actors),
-                learners=len(setting.split.learners),
-            ),
-            rate,
-            metrics["actor_idle"],
-            metrics["learner_idle"],
-            metrics["lag_mean"],
-        )
-        say(trial)
-        done.append(trial)
-        if time.monotonic() > end:
-            break
-    return sorted(done, key=lambda trial: -trial.steps_per_second)
 
 
-def candidates(config: SebulbaConfig, devices: int) -> Iterator[SebulbaConfig]:
-    """Yield the setting itself, other numbers of threads and environments, and other splits."""
-    yield config
+def _changes(config: SebulbaConfig, devices: int) -> Iterator[dict[str, int]]:
+    """Yield changes of a setting: the split, the threads, and at last the size of batches."""
+    actors = 1
+    while actors < devices:
+        yield {"actors": actors, "learners": devices - actors}
+        actors *= 2
     for threads in (1, 2, 4):
-        for factor in (1, 2, 4):
-            change = {"threads_per_actor": threads, "num_envs": config.num_envs * factor}
-            if change != {
-                "threads_per_actor": config.threads_per_actor,
-                "num_envs": config.num_envs,
-            }:
-                yield dataclasses.replace(config, **change)
-    for actors in range(1, devices):
-        yield dataclasses.replace(config, actors=actors, learners=devices - actors)
+        yield {"threads_per_actor": threads}
+    for threads in (1, os.cpu_count() or 1):
+        yield {"env_threads": threads}
+    for factor in (2, 4):
+        yield {"num_envs": factor * config.num_envs}
 
 
 def _fits(
     agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: list[Device]
 ) -> bench.Setup | None:
+    """Return what runs this setting, its split written out, or None where devices do not fit."""
     try:
-        return bench.make_setup(agent, env, config, devices)
+        setup = bench.make_setup(agent, env, config, devices)
     except ConfigError:
         return None
+    split = {"actors": len(setup.split.actors), "learners": len(setup.split.learners)}
+    return dataclasses.replace(setup, config=dataclasses.replace(setup.config, **split))

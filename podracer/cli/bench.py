@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast, get_args
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import tyro
 
@@ -14,10 +18,15 @@ from podracer.cli.arguments import (
     parse,
     parse_experiment,
     parse_parts,
+    pop_flag,
     require_in_range,
     split_recipe,
 )
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+
+if TYPE_CHECKING:
+    from podracer.bench.tune import Trial
+    from podracer.experiments.experiment import Experiment
 
 MOST_REPETITIONS = 10_000
 
@@ -82,8 +91,6 @@ class TuneOptions:
 
     seconds: float = 90.0
     """Approximate length of all measurements together, in seconds."""
-    devices: int = 0
-    """Number of devices to use; 0 for all."""
     json: bool = False
     """Print one JSON object for each setting."""
 
@@ -153,18 +160,50 @@ def tune(arguments: Sequence[str]) -> int:
     """Run `podracer tune`: measure the fastest setting of a recipe under Sebulba."""
     from podracer.types import ConfigError
 
-    about = "Measure settings of Sebulba on this machine and print the fastest."
+    about = (
+        "Measure settings of Sebulba on this machine and print the fastest. Without --devices a "
+        "CPU is measured as one device, and as one for acting beside one for each core to learn."
+    )
     if "--help" in arguments[:1]:
         parse(TuneOptions, "tune RECIPE", ["--help"], about=about)
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("tune needs a recipe: podracer tune RECIPE.")
-    recipe, flags = arguments[0], arguments[1:]
-    experiment, tune_flags = find_recipe(recipe, flags)
-    options = parse(TuneOptions, f"tune {recipe}", tune_flags, about=about)
+    recipe, flags = arguments[0], list(arguments[1:])
+    experiment, own_flags = find_recipe(recipe, flags)
+    options, experiment, _ = parse_experiment(
+        f"tune {recipe}", own_flags, experiment.under("sebulba"), TuneOptions(), {}, about
+    )
     require_in_range("--seconds", options.seconds, least=0.1, most=86_400)
-    if options.devices <= 1:
+    if experiment.devices <= 1:
         disable_async_dispatch()
-    initialize_devices(Hosts(), options.devices)
+    initialize_devices(Hosts(), experiment.devices)
+    if not experiment.devices and _has_one_cpu_device():
+        measured = _measured_by_processes([recipe, *flags], options.seconds)
+    else:
+        measured = _measured(experiment, options.seconds)
+    if not options.json:
+        print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
+    trials = []
+    for trial in measured:
+        trials.append(trial)
+        print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
+    if not options.json:
+        best = max(trials, key=lambda trial: trial.steps_per_second).flags()
+        for name in ("arch", "seconds", *re.findall("--([a-z-]+)", best)):
+            pop_flag(flags, name)
+        print("\nFastest:", " ".join(["podracer train", recipe, *flags, "--arch sebulba", best]))
+        print("More environments make larger batches: the learning rate may have to follow.")
+    return 0
+
+
+def _has_one_cpu_device() -> bool:
+    import jax
+
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
+    """Yield the trials of an experiment under Sebulba on the devices of this process."""
     from podracer.bench.tune import trials
     from podracer.drivers.sebulba import SebulbaConfig
     from podracer.experiments.hosts import use_compilation_cache
@@ -172,29 +211,38 @@ def tune(arguments: Sequence[str]) -> int:
     from podracer.mesh import find_devices
 
     use_compilation_cache()
-    experiment = experiment.under("sebulba")
     agent, env = build(experiment)
-    driver = cast(SebulbaConfig, experiment.driver)
-    if not options.json:
-        print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
-    devices = find_devices(options.devices)
-    print_trial = _print_json if options.json else _print_row
-    best, *_ = trials(
-        agent, to_host_environments(env), driver, devices, options.seconds, print_trial
-    )
-    if not options.json:
-        recipe_flags = [flag for flag in flags if flag not in tune_flags]
-        command = " ".join(["podracer train", recipe, *recipe_flags])
-        print(f"\nFastest: {command} --arch sebulba {best.flags()}")
-        print("More environments make larger batches: the learning rate may have to follow.")
-    return 0
+    driver, devices = cast(SebulbaConfig, experiment.driver), find_devices(experiment.devices)
+    return trials(agent, to_host_environments(env), driver, devices, seconds)
 
 
-def _print_json(trial: Any) -> None:
-    print(json.dumps(dataclasses.asdict(trial)), flush=True)
+def _measured_by_processes(arguments: Sequence[str], seconds: float) -> Iterator[Trial]:
+    """Yield the trials of a recipe with its flags, on one CPU device and on one more than cores.
+
+    A process has one number of devices for its life. Raises `SystemExit` if no setting can run.
+    """
+    from podracer.bench.tune import Trial
+    from podracer.drivers.sebulba import SebulbaConfig
+
+    code, num_trials = 0, 0
+    for devices in (1, 1 + len(os.sched_getaffinity(0))):
+        limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
+        command = [sys.executable, "-m", "podracer", "tune", *arguments, *limits]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    values = json.loads(line)
+                    num_trials += 1
+                    yield Trial(**values | {"config": SebulbaConfig(**values["config"])})
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+        code = process.returncode or code
+    if not num_trials:
+        raise SystemExit(code)  # the process said why
 
 
-def _print_row(trial: Any) -> None:
+def _row(trial: Trial) -> str:
     idle = f"{trial.actor_idle:>6.0%}{trial.learner_idle:>9.0%}"
-    speed = f"{trial.steps_per_second:>10,.0f}"
-    print(f"{speed}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}", flush=True)
+    return f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}"
