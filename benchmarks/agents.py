@@ -134,7 +134,7 @@ def search(options: Any) -> None:
         def alone(state: Any, agent: MuZero = agent, timestep: Any = timestep) -> Any:
             params, key, _ = state
             key, now = jax.random.split(key)
-            root = agent._model.root(params, timestep.observation)
+            root = agent._model.root(params, timestep.observation, now)
             step = partial(agent._model.step, agent._next_discount)
             policy_output = mctx.gumbel_muzero_policy(
                 params, now, root, step, agent.num_simulations,

@@ -130,7 +130,8 @@ AGENTS = {
 AGENTS["muzero-reanalyze"] = dataclasses.replace(
     AGENTS["muzero"], reanalyze_fraction=0.5, bootstrap="search"
 )
-CONTINUOUS = ("sac", "td3", "fast_td3")
+AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
+CONTINUOUS = ("sac", "td3", "fast_td3", "muzero-sampled")
 
 
 # One of each kind; the others are slow tests, where all that differs is their arithmetic.
@@ -238,6 +239,7 @@ CONTINUOUS_PROBE_AGENTS = {
         return_distribution=Atoms(-12.0, 12.0, 121),
         weight_decay=0.01,
     ),
+    "muzero": PROBE_AGENTS["muzero"],
     "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
     "sac-qr": SAC(
         **COMMON,

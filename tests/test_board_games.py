@@ -158,8 +158,8 @@ def test_muzero_plans_for_two_players():
         @jax.jit
         def discount(agent: MuZero) -> jax.Array:
             params = agent.actor_params(agent.init(jax.random.key(0), 1))
-            action, latent = jnp.zeros(1, jnp.int32), jnp.zeros((1, 4))
-            arguments = params, jax.random.key(0), action, latent
+            index, embedding = jnp.zeros(1, jnp.int32), (jnp.zeros((1, 4)), {})
+            arguments = params, jax.random.key(0), index, embedding
             return agent._model.step(agent._next_discount, *arguments)[0].discount
 
         np.testing.assert_array_equal(discount(agent), [sign * 0.5])

@@ -244,7 +244,7 @@ def proof_of(agent, env, *, sampled=False, format="onnx"):
 
 
 ONE = ("ppo-gru", False)  # the others are slow tests
-PLANNERS = ("muzero", "muzero-reanalyze", "alphazero")
+PLANNERS = ("muzero", "muzero-reanalyze", "muzero-sampled", "alphazero")
 CASES = [
     pytest.param(name, sampled, marks=() if (name, sampled) == ONE else pytest.mark.slow)
     for name in AGENTS

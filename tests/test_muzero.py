@@ -12,11 +12,13 @@ import mctx
 import numpy as np
 import optax
 import pytest
+import scipy.stats
 from agents import PROBE_AGENTS
 from walk import B, Walk, begin, close, learn
 
 from podracer.agents.common import planning
 from podracer.agents.common.muzero_model import Model, ModelParams
+from podracer.agents.common.search_actions import SearchActions
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -31,6 +33,7 @@ from podracer.types import (
     ACTION_MASK,
     ArraySpec,
     ConfigError,
+    Continuous,
     Discrete,
     EnvironmentSpec,
     Step,
@@ -39,6 +42,7 @@ from podracer.types import (
 )
 
 N, ACTIONS, ATOMS = 5, 3, 11
+DISCRETE, BOX = Discrete(ACTIONS), Continuous((-2.0, 0.0), (2.0, 1.0))
 SCREEN = ArraySpec((6, 5, 2), np.uint8)
 SMALL: dict[str, Any] = {
     "support_size": ATOMS,
@@ -61,7 +65,7 @@ class Screen(Walk):
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return EnvironmentSpec("screen", ArraySpec((5, 5, 2)), Discrete(ACTIONS))
+        return EnvironmentSpec("screen", ArraySpec((5, 5, 2)), DISCRETE)
 
     def _observe(self, x: jax.Array) -> jax.Array:
         row = jax.nn.softmax(-8 * (x - jnp.linspace(-1.5, 1.5, 5)) ** 2)
@@ -69,9 +73,11 @@ class Screen(Walk):
         return jnp.stack([picture, picture[::-1]], axis=-1)
 
 
-def model_and_params(agent: MuZero, observation: Any = SCREEN) -> tuple[Model, ModelParams]:
+def model_and_params(
+    agent: MuZero, observation: Any = SCREEN, action: Any = DISCRETE
+) -> tuple[Model, ModelParams]:
     """The model of an agent, and random parameters: its own take seconds to compile."""
-    spec = EnvironmentSpec("screen", observation, Discrete(ACTIONS))
+    spec = EnvironmentSpec("screen", observation, action)
     model, rng = dataclasses.replace(agent, spec=spec)._model, np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return model, jax.tree.map(
@@ -149,7 +155,7 @@ def test_numbers_beside_an_image_are_planes_of_it():
     mask = jnp.asarray(np.eye(N, ACTIONS), bool)
     state = jax.jit(model.representation)(params, {"board": screens(), ACTION_MASK: mask})
     assert state.shape == (N, 4, 3, 4)
-    check_agent(dataclasses.replace(agent, spec=EnvironmentSpec("x", seen, Discrete(ACTIONS))))
+    check_agent(dataclasses.replace(agent, spec=EnvironmentSpec("x", seen, DISCRETE)))
 
 
 @pytest.mark.slow
@@ -210,7 +216,7 @@ def test_the_convolutional_model_learns_a_probe_from_pictures():
     ],
 )
 def test_what_a_convolutional_model_cannot_take_is_refused(network, observation, message):
-    spec = EnvironmentSpec("x", observation, Discrete(ACTIONS))
+    spec = EnvironmentSpec("x", observation, DISCRETE)
     agent = dataclasses.replace(CONVOLUTIONAL, network=network, spec=spec)
     with pytest.raises(ConfigError, match=message):
         check_agent(agent)
@@ -243,61 +249,68 @@ def sample_for(agent: MuZero) -> tuple[ModelParams, Sample]:
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     flags = jnp.zeros((T + 1, N), bool)
     timesteps = TimeStep(normal(T + 1, N, 2), normal(T + 1, N), jnp.ones((T + 1, N)), flags, flags)
-    policy = jax.nn.softmax(normal(T, N, ACTIONS))
-    action = jnp.asarray(rng.integers(ACTIONS, size=(T, N)), jnp.int32)
-    extras = {"policy": policy, "value": normal(T, N)}
+    extras = {name: normal(T, N, *spec.shape) for name, spec in agent._actions.extras.items()}
+    extras["policy"] = jax.nn.softmax(extras["policy"])
+    assert agent.spec is not None
+    space = agent.spec.action
+    if isinstance(space, Continuous):
+        action = jnp.asarray(rng.uniform(space.low, space.high, (T, N, space.size)), jnp.float32)
+    else:
+        action = jnp.asarray(rng.integers(ACTIONS, size=(T, N)), jnp.int32)
     steps = Step(jax.tree.map(lambda x: x[:-1], timesteps), action, extras)
     trajectory = Trajectory(steps, jax.tree.map(lambda x: x[-1], timesteps), (), ())
     zeros = jnp.zeros(N, jnp.int32)
-    _, params = model_and_params(agent, ArraySpec((2,)))
+    _, params = model_and_params(agent, ArraySpec((2,)), space)
     return params, Sample(trajectory, jnp.ones(N), zeros, zeros)
+
+
+def search_by_hand(agent: MuZero, params: ModelParams, observation: Any, key: jax.Array) -> Any:
+    """One search of mctx alone; samples of the root have a key of their own."""
+    model = agent._model
+    return mctx.gumbel_muzero_policy(
+        params,
+        key,
+        model.root(params, observation[None], jax.random.fold_in(key, 2)),
+        partial(model.step, agent.discount),
+        agent.num_simulations,
+        max_num_considered_actions=agent.max_considered_actions,
+        qtransform=partial(mctx.qtransform_completed_by_mix_value, epsilon=1e-8),
+    )
 
 
 def searched_by_hand(agent: MuZero, params: ModelParams, sample: Sample, key: jax.Array) -> Sample:
     """The sample with new extras: mctx alone, one search after the other."""
-    model, steps = agent._model, sample.trajectory.steps
-
-    @jax.jit
-    def search(observation, key):
-        return mctx.gumbel_muzero_policy(
-            params,
-            key,
-            model.root(params, observation),
-            lambda params, key, action, state: model.step(
-                agent.discount, params, key, action, state
-            ),
-            agent.num_simulations,
-            max_num_considered_actions=agent.max_considered_actions,
-            qtransform=partial(mctx.qtransform_completed_by_mix_value, epsilon=1e-8),
-        )
-
+    steps = sample.trajectory.steps
+    search = jax.jit(partial(search_by_hand, agent, params))
     row_key, search_key = jax.random.split(key)
     rows = jax.random.permutation(row_key, N)[: round(agent.reanalyze_fraction * N)]
     searched = agent.unroll_steps + 1 + (agent.n_step if agent.bootstrap == "search" else 0)
-    policy, value = (np.array(steps.extras[name]) for name in ("policy", "value"))
+    extras = jax.tree.map(np.array, steps.extras)
     for t, timestep_key in enumerate(jax.random.split(search_key, searched)):
         for row, k in zip(rows, jax.random.split(timestep_key, len(rows)), strict=True):
-            found = search(steps.timestep.observation[t, row][None], k)
-            policy[t, row] = found.action_weights[0]
-            value[t, row] = found.search_tree.summary().value[0]
-    extras = {"policy": jnp.asarray(policy), "value": jnp.asarray(value)}
-    steps = dataclasses.replace(steps, extras=extras)
+            found = search(steps.timestep.observation[t, row], k)
+            extras["policy"][t, row] = found.action_weights[0]
+            extras["value"][t, row] = found.search_tree.summary().value[0]
+            if "samples" in extras:
+                extras["samples"][t, row] = found.search_tree.embeddings[1]["samples"][0, 0]
+    steps = dataclasses.replace(steps, extras=jax.tree.map(jnp.asarray, extras))
     return dataclasses.replace(
         sample, trajectory=dataclasses.replace(sample.trajectory, steps=steps)
     )
 
 
-def agent_that_reanalyzes(bootstrap: str) -> MuZero:
+def agent_that_reanalyzes(bootstrap: str, action: Any = DISCRETE) -> MuZero:
     """Three of five sequences; values from the second step on are what `search` bootstraps from."""
-    spec = EnvironmentSpec("x", ArraySpec((2,)), Discrete(ACTIONS))
+    spec = EnvironmentSpec("x", ArraySpec((2,)), action)
     settings = {"spec": spec, "bootstrap": bootstrap, "unroll_steps": 1, "num_simulations": 2}
     return dataclasses.replace(VECTORS, reanalyze_fraction=0.6, **settings)
 
 
-def test_what_is_searched_anew_is_what_searches_by_hand_find(key):
-    """Policies and values of all timesteps that the loss uses; other sequences keep what acting
-    found, and all keep their actions."""
-    agent = agent_that_reanalyzes("search")
+@pytest.mark.parametrize("action", [DISCRETE, pytest.param(BOX, marks=pytest.mark.slow)], ids=repr)
+def test_what_is_searched_anew_is_what_searches_by_hand_find(action, key):
+    """Policies and values of all timesteps that the loss uses, and the samples that the policies
+    are for; other sequences keep what acting found, and all keep their actions."""
+    agent = agent_that_reanalyzes("search", action)
     params, sample = sample_for(agent)
     reanalyze = partial(planning.reanalyze, fraction=0.6, num_timesteps=4)
     search = partial(agent._search, params, True)
@@ -326,3 +339,94 @@ def test_the_loss_learns_what_was_searched_anew(bootstrap, key):
     close(gradient(agent, sample), gradient(without, by_hand))
     with pytest.raises(AssertionError):
         close(gradient(agent, sample), gradient(without, sample))
+
+
+# --- continuous actions --------------------------------------------------------------------------
+
+LOW, HIGH = np.array(BOX.low), np.array(BOX.high)
+
+
+def test_the_prior_is_uniform_over_samples_of_the_policy(key):
+    """Means and scales of many samples; log-densities as scipy has them; actions in bounds."""
+    policy = jnp.asarray([[0.5, -1.0, -1.0, 0.0], [0.0, 2.0, 0.5, -2.0]])
+    mean, scale = policy[:, :2], jnp.exp(policy[:, 2:])
+    actions = SearchActions(BOX, num_samples=4_000)
+    logits, samples = actions.prior(policy, key)
+    # (β̂ / β) π, where β is the density π and β̂ the share 1/K of each sample.
+    log_probs = actions.log_probs(policy, samples)
+    prior = 1 / 4_000 / np.exp(log_probs) * np.exp(log_probs)
+    np.testing.assert_allclose(jax.nn.softmax(logits), prior, rtol=1e-5)
+    expected = scipy.stats.norm.logpdf(samples["samples"], mean[:, None], scale[:, None]).sum(-1)
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(samples["samples"].mean(1), mean, atol=0.1)
+    np.testing.assert_allclose(samples["samples"].std(1), scale, rtol=0.1)
+    action = actions.at(jnp.asarray([1, 3]), samples)
+    chosen = np.clip(np.asarray(samples["samples"])[[0, 1], [1, 3]], -1, 1)
+    np.testing.assert_allclose(action, LOW + (chosen + 1) / 2 * (HIGH - LOW), atol=1e-5)
+    np.testing.assert_allclose(actions.encode(action), chosen, atol=1e-5)
+
+
+def test_the_policy_learns_the_densities_of_samples_as_the_search_weighs_them(key):
+    """The loss less that without policy targets, beside a loop over sequences and timesteps."""
+    agent = dataclasses.replace(agent_that_reanalyzes("target_network", BOX), reanalyze_fraction=0)
+    params, sample = sample_for(agent)
+    steps, model = sample.trajectory.steps, agent._model
+    extras = {**steps.extras, "policy": jnp.zeros_like(steps.extras["policy"])}
+    trajectory = dataclasses.replace(
+        sample.trajectory, steps=dataclasses.replace(steps, extras=extras)
+    )
+    without = dataclasses.replace(sample, trajectory=trajectory)
+    loss = jax.jit(lambda sample: agent._loss(params, params, sample, key)[0])
+    state = model.representation(params, steps.timestep.observation[0])
+    states = [state, model.dynamics(params, state, steps.action[0])[0]]
+    expected = 0.0
+    for k, state in enumerate(states):
+        mean, log_scale = np.split(np.asarray(model.prediction(params, state)[0]), 2, axis=-1)
+        policy, samples = steps.extras["policy"][k], steps.extras["samples"][k]
+        for n in range(N):
+            density = scipy.stats.norm(mean[n], np.exp(log_scale[n]))
+            expected -= np.dot(policy[n], density.logpdf(samples[n]).sum(-1)) / N
+    np.testing.assert_allclose(loss(sample) - loss(without), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_each_node_has_samples_of_its_own_policy(key):
+    """Each state of the tree follows from its parent's by the sample that led there."""
+    agent = dataclasses.replace(agent_that_reanalyzes("search", BOX), num_simulations=40)
+    params, sample = sample_for(agent)
+    observation = sample.trajectory.steps.timestep.observation[0, 0]
+    tree = jax.jit(partial(search_by_hand, agent, params))(observation, key).search_tree
+    (states, samples), model = jax.tree.map(lambda x: x[0], tree.embeddings), agent._model
+    samples, parents = samples["samples"], tree.parents[0, 1:]
+    assert len(set(np.asarray(parents))) > 3
+    assert not tree.children_prior_logits.any()
+    encoded = np.clip(samples[parents, tree.action_from_parent[0, 1:]], -1, 1)
+    action = jnp.asarray(LOW + (encoded + 1) / 2 * (HIGH - LOW), jnp.float32)
+    expected, _ = model.dynamics(params, states[parents], action)
+    np.testing.assert_allclose(states[1:], expected, atol=1e-5)
+    mean, log_scale = jnp.split(model.prediction(params, states)[0], 2, axis=-1)
+    noise = (samples - mean[:, None]) * jnp.exp(-log_scale[:, None])
+    assert len(np.unique(noise)) == noise.size
+    np.testing.assert_allclose([noise.mean(), noise.std()], [0, 1], atol=0.1)
+
+
+def test_the_search_chooses_the_best_sample_of_a_model_that_is_known(monkeypatch):
+    """With one simulation for each, where the reward says how near an action is to a goal."""
+    agent = dataclasses.replace(agent_that_reanalyzes("search", BOX), num_simulations=16)
+    goal = np.array([1.0, 0.25], np.float32)
+
+    def dynamics(self: Model, params: Any, state: Any, action: Any) -> Any:
+        distance = jnp.sum((action - goal[None]) ** 2, axis=-1, keepdims=True)
+        atoms = jnp.arange(ATOMS, dtype=jnp.float32)[None]
+        return state, -((atoms - 10 + distance) ** 2)
+
+    monkeypatch.setattr(Model, "dynamics", dynamics)
+    params, sample = sample_for(agent)
+    timestep = jax.tree.map(lambda x: x[0], sample.trajectory.steps.timestep)
+    keys = jax.random.split(jax.random.key(0), N)
+    action, extras, _ = jax.jit(agent.act, static_argnums=4)(params, (), timestep, keys, False)
+    choices = LOW + (np.clip(np.asarray(extras["samples"]), -1, 1) + 1) / 2 * (HIGH - LOW)
+    assert choices.shape == (N, agent.max_considered_actions, 2)
+    nearest = np.argmin(np.sum((choices - goal) ** 2, axis=-1), axis=-1)
+    np.testing.assert_allclose(action, choices[np.arange(N), nearest], atol=1e-5)
+    np.testing.assert_array_equal(extras["policy"].argmax(-1), nearest)

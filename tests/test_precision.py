@@ -35,7 +35,7 @@ NETWORKS = {
     "noisy": (TorsoNetwork(MLP((64,))), VECTOR, NOISY),
 }
 T, B = 4, 64
-LONG = ("muzero", "muzero-reanalyze", "alphazero", "stacx", "frodo", "btr")
+LONG = ("muzero", "muzero-reanalyze", "muzero-sampled", "alphazero", "stacx", "frodo", "btr")
 
 
 def computed(name, compute_dtype):

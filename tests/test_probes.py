@@ -79,7 +79,7 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
     if isinstance(agent, AlphaZero):
         return agent._predict(shared.params, observation["observation"])[1]
     if isinstance(agent, MuZero):
-        return agent._model.root(shared.params, observation).value
+        return agent._model.value(shared.params, observation)
     if isinstance(agent, R2D2):
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         last_action = carry.last_action[None]

@@ -1,7 +1,8 @@
 """Gumbel MuZero: search in a learned model of policies, values and rewards.
 
 Sources: Schrittwieser et al. 2020 (arXiv 1911.08265) for the model, its losses and reanalysis;
-Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
+Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx;
+Hubert et al. 2021 (arXiv 2104.06303), Sampled MuZero, for continuous actions.
 Different from MuZero's paper: hidden states are vectors and the dynamics fully connected by
 default; convolutional ones begin with the torso of IMPALA, whose max-pools halve the image, have
 layer norm or none, not batch norm, and the dynamics are residual as a whole; observations are those
@@ -9,7 +10,9 @@ of the environment, without the actions that led there; targets bootstrap from a
 default, as in the paper's Reanalyze; Adam with decoupled weight decay, not momentum with an L2
 loss; a priority is the newest error of the network's value, not that of the first search, and its
 exponents are 0.6 and 0.4 by default, not 1; actions are those of the Gumbel search, not sampled
-from visit counts.
+from visit counts. Different from Sampled MuZero's: actions are sampled from the policy itself, and
+explored with the Gumbel search's noise only; the policy learns that search's improved policy over
+the samples.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, off_policy, planning, value_based
+from podracer.agents.common import actor_critic, off_policy, planning
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.search_actions import SearchActions, search_actions
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
-    ArraySpec,
     Carry,
     EnvironmentSpec,
     LearnerState,
@@ -45,7 +48,7 @@ from podracer.types import (
 
 @struct
 class MuZero:
-    """Planning in a learned model, for discrete actions."""
+    """Planning in a learned model, for discrete or continuous actions."""
 
     learning_rate: Schedule = bounded(1e-3)
     """Learning rate of the optimizer."""
@@ -64,7 +67,8 @@ class MuZero:
     num_simulations: int = static(default=16, low=1)
     """Number of simulations of the search for each decision; each takes one step of the model."""
     max_considered_actions: int = static(default=16, low=1)
-    """Largest number of actions that the search compares at its root."""
+    """Largest number of actions that the search compares at its root; of continuous actions the
+    number of samples at each node."""
     unroll_steps: int = static(default=5, low=1)
     """Steps K that the model is unrolled for in the loss."""
     n_step: int = static(default=5, low=1)
@@ -97,8 +101,7 @@ class MuZero:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         params = self._model.init(key)
         state = off_policy.init_target_network_state(params, self._optimizer)
-        extras = {"policy": ArraySpec((self._model.num_actions,)), "value": ArraySpec(())}
-        return LearnerState(state, self._buffer.init(num_envs, extras=extras))
+        return LearnerState(state, self._buffer.init(num_envs, extras=self._actions.extras))
 
     def carry(self, num_envs: int) -> Carry:
         return ()
@@ -118,10 +121,13 @@ class MuZero:
     ) -> tuple[jax.Array, PyTree]:
         """Search for one environment, so that its random numbers depend on its key alone."""
         observation, model = jax.tree.map(lambda x: x[None], observation), self._model
-        action, policy, value = planning.gumbel_search(
+        key = key if explore else jax.random.key(0)  # the best action ignores its key
+        # Another key than those that mctx splits it into, 0 and 1.
+        root = model.root(params, observation, jax.random.fold_in(key, 2))
+        index, policy, value = planning.gumbel_search(
             params,
             key,
-            model.root(params, observation),
+            root,
             partial(model.step, self._next_discount),
             observation,
             num_simulations=self.num_simulations,
@@ -129,7 +135,9 @@ class MuZero:
             min_value_range=self.min_value_range,
             explore=explore,
         )
-        return action, {"policy": policy, "value": value}
+        _, samples = root.embedding
+        extras = {"policy": policy, "value": value, **jax.tree.map(lambda x: x[0], samples)}
+        return self._actions.at(index[None], samples)[0], extras
 
     learn = off_policy.learn_with_target_network
 
@@ -158,9 +166,10 @@ class MuZero:
         def prediction_loss(
             k: int, state: jax.Array, alive: jax.Array, observed: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            policy_logits, value_logits = model.prediction(params, state)
-            log_policy = jax.nn.log_softmax(policy_logits)
-            policy_loss = -alive * jnp.sum(steps.extras["policy"][k] * log_policy, axis=-1)
+            policy, value_logits = model.prediction(params, state)
+            searched = jax.tree.map(lambda x: x[k], steps.extras)
+            log_probs = self._actions.log_probs(policy, searched)
+            policy_loss = -alive * jnp.sum(searched["policy"] * log_probs, axis=-1)
             value_loss = model.cross_entropy(value_logits, alive * value_targets[k])
             return policy_loss + observed * self.value_cost * value_loss, value_logits
 
@@ -214,7 +223,7 @@ class MuZero:
         return build_model(
             self.network,
             actor_critic.require_spec(self.spec).observation,
-            num_actions=value_based.require_discrete(self.spec).num_actions,
+            self._actions,
             latent_size=self.latent_size,
             dynamics_hidden=self.dynamics_hidden,
             dynamics_blocks=self.dynamics_blocks,
@@ -222,6 +231,10 @@ class MuZero:
             support_max=self.support_max,
             support_size=self.support_size,
         )
+
+    @property
+    def _actions(self) -> SearchActions:
+        return search_actions(self.spec, self.max_considered_actions)
 
     @property
     def _buffer(self) -> Buffer:

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import mctx
 
 from podracer.agents.common import planning
+from podracer.agents.common.search_actions import Samples, SearchActions
 from podracer.networks import CNN, MLP, Head, Network, NetworkBuilder, ResNet, TorsoNetwork, outputs
 from podracer.networks.plane_network import PlaneNetwork, Planes
+from podracer.ops.distributions import num_outputs
 from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquash
 from podracer.types import ArraySpec, ConfigError, Params, PyTree
 
@@ -32,7 +34,7 @@ class ModelParams(NamedTuple):
 class Model:
     """Representation, dynamics and prediction functions over batches `[N, ...]`."""
 
-    num_actions: int
+    actions: SearchActions
     support_max: float
     support_size: int
     dynamics_network: Network
@@ -57,12 +59,12 @@ class Model:
         self, params: ModelParams, state: jax.Array, action: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return the next hidden state, and logits of the reward: `rᵏ, sᵏ = g(sᵏ⁻¹, aᵏ)`."""
-        inputs = {"action": jax.nn.one_hot(action, self.num_actions), "state": state}
+        inputs = {"action": self.actions.encode(action), "state": state}
         heads = outputs(self.dynamics_network, params.dynamics, inputs)
         return _scale_state(state + heads["state"]), heads["reward"]
 
     def prediction(self, params: ModelParams, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return logits of the policy `[N, A]` and of the value `[N, Z]`: `pᵏ, vᵏ = f(sᵏ)`."""
+        """Return outputs of the policy and logits of the value `[N, Z]`: `pᵏ, vᵏ = f(sᵏ)`."""
         heads = outputs(self.prediction_network, params.prediction, state)
         return heads["policy"], heads["value"]
 
@@ -72,34 +74,37 @@ class Model:
 
     # --- for the search, as mctx asks for them ---------------------------------------------------
 
-    def root(self, params: ModelParams, observation: PyTree) -> mctx.RootFnOutput:
-        """Return what the search knows of an observation before it begins."""
-        state = self.representation(params, observation)
-        policy_logits, value_logits = self.prediction(params, state)
-        return planning.RootFnOutput(
-            prior_logits=policy_logits, value=self.to_scalar(value_logits), embedding=state
-        )
+    def root(self, params: ModelParams, observation: PyTree, key: jax.Array) -> mctx.RootFnOutput:
+        """Return what the search knows of an observation; `key` is for samples of its actions."""
+        return self._node(params, self.representation(params, observation), key)
 
     def step(
         self,
         discount: float | jax.Array,
         params: ModelParams,
         key: jax.Array,
-        action: jax.Array,
-        state: jax.Array,
-    ) -> tuple[mctx.RecurrentFnOutput, jax.Array]:
+        index: jax.Array,
+        embedding: tuple[jax.Array, Samples],
+    ) -> tuple[mctx.RecurrentFnOutput, tuple[jax.Array, Samples]]:
         """Return what a step of the dynamics leads to; `discount` is that of the next value."""
-        del key
+        state, samples = embedding
+        action = self.actions.at(index, samples)
         next_state, reward_logits = self.dynamics(params, state, action)
-        policy_logits, value_logits = self.prediction(params, next_state)
-        reward = self.to_scalar(reward_logits)
+        node, reward = self._node(params, next_state, key), self.to_scalar(reward_logits)
         output = planning.RecurrentFnOutput(
             reward=reward,
             discount=jnp.full_like(reward, discount),
-            prior_logits=policy_logits,
-            value=self.to_scalar(value_logits),
+            prior_logits=node.prior_logits,
+            value=node.value,
         )
-        return output, next_state
+        return output, node.embedding
+
+    def _node(self, params: ModelParams, state: jax.Array, key: jax.Array) -> mctx.RootFnOutput:
+        policy, value_logits = self.prediction(params, state)
+        logits, samples = self.actions.prior(policy, key)
+        return planning.RootFnOutput(
+            prior_logits=logits, value=self.to_scalar(value_logits), embedding=(state, samples)
+        )
 
     # --- values and rewards as categorical distributions (appendix F) ----------------------------
 
@@ -122,8 +127,8 @@ class Model:
 def build_model(
     network: NetworkBuilder,
     observation: PyTree,
+    actions: SearchActions,
     *,
-    num_actions: int,
     latent_size: int,
     dynamics_hidden: tuple[int, ...],
     dynamics_blocks: int,
@@ -152,12 +157,13 @@ def build_model(
         representation, latent, state_head = network, ArraySpec((latent_size,)), Head(latent_size)
         dynamics = TorsoNetwork(MLP(dynamics_hidden), compute_dtype=dtype)
         prediction = TorsoNetwork(MLP(prediction_hidden), compute_dtype=dtype)
-    inputs = {"action": ArraySpec((num_actions,)), "state": latent}
+    inputs = {"action": ArraySpec((actions.encoded_size,)), "state": latent}
     # Small initial weights: rewards and values near 0, and a nearly uniform policy.
     transition = {"state": state_head, "reward": Head(support_size, 0.01)}
-    evaluation = {"policy": Head(num_actions, 0.01), "value": Head(support_size, 0.01)}
+    policy_head = Head(num_outputs(actions.space), 0.01)
+    evaluation = {"policy": policy_head, "value": Head(support_size, 0.01)}
     return Model(
-        num_actions,
+        actions,
         support_max,
         support_size,
         dynamics_network=dynamics.build(inputs, transition),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from podracer.agents.ddpg import DDPG, td3
+from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig
@@ -89,4 +90,27 @@ def pendulum_ddpg() -> Experiment:
     return dataclasses.replace(
         pendulum_sac(),
         agent=DDPG(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_muzero() -> Experiment:
+    """MuZero on Pendulum: Gumbel search among 16 actions sampled at each node (Sampled MuZero)."""
+    return Experiment(
+        environment="pendulum",
+        agent=MuZero(
+            discount=0.97,
+            min_value_range=1.0,
+            support_max=25.0,
+            support_size=101,
+            replay=Replay(
+                capacity=100_000,
+                batch_size=128,
+                updates_per_rollout=32,
+                warmup=2_000,
+                prioritized=True,
+            ),
+        ),
+        driver=AnakinConfig(num_envs=16, rollout_length=8, updates_per_chunk=50),
+        frames=64_000,
     )
