@@ -133,14 +133,12 @@ class Frodo:
         self, axis: str | None, eta: TargetParams, learner: CountedState, trajectory: Trajectory
     ) -> tuple[CountedState, Metrics]:
         """Take one step towards the targets; also return how much they contradict themselves."""
-        # Targets and advantages are constants of the inner gradient, and functions of parameters
-        # for the outer one.
+        # Targets and advantages are constants for the inner gradient, functions for the outer one.
         (log_prob, entropy, values), pullback = jax.vjp(
             lambda params: self._outputs(params, trajectory), learner.params
         )
         targets = self._targets(eta, log_prob, values, trajectory)
-        valid = trajectory.valid()
-        advantages = valid * (targets - values[:-1])
+        advantages = trajectory.valid() * (targets - values[:-1])
 
         def inner_loss(outputs: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
             log_prob, entropy, values = outputs
@@ -150,7 +148,7 @@ class Frodo:
                 values[:-1],
                 targets=targets,
                 advantages=advantages,
-                valid=valid,
+                valid=trajectory.valid(),
                 value_cost=self.value_cost,
                 entropy_cost=self.entropy_cost,
             )
