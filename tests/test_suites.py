@@ -32,6 +32,7 @@ CASES = {
     "playground:CartpoleBalance": 4,
     "craftax:Craftax-Classic-Symbolic-v1": 4,
     "xminigrid:MiniGrid-Empty-5x5": 120,
+    "octax:brix": 60,
 }
 HEAVY = ("craftax", "playground", "brax")
 
@@ -97,7 +98,7 @@ def test_unknown_names_are_refused_with_the_nearest(prefix):
             make(name)
         return
     with pytest.raises(ConfigError, match=r"has no (environment|game|task) .*did you mean"):
-        make(name[:-1] + "x")
+        make(f"{name}x")
 
 
 @pytest.mark.parametrize("name", [suite("pgx:tic_tac_toe")])
@@ -119,6 +120,35 @@ def test_board_games_are_won_lost_and_drawn_against_an_opponent(name):
     boards = np.asarray(timesteps.observation["board"])[np.asarray(timesteps.first)]
     stones = boards.reshape(len(boards), -1).sum(-1)
     assert set(np.unique(stones)) == {0, 1}
+
+
+@pytest.mark.parametrize("name", [suite("octax:brix")])
+def test_chip8_games_show_the_frames_of_a_step(name):
+    env = make(f"{name},frame_skip=3,max_num_steps_per_episodes=5")
+    assert env.spec.observation == ArraySpec((32, 64, 3), np.bool_)
+    no_key = env.spec.action.num_actions - 1
+    timesteps, _ = play(env, 12, 4, lambda _: no_key)
+    assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [5, 11]
+    assert (timesteps.discount == 1).all()
+    frames = timesteps.observation[:, 0]
+    assert frames[-1, :, :, -1].sum(axis=0).max() >= 4  # rows of bricks
+    assert (frames[5, ..., -1] != frames[5, ..., 0]).any()  # the ball moves within a step
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    picture = env.render(jax.device_get(state))
+    assert (picture.dtype, picture.shape) == (np.uint8, (256, 512, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        suite("octax:cavern", "has no game 'cavern': did you mean cavern"),
+        suite("octax:brix,frame_skip=0", "cannot make 'brix'"),
+        suite("octax:brix,lives=3", "unexpected keyword argument 'lives'"),
+    ],
+)
+def test_chip8_games_are_refused_with_a_reason(name, message):
+    with pytest.raises(ConfigError, match=message):
+        make(name)
 
 
 # --- few restarts for many environments ----------------------------------------------------------

@@ -159,6 +159,18 @@ ADAPTERS = {
         ("xminigrid",),
         'pip install "podracer[xminigrid]"',
     ),
+    "octax": Adapter(
+        _lazy("octax", "octax"),
+        "CHIP-8 games of octax, black and white pixels, such as octax:brix",
+        ("octax", "cv2"),
+        'pip install "podracer[octax]"',
+    ),
+    "jaxtari": Adapter(
+        _lazy("jaxtari", "jaxtari"),
+        "Atari games of JAXtari, such as jaxtari:pong (pixels) or jaxtari:pong,objects=true",
+        ("jaxtari",),
+        'pip install "podracer[jaxtari]"',
+    ),
     "gymnasium": Adapter(
         _lazy("host.gymnasium", "gymnasium"),
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",

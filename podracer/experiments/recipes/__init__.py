@@ -14,6 +14,7 @@ from typing import Any, cast, get_type_hints
 
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes import (  # noqa: F401
+    arcade,
     atari,
     board_games,
     cartpole,
