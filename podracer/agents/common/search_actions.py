@@ -3,8 +3,8 @@
 Source of the latter: Hubert et al. 2021, "Learning and Planning in Complex Action Spaces" (arXiv
 2104.06303), Sampled MuZero. At each node K actions are sampled from a proposal beta, and the prior
 of the search is (β̂ / β) π at each of them, where β̂, their empirical distribution, is 1/K. Here
-beta is the policy π itself, so the prior is uniform: the policy says where samples lie, not again
-how much each counts.
+beta is the policy π itself, so the prior is uniform: likely actions have more samples near them,
+not samples that count more.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ class SearchActions:
         return distributions.from_bounds(self.space, action)
 
     def prior(self, policy: jax.Array, key: jax.Array) -> tuple[jax.Array, Samples]:
-        """Return logits of the search's prior `[N, A]`, and samples, at states with a policy.
-
-        A policy is what the prediction network says of it, `[N, O]`.
-        """
+        """Return logits `[N, A]` of the search's prior, and samples, for outputs of the policy."""
         if isinstance(self.space, Discrete):
             return policy, {}
         N, K = len(policy), self.num_samples
