@@ -126,6 +126,28 @@ def test_frames_are_skipped_pooled_and_stacked():
     assert 0 < pictures.min() <= pictures.max() < 256
 
 
+@pytest.mark.parametrize("objects", [False, True])
+def test_observations_and_rewards_are_those_of_jaxtaris_own_wrappers(objects):
+    wrappers = pytest.importorskip("jaxtari.wrappers")
+    env = make("jaxtari:pong", objects=objects, repeat_action_probability=0.0)
+    timesteps, actions = play(env, 120, 1)
+    peer = wrappers.AtariWrapper(
+        jaxtari.make("pong"), sticky_actions=0, episodic_life=False, first_fire=False, noop_max=0
+    )
+    if objects:
+        peer = wrappers.ObjectCentricWrapper(peer)
+    else:
+        peer = wrappers.PixelObsWrapper(peer, do_pixel_resize=True, grayscale=True)
+    observation, state = peer.reset(jax.random.PRNGKey(0))
+    for t, action in enumerate(actions[:, 0]):
+        expected = np.asarray(observation, np.float32).reshape(4, *env.spec.observation.shape[:-1])
+        difference = np.moveaxis(expected, 0, -1) - timesteps.observation[t, 0]
+        assert np.abs(difference).max() <= (0 if objects else 1)  # they cut fractions off
+        observation, state, reward, _, _, _ = peer.step(state, action)
+        assert reward == timesteps.reward[t + 1, 0]
+    assert timesteps.reward.any()
+
+
 def test_a_game_can_be_drawn():
     env = make("jaxtari:pong")
     state, _ = jax.jit(env.reset)(jax.random.key(0))
