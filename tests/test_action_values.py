@@ -63,6 +63,20 @@ def test_atoms_are_projected_as_rlax_does(batch):
     np.testing.assert_allclose(value.mean(ours), mean, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", [Atoms(), Atoms(-4.0, 6.0, 101), Atoms(0.0, 100.0, 2)], ids=str)
+def test_adding_to_two_atoms_is_weighing_all(value):
+    random = np.random.default_rng(1)
+    values = random.normal(size=(256, value.atoms)) * 0.6 * (value.high - value.low)
+    values[0] = value.support  # exactly the atoms
+    values = jnp.asarray(np.clip(values, value.low, value.high), jnp.float32)
+    mass = jax.nn.softmax(jnp.asarray(random.normal(size=values.shape), jnp.float32))
+    added, weighed = value._add_to_two(values, mass), value._weigh_all(values, mass)
+    np.testing.assert_allclose(added, weighed, atol=1e-6, rtol=1e-5)
+    np.testing.assert_allclose(added[0], mass[0], atol=1e-6)
+    np.testing.assert_allclose(added.sum(-1), 1.0, atol=1e-6)
+    np.testing.assert_array_equal(value.project(values, mass), added)  # on a CPU
+
+
 def test_quantiles_learn_as_in_rlax(batch):
     draw, returns, discounts = batch
     value = Quantiles(9)
