@@ -140,7 +140,7 @@ class HasLastAction(Protocol):
     """
 
     last_action: jax.Array
-    """Actions i32 `[B]`."""
+    """Actions `[B, ...]`, as `act` returned them."""
 
 
 @runtime_checkable

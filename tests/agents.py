@@ -12,6 +12,7 @@ import pytest
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.disco import Disco
 from podracer.agents.dqn import DQN, btr
@@ -35,6 +36,7 @@ from podracer.schedules import Linear
 
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
+RECURRENCE = Recurrence(burn_in_length=3, unroll_length=6, head_size=8)
 REPLAY = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
 
 
@@ -115,7 +117,23 @@ AGENTS = {
     ),
     "alphazero": AlphaZero(network=SMALL, num_simulations=4),
     "sac": SAC(network=SMALL, replay=REPLAY, random_frames=400, normalize_observations=True),
+    "sac-gru": SAC(
+        network=RECURRENT,
+        replay=dataclasses.replace(REPLAY, prioritized=True),
+        random_frames=400,
+        normalize_observations=True,
+        recurrence=RECURRENCE,
+        rollout_length=8,
+    ),
     "td3": td3(network=SMALL, replay=REPLAY, random_frames=400),
+    "td3-lstm": td3(
+        network=dataclasses.replace(RECURRENT, memory="lstm"),
+        replay=REPLAY,
+        random_frames=400,
+        n_step=2,
+        recurrence=RECURRENCE,
+        rollout_length=8,
+    ),
     "fast_td3": td3(
         network=TorsoNetwork(MLP((16,), residual_blocks=1)),
         replay=REPLAY,
@@ -131,7 +149,7 @@ AGENTS["muzero-reanalyze"] = dataclasses.replace(
     AGENTS["muzero"], reanalyze_fraction=0.5, bootstrap="search"
 )
 AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
-CONTINUOUS = ("sac", "td3", "fast_td3", "muzero-sampled")
+CONTINUOUS = ("sac", "sac-gru", "td3", "td3-lstm", "fast_td3", "muzero-sampled")
 
 
 # One of each kind; the others are slow tests, where all that differs is their arithmetic.
@@ -248,4 +266,15 @@ CONTINUOUS_PROBE_AGENTS = {
         target_entropy=-3.0,
         return_distribution=Quantiles(11),
     ),
+}
+# As for the probe, with memories, and by the sequences of its rollouts.
+RECURRENT_PROBE_AGENTS = {
+    name: dataclasses.replace(
+        CONTINUOUS_PROBE_AGENTS[name],
+        network=RECURRENT_TANH,
+        replay=dataclasses.replace(PROBE_REPLAY, batch_size=32),
+        recurrence=Recurrence(burn_in_length=4, unroll_length=8, head_size=16),
+        rollout_length=8,
+    )
+    for name in ("td3", "sac")
 }

@@ -307,7 +307,7 @@ def test_pendulum_times_out() -> None:
 # --- probes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(PROBES) - {"memory"}))
+@pytest.mark.parametrize("name", sorted(set(PROBES) - {"memory", "continuous-memory"}))
 def test_probe_values(name: str) -> None:
     """`values` solve the Bellman equation of the best policy, through time-outs and all."""
     probe = PROBES[name]
@@ -332,7 +332,7 @@ def test_probe_values(name: str) -> None:
 
 
 def test_actions_matter_to_probes_that_know_the_best() -> None:
-    for name in ("action", "policy", "continuous", "multidiscrete", "memory"):
+    for name in ("action", "policy", "continuous", "multidiscrete", "memory", "continuous-memory"):
         shown, _ = random_play(f"probe:{name}")
         assert shown.reward[shown.discount == 0].mean() < PROBES[name].best_return - 0.2
 
@@ -356,7 +356,7 @@ def test_the_memory_probe_needs_memory() -> None:
     ("name", "words"),
     [
         ("catsch", ("catsch", "did you mean catch?")),
-        ("CartPole", ("did you mean cartpole?",)),
+        ("CartPole", ("did you mean cartpole",)),
         ("probe:memroy", ("probe:memory",)),
         ("gymnax:", ("gymnax:NAME",)),
         ("zzz", ("choose one of catch, cartpole",)),

@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import CONTINUOUS_PROBE_AGENTS, PROBE_AGENTS, RECURRENT_TANH
+from agents import (
+    CONTINUOUS_PROBE_AGENTS,
+    PROBE_AGENTS,
+    RECURRENT_PROBE_AGENTS,
+    RECURRENT_TANH,
+)
 
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic, value_based
@@ -28,6 +33,7 @@ from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.envs import make
 from podracer.envs.probes import PROBES
+from podracer.evaluate import make_evaluator
 from podracer.mesh import find_devices, make_mesh
 from podracer.types import LearnerState, TimeStep
 
@@ -164,6 +170,16 @@ def test_several_actions_at_once(name, probe):
 )
 def test_memory_recalls_the_cue(name, probe):
     check(dataclasses.replace(PROBE_AGENTS[name], network=RECURRENT_TANH), probe, updates=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECURRENT_PROBE_AGENTS)
+def test_memory_recalls_a_cue_for_real_actions(name):
+    """Without memory the best action is 0, which costs 0.25 of the return."""
+    agent, learner, _ = train(RECURRENT_PROBE_AGENTS[name], "continuous-memory", updates=300)
+    evaluate = make_evaluator(agent, make("probe:continuous-memory"), 64)
+    returns = evaluate(agent.actor_params(learner), jax.random.key(1)).returns
+    assert returns.mean() > -0.02
 
 
 @pytest.mark.slow

@@ -22,14 +22,17 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import continuous
-from podracer.agents.common.continuous import ActorParams, Parts, ReturnDistribution, Transition
+from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
+    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -37,6 +40,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     bounded,
+    derived,
     static,
     struct,
 )
@@ -86,7 +90,11 @@ class DDPG:
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
-    """Network of the policy and of each critic, without their heads."""
+    """Network of the policy and of each critic, without their heads; it may be recurrent."""
+    recurrence: Recurrence = static(default=Recurrence())
+    """Settings for a recurrent network."""
+    rollout_length: Derived[int] = derived()
+    """Timesteps between two stored recurrent states, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
@@ -99,7 +107,7 @@ class DDPG:
             frames=schedules.init_frames(),
             updates=jnp.int32(0),
         )
-        return LearnerState(state, continuous.make_buffer(self).init(num_envs))
+        return LearnerState(state, continuous.init_replay(self, num_envs))
 
     carry = continuous.carry
     actor_params = continuous.actor_params
@@ -107,13 +115,14 @@ class DDPG:
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
-        action = self._policy(params.actor, observation)
+        outputs, carry = continuous.policy_outputs(self, params, params.actor, carry, timestep)
+        action = jnp.tanh(outputs)
         if explore:
             noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
             action = jnp.clip(action + self.action_noise_std * noise, -1.0, 1.0)
             action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
-        return to_bounds(self._networks.space, action), (), carry
+        action = to_bounds(self._networks.space, action)
+        return action, (), continuous.with_last_action(carry, action)
 
     learn = continuous.learn
 
@@ -177,7 +186,7 @@ class DDPG:
         return jnp.tanh(self._networks.policy(params, observation))
 
     @property
-    def _networks(self) -> continuous.ActorCritic:
+    def _networks(self) -> ActorCritic:
         return continuous.build_networks(self, policy_outputs=1)
 
 

@@ -13,21 +13,20 @@ updates).
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, off_policy, value_based
+from podracer.agents.common import actor_critic, off_policy, recurrent, value_based
 from podracer.agents.common.optimizers import Optimizer
-from podracer.networks import LAST_STEP, MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
-    ArraySpec,
-    ConfigError,
     Derived,
     EnvironmentSpec,
     LearnerState,
@@ -68,7 +67,9 @@ class R2D2:
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: Optimizer = Optimizer(epsilon=1e-3)
     """Optimizer of the parameters."""
-    priority_eta: float = static(default=0.9, low=0.0, high=1.0)  # 1 - eta is a double
+    priority_eta: float = static(
+        default=recurrent.PRIORITY_ETA, low=0.0, high=1.0
+    )  # 1 - eta is a double
     """Weight eta, in [0, 1], of a sequence's largest TD error in its priority, against the mean."""
     target_update_period: int = static(default=250, low=1)
     """Number of updates between copies of the parameters to the target network."""
@@ -98,7 +99,7 @@ class R2D2:
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         state = off_policy.init_target_network_state(self._network.init(key), self._optimizer)
-        stored = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], _stored(self.carry(1))))
+        stored = recurrent.stored_spec(_stored(self.carry(1)))
         return LearnerState(state, self._buffer.init(num_envs, carry=stored))
 
     def carry(self, num_envs: int) -> R2D2Carry:
@@ -126,11 +127,7 @@ class R2D2:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        length = trajectory.steps.action.shape[0]
-        if length != self.rollout_length:
-            raise ConfigError(
-                f"rollout_length is {self.rollout_length}, but a rollout has {length} steps."
-            )
+        recurrent.check_rollout(self.rollout_length, trajectory)
         carry = _stored(trajectory.carry)
         return off_policy.learn_with_target_network(self, state, trajectory, key, axis, carry)
 
@@ -162,10 +159,8 @@ class R2D2:
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
         loss = jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0))
 
-        # Section 2.3: p = η max |δ| + (1 - η) mean |δ|.
         size = jax.lax.stop_gradient(jnp.abs(td_error))
-        mean = jnp.sum(size, axis=0) / jnp.maximum(jnp.sum(mask, axis=0), 1.0)
-        priorities = self.priority_eta * jnp.max(size, axis=0) + (1 - self.priority_eta) * mean
+        priorities = recurrent.sequence_priorities(size, mask, self.priority_eta)
         return loss, ({"loss": loss, "q": jnp.mean(predictions)}, priorities)
 
     def _unroll(self, params: Params, trajectory: Trajectory) -> jax.Array:
@@ -173,12 +168,9 @@ class R2D2:
         memory, last_action = trajectory.carry
         last_actions = jnp.concatenate([last_action[None], trajectory.steps.action])
         inputs = (trajectory.timesteps(), last_actions)
-        start = self.burn_in_length
-        if start:
-            burn_in = jax.tree.map(lambda x: x[:start], inputs)
-            memory = jax.lax.stop_gradient(self._q_values(params, memory, *burn_in)[1])
-        learned = jax.tree.map(lambda x: x[start:], inputs)
-        return self._q_values(params, memory, *learned)[0]
+        return recurrent.unroll(
+            partial(self._q_values, params), memory, inputs, self.burn_in_length
+        )
 
     def _q_values(
         self, params: Params, memory: PyTree, timesteps: TimeStep, last_actions: jax.Array
@@ -189,14 +181,9 @@ class R2D2:
         """
         observation = timesteps.observation
         if self.action_reward_inputs:
-            is_within = ~timesteps.first  # otherwise action and reward are of another episode
             num_actions = value_based.require_discrete(self.spec).num_actions
             one_hot = jax.nn.one_hot(last_actions, num_actions)
-            last_step = {
-                "action": jnp.where(is_within[..., None], one_hot, 0.0),
-                "reward": jnp.where(is_within, jnp.tanh(timesteps.reward), 0.0),
-            }
-            observation = {"observation": observation, LAST_STEP: last_step}
+            observation = recurrent.with_last_step(observation, timesteps, one_hot)
         heads, memory = self._network.apply(params, memory, observation, timesteps.first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
         return actor_critic.mask_logits(timesteps.observation, values), memory
@@ -206,18 +193,15 @@ class R2D2:
         spec = actor_critic.require_spec(self.spec)
         if self.action_reward_inputs:
             num_actions = value_based.require_discrete(spec).num_actions
-            last_step = {"action": ArraySpec((num_actions,)), "reward": ArraySpec(())}
-            observation = {"observation": spec.observation, LAST_STEP: last_step}
+            observation = recurrent.last_step_spec(spec.observation, num_actions)
             spec = dataclasses.replace(spec, observation=observation)
         return value_based.build_q_network(self.network, spec, 1, dueling=True)
 
     @property
     def _buffer(self) -> Buffer:
-        if self.rollout_length is None:
-            raise ConfigError("R2D2 has no `rollout_length`: give it that of the driver.")
         length = self.burn_in_length + self.unroll_length + self.n_step
         spec = actor_critic.require_spec(self.spec)
-        return Buffer(self.replay, spec, length, stride=self.rollout_length)
+        return recurrent.make_buffer(self, self.replay, spec, length, self.rollout_length)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

@@ -20,14 +20,17 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import continuous
-from podracer.agents.common.continuous import ActorParams, Parts, ReturnDistribution, Transition
+from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Replay
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
+    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -35,6 +38,7 @@ from podracer.types import (
     PyTree,
     TimeStep,
     bounded,
+    derived,
     static,
     struct,
 )
@@ -87,7 +91,11 @@ class SAC:
     replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
     """Replay buffer."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
-    """Network of the policy and of each critic, without their heads."""
+    """Network of the policy and of each critic, without their heads; it may be recurrent."""
+    recurrence: Recurrence = static(default=Recurrence())
+    """Settings for a recurrent network."""
+    rollout_length: Derived[int] = derived()
+    """Timesteps between two stored recurrent states, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
@@ -101,7 +109,7 @@ class SAC:
             obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
             frames=schedules.init_frames(),
         )
-        return LearnerState(state, continuous.make_buffer(self).init(num_envs))
+        return LearnerState(state, continuous.init_replay(self, num_envs))
 
     carry = continuous.carry
     actor_params = continuous.actor_params
@@ -109,14 +117,17 @@ class SAC:
     def act(
         self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
     ) -> tuple[jax.Array, PyTree, Carry]:
-        observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
-        policy = self._policy(params.actor, observation)
+        outputs, carry = continuous.policy_outputs(
+            self, params, params.actor.policy, carry, timestep
+        )
+        policy = _distribution(outputs)
         if explore:
             action, _ = policy.sample(keys)
             action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
         else:
             action = policy.mode()
-        return to_bounds(self._networks.space, action), (), carry
+        action = to_bounds(self._networks.space, action)
+        return action, (), continuous.with_last_action(carry, action)
 
     learn = continuous.learn
 
@@ -178,9 +189,14 @@ class SAC:
         }
 
     def _policy(self, actor: Actor, observation: PyTree) -> SquashedNormal:
-        mean, log_scale = jnp.split(self._networks.policy(actor.policy, observation), 2, axis=-1)
-        return SquashedNormal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))
+        return _distribution(self._networks.policy(actor.policy, observation))
 
     @property
-    def _networks(self) -> continuous.ActorCritic:
+    def _networks(self) -> ActorCritic:
         return continuous.build_networks(self, policy_outputs=2)
+
+
+def _distribution(outputs: jax.Array) -> SquashedNormal:
+    """Return the policy of a network's outputs `[N, 2 * size]`."""
+    mean, log_scale = jnp.split(outputs, 2, axis=-1)
+    return SquashedNormal(mean, jnp.clip(log_scale, *LOG_SCALE_BOUNDS))

@@ -84,7 +84,13 @@ def _match_cue(state: ProbeState, action: jax.Array) -> jax.Array:
     return jnp.where((action == 1) == (state.cue > 0), 1.0, -1.0)
 
 
-MEMORY_LENGTH = 4  # steps of an episode of the memory probe
+MEMORY_LENGTH = 4  # steps of an episode of the memory probes
+
+
+def _observe_first_cue(state: ProbeState) -> jax.Array:
+    is_last_step = jnp.float32(state.time == MEMORY_LENGTH - 1)
+    return jnp.stack([jnp.where(state.time == 0, state.cue, 0.0), is_last_step])
+
 
 PROBES = {
     probe.name: probe
@@ -168,12 +174,7 @@ PROBES = {
         Probe(
             "memory",
             "the last action must match a cue shown at the first step: 0 on average without memory",
-            observe=lambda state: jnp.stack(
-                [
-                    jnp.where(state.time == 0, state.cue, 0.0),
-                    jnp.float32(state.time == MEMORY_LENGTH - 1),
-                ]
-            ),
+            observe=_observe_first_cue,
             reward=lambda state, action: (
                 (state.time == MEMORY_LENGTH - 1) * _match_cue(state, action)
             ),
@@ -183,6 +184,19 @@ PROBES = {
             ),
             best_return=1.0,
             length=MEMORY_LENGTH,
+        ),
+        Probe(
+            "continuous-memory",
+            "reward -(action - cue / 2)^2 at the last step, for a cue shown at the first: memories "
+            "of policies over real actions",
+            observe=_observe_first_cue,
+            reward=lambda state, action: (
+                (state.time == MEMORY_LENGTH - 1) * -jnp.square(action[0] - state.cue / 2)
+            ),
+            values=(((1.0, 0.0), 0.0), ((-1.0, 0.0), 0.0)),
+            best_return=0.0,
+            length=MEMORY_LENGTH,
+            action=Continuous((-1.0,), (1.0,)),
         ),
     )
 }

@@ -1,9 +1,8 @@
-"""Shared parts of DDPG and SAC: actor and critic networks, critic loss, observation moments."""
+"""Shared parts of DDPG and SAC: critic loss, optimizer steps, acting, observation moments."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -11,21 +10,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer import networks, schedules
-from podracer.agents.common import actor_critic, off_policy
+from podracer import schedules
+from podracer.agents.common import actor_critic, continuous_networks, off_policy, recurrent
+from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.recurrent import History, Recurrence
 from podracer.mesh import global_grad
-from podracer.networks import Head, Network, NetworkBuilder
-from podracer.ops.action_values import Atoms, Quantiles
+from podracer.networks import NetworkBuilder
 from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
-from podracer.replay import Buffer, Replay, Sample
+from podracer.replay import Buffer, Replay, ReplayState, Sample
 from podracer.schedules import Schedule
 from podracer.types import (
-    ArraySpec,
     Carry,
-    ConfigError,
     Continuous,
     EnvironmentSpec,
     LearnerState,
@@ -36,85 +34,6 @@ from podracer.types import (
     Trajectory,
     struct,
 )
-
-
-def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
-    """Return the continuous action space; raise `ConfigError` if there is no spec or another."""
-    spec = actor_critic.require_spec(spec)
-    if not isinstance(spec.action, Continuous):
-        raise ConfigError(f"the agent needs continuous actions; {spec.name} has discrete ones.")
-    return spec.action
-
-
-# --- networks ------------------------------------------------------------------------------------
-
-ReturnDistribution = Atoms | Quantiles
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorCritic:
-    """Policy network and Q-network; each coordinate of their actions is in [-1, 1].
-
-    A critic has Z outputs: the value itself, or those of a distribution of returns.
-    """
-
-    space: Continuous
-    actor: Network
-    critic: Network
-    distribution: ReturnDistribution | None
-
-    def init(self, key: jax.Array, num_critics: int) -> tuple[Params, tuple[Params, ...]]:
-        """Return parameters of the actor and of `num_critics` independent critics."""
-        actor_key, critics_key = jax.random.split(key)
-        critics = tuple(self.critic.init(key) for key in jax.random.split(critics_key, num_critics))
-        return self.actor.init(actor_key), critics
-
-    def policy(self, params: Params, observation: PyTree) -> jax.Array:
-        """Return the policy network's outputs, f32 `[N, outputs * size]`."""
-        return networks.outputs(self.actor, params, observation)["action"]
-
-    def q_outputs(
-        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
-    ) -> jax.Array:
-        """Return the outputs of each critic, f32 `[critics, N, Z]`."""
-        inputs = {"action": action, "observation": observation}
-        return jnp.stack([networks.outputs(self.critic, p, inputs)["q"] for p in params])
-
-    def mean(self, outputs: jax.Array) -> jax.Array:
-        """Return the value `[*b]` that outputs `[*b, Z]` of a critic stand for."""
-        return outputs[..., 0] if self.distribution is None else self.distribution.mean(outputs)
-
-    def q_values(
-        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
-    ) -> jax.Array:
-        """Return Q(s, a) of each critic, f32 `[critics, N]`."""
-        return self.mean(self.q_outputs(params, observation, action))
-
-    def smallest(self, outputs: jax.Array) -> jax.Array:
-        """Return those outputs `[N, Z]` of `[critics, N, Z]` that stand for the smallest value.
-
-        A distribution is taken whole, as in FastTD3 (Seo et al. 2025, arXiv 2505.22642).
-        """
-
-        if self.distribution is None:
-            return jnp.min(outputs, axis=0)
-
-        def smaller(one: jax.Array, other: jax.Array) -> jax.Array:
-            return jnp.where((self.mean(other) < self.mean(one))[:, None], other, one)
-
-        return functools.reduce(smaller, list(outputs))
-
-
-def build_networks(agent: Agent, *, policy_outputs: int) -> ActorCritic:
-    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
-    space, distribution = require_continuous(agent.spec), agent.return_distribution
-    observation = actor_critic.require_spec(agent.spec).observation
-    actor = agent.network.build(observation, {"action": Head(policy_outputs * space.size, 0.01)})
-    inputs = {"action": ArraySpec((space.size,)), "observation": observation}
-    size = 1 if distribution is None else distribution.size
-    critic = agent.network.build(inputs, {"q": Head(size)})
-    return ActorCritic(space, off_policy.require_feed_forward(actor), critic, distribution)
-
 
 # --- learning ------------------------------------------------------------------------------------
 
@@ -167,6 +86,12 @@ class Agent(Protocol):
     def network(self) -> NetworkBuilder: ...
 
     @property
+    def recurrence(self) -> Recurrence: ...
+
+    @property
+    def rollout_length(self) -> int | None: ...
+
+    @property
     def spec(self) -> EnvironmentSpec | None: ...
 
     @property
@@ -178,29 +103,57 @@ class Agent(Protocol):
         ...
 
 
+def build_networks(agent: Agent, *, policy_outputs: int) -> ActorCritic:
+    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
+    return continuous_networks.build(
+        agent.network,
+        agent.spec,
+        agent.return_distribution,
+        agent.recurrence.head_size,
+        policy_outputs=policy_outputs,
+    )
+
+
 def learn(
     agent: Agent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
 ) -> tuple[LearnerState, Metrics]:
     """Add a rollout to the replay, then make the agent's update on each sample."""
+    is_recurrent, space = agent._networks.is_recurrent, agent._networks.space
 
     def update(shared: State, sample: Sample, key: jax.Array) -> tuple[State, Metrics, jax.Array]:
-        transition = normalized_transition(
-            sample, agent.discount, agent._networks.space, shared.obs_moments
-        )
-        return agent._update(shared, transition, key, axis)
+        if not is_recurrent:
+            transition = normalized_transition(sample, agent.discount, space, shared.obs_moments)
+            return agent._update(shared, transition, key, axis)
+        transition = sequence_transition(agent, sample, shared.obs_moments)
+        shared, metrics, errors = agent._update(shared, transition, key, axis)
+        errors, mask = (x.reshape(-1, sample.rows.size) for x in (errors, transition.mask))
+        return shared, metrics, recurrent.sequence_priorities(errors, mask)
 
+    if is_recurrent:
+        recurrent.check_rollout(agent.rollout_length, trajectory)
     shared: ActorCriticState = state.shared
     if shared.obs_moments is not None:
         rollout_moments = moments_of(trajectory.steps.timestep.observation, axis)
         obs_moments = merge(shared.obs_moments, rollout_moments)
         state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
     buffer = make_buffer(agent)
-    return off_policy.learn_from_replay(buffer, update, state, trajectory, key, axis)
+    return off_policy.learn_from_replay(
+        buffer, update, state, trajectory, key, axis, trajectory.carry
+    )
 
 
 def make_buffer(agent: Agent) -> Buffer:
-    """Return the agent's replay buffer of n-step transitions."""
-    return off_policy.make_buffer(agent.replay, agent.spec, agent.n_step)
+    """Return the agent's replay buffer of n-step transitions, or of sequences."""
+    if not agent._networks.is_recurrent:
+        return off_policy.make_buffer(agent.replay, agent.spec, agent.n_step)
+    recurrence, spec = agent.recurrence, actor_critic.require_spec(agent.spec)
+    length = recurrence.burn_in_length + recurrence.unroll_length + agent.n_step
+    return recurrent.make_buffer(agent, agent.replay, spec, length, agent.rollout_length)
+
+
+def init_replay(agent: Agent, num_envs: int) -> ReplayState:
+    """Return the agent's empty replay."""
+    return make_buffer(agent).init(num_envs, carry=recurrent.stored_spec(carry(agent, 1)))
 
 
 def critic_loss(
@@ -308,6 +261,40 @@ def normalized_transition(
     )
 
 
+def sequence_transition(agent: Agent, sample: Sample, obs_moments: Moments | None) -> Transition:
+    """Return the transitions, as `normalized_transition`, of all timesteps that are learned from.
+
+    Sequences of `U` such timesteps have `U * N` transitions; observations are `History`s.
+    """
+    space, trajectory = agent._networks.space, sample.trajectory
+    samples = recurrent.windows(sample, agent.recurrence, agent.n_step)
+    transition = off_policy.n_step_transition(samples, agent.discount)
+    timesteps, acted = trajectory.timesteps(), trajectory.carry
+    last_actions = jnp.concatenate([acted.last_action[None], trajectory.steps.action])
+    inputs = _inputs(space, obs_moments, timesteps, last_actions)
+    burn_in_length = agent.recurrence.burn_in_length
+
+    def with_history(timestep: TimeStep) -> TimeStep:
+        positions = timestep.observation
+        observation = History(inputs, timesteps.first, acted.memory, positions, burn_in_length)
+        return dataclasses.replace(timestep, observation=observation)
+
+    return dataclasses.replace(
+        transition,
+        timestep=with_history(transition.timestep),
+        next_timestep=with_history(transition.next_timestep),
+        action=from_bounds(space, transition.action),
+    )
+
+
+def _inputs(
+    space: Continuous, obs_moments: Moments | None, timesteps: TimeStep, last_actions: jax.Array
+) -> PyTree:
+    """Return what recurrent networks see of timesteps `[T, B, ...]` and the actions before them."""
+    observation = normalized_obs(obs_moments, timesteps.observation)
+    return recurrent.with_last_step(observation, timesteps, from_bounds(space, last_actions))
+
+
 # --- acting --------------------------------------------------------------------------------------
 
 
@@ -320,15 +307,49 @@ class ActorParams:
     frames: jax.Array  # uint32 [], timesteps collected
 
 
-def carry(agent: Agent, num_envs: int) -> Carry:
-    """Return `()`: the networks are feed-forward."""
-    return ()
+@struct
+class MemoryCarry:
+    """Recurrent state of each environment, `[B, ...]`."""
+
+    memory: PyTree  # recurrent state of the policy
+    last_action: jax.Array  # f32 [B, size], 0 before the first one
+
+
+def carry(agent: Agent, num_envs: int) -> MemoryCarry | tuple[()]:
+    """Return the policy's initial recurrent state, `()` if its network is feed-forward."""
+    networks = agent._networks
+    if not networks.is_recurrent:
+        return ()
+    return MemoryCarry(networks.actor.carry(num_envs), jnp.zeros((num_envs, networks.space.size)))
 
 
 def actor_params(agent: Agent, state: LearnerState) -> ActorParams:
     """Return the parameters that `act` takes, from the learner's state."""
     shared: ActorCriticState = state.shared
     return ActorParams(shared.params.actor, shared.obs_moments, shared.frames)
+
+
+def policy_outputs(
+    agent: Agent, params: ActorParams, policy: Params, carry: Carry, timestep: TimeStep
+) -> tuple[jax.Array, Carry]:
+    """Return the policy network's outputs `[B, n]` for parameters `policy`, and its new memory.
+
+    The last action in the carry is still the old one, see `with_last_action`.
+    """
+    networks = agent._networks
+    if not isinstance(carry, MemoryCarry):
+        observation = normalized_obs(params.obs_moments, timestep.observation)
+        return networks.policy(policy, observation), carry
+    timesteps, last_actions = jax.tree.map(lambda x: x[None], (timestep, carry.last_action))
+    inputs = _inputs(networks.space, params.obs_moments, timesteps, last_actions)
+    heads, memory = networks.actor.apply(policy, carry.memory, inputs, timesteps.first)
+    return heads["action"][0], dataclasses.replace(carry, memory=memory)
+
+
+def with_last_action(carry: Carry, action: jax.Array) -> Carry:
+    """Return the carry after actions `[B, size]` in the units of the environment."""
+    is_memory = isinstance(carry, MemoryCarry)
+    return dataclasses.replace(carry, last_action=action) if is_memory else carry
 
 
 def random_at_start(

@@ -1,0 +1,143 @@
+"""Networks of agents for continuous actions: a policy, and critics that take actions as inputs.
+
+A recurrent policy and recurrent critics have memories of their own, which see observations and the
+last step; a critic's action joins behind its memory, so that memories hold what happened and not
+what might be done. Source: Ni et al. 2022, "Recurrent Model-Free RL Can Be a Strong Baseline for
+Many POMDPs", whose two critics share a memory and whose networks see the observation again behind
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from podracer import networks
+from podracer.agents.common import actor_critic, recurrent
+from podracer.agents.common.recurrent import History
+from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops.action_values import Atoms, Quantiles
+from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, Params, PyTree
+
+
+def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
+    """Return the continuous action space; raise `ConfigError` if there is no spec or another."""
+    spec = actor_critic.require_spec(spec)
+    if not isinstance(spec.action, Continuous):
+        raise ConfigError(f"the agent needs continuous actions; {spec.name} has discrete ones.")
+    return spec.action
+
+
+ReturnDistribution = Atoms | Quantiles
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+    """Policy network and Q-network; each coordinate of their actions is in [-1, 1].
+
+    A critic has Z outputs: the value itself, or those of a distribution of returns. Recurrent
+    networks take a `History` for the observation.
+    """
+
+    space: Continuous
+    actor: Network
+    critic: Network
+    distribution: ReturnDistribution | None
+    history: Network | None = None
+    """What a recurrent critic makes of the observations, for `critic` to take."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether policy and critics have memories."""
+        return self.history is not None
+
+    def init(self, key: jax.Array, num_critics: int) -> tuple[Params, tuple[Params, ...]]:
+        """Return parameters of the actor and of `num_critics` independent critics."""
+        actor_key, critics_key = jax.random.split(key)
+        critics = tuple(map(self._init_critic, jax.random.split(critics_key, num_critics)))
+        return self.actor.init(actor_key), critics
+
+    def _init_critic(self, key: jax.Array) -> Params:
+        if self.history is None:
+            return self.critic.init(key)
+        history_key, value_key = jax.random.split(key)
+        return {"history": self.history.init(history_key), "value": self.critic.init(value_key)}
+
+    def policy(self, params: Params, observation: PyTree) -> jax.Array:
+        """Return the policy network's outputs, f32 `[N, outputs * size]`."""
+        if isinstance(observation, History):
+            return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
+        return networks.outputs(self.actor, params, observation)["action"]
+
+    def q_outputs(
+        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
+    ) -> jax.Array:
+        """Return the outputs of each critic, f32 `[critics, N, Z]`."""
+        return jnp.stack([self._outputs(p, observation, action) for p in params])
+
+    def _outputs(self, params: Params, observation: PyTree, action: jax.Array) -> jax.Array:
+        """Return the outputs `[N, Z]` of one critic."""
+        if isinstance(observation, History):
+            assert self.history is not None
+            # Critics do not act, so nobody knows their memories: the burn-in fills them.
+            empty = self.history.carry(observation.first.shape[1])
+            heads = recurrent.outputs(self.history, params["history"], observation, empty)
+            observation, params = heads["history"], params["value"]
+        inputs = {"action": action, "observation": observation}
+        return networks.outputs(self.critic, params, inputs)["q"]
+
+    def mean(self, outputs: jax.Array) -> jax.Array:
+        """Return the value `[*b]` that outputs `[*b, Z]` of a critic stand for."""
+        return outputs[..., 0] if self.distribution is None else self.distribution.mean(outputs)
+
+    def q_values(
+        self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
+    ) -> jax.Array:
+        """Return Q(s, a) of each critic, f32 `[critics, N]`."""
+        return self.mean(self.q_outputs(params, observation, action))
+
+    def smallest(self, outputs: jax.Array) -> jax.Array:
+        """Return those outputs `[N, Z]` of `[critics, N, Z]` that stand for the smallest value.
+
+        A distribution is taken whole, as in FastTD3 (Seo et al. 2025, arXiv 2505.22642).
+        """
+
+        if self.distribution is None:
+            return jnp.min(outputs, axis=0)
+
+        def smaller(one: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where((self.mean(other) < self.mean(one))[:, None], other, one)
+
+        return functools.reduce(smaller, list(outputs))
+
+
+def build(
+    network: NetworkBuilder,
+    spec: EnvironmentSpec | None,
+    distribution: ReturnDistribution | None,
+    head_size: int,
+    *,
+    policy_outputs: int,
+) -> ActorCritic:
+    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate.
+
+    Where `network` is recurrent, `head_size` units are behind the memories.
+    """
+    space, observation = require_continuous(spec), actor_critic.require_spec(spec).observation
+    action, q = ArraySpec((space.size,)), Head(1 if distribution is None else distribution.size)
+    policy = Head(policy_outputs * space.size, 0.01)
+    actor = network.build(observation, {"action": policy})
+    if not jax.tree.leaves(actor.carry(1)):
+        critic = network.build({"action": action, "observation": observation}, {"q": q})
+        return ActorCritic(space, actor, critic, distribution)
+
+    observation = recurrent.last_step_spec(observation, space.size)
+    policy = dataclasses.replace(policy, hidden=(head_size,))
+    actor = network.build(observation, {"action": policy})
+    history = network.build(observation, {"history": Head(head_size)})
+    inputs = {"action": action, "observation": ArraySpec((head_size,))}
+    critic = TorsoNetwork(MLP((head_size,))).build(inputs, {"q": q})
+    return ActorCritic(space, actor, critic, distribution, history)
