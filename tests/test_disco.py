@@ -21,7 +21,7 @@ from podracer.agents.disco import Disco
 from podracer.agents.disco.experience import to_experience
 from podracer.agents.disco.network import StudentParams
 from podracer.agents.disco.rule import apply_rule
-from podracer.agents.disco.rule_file import decode_rule, digest_of
+from podracer.agents.disco.rule_file import decode_rule
 from podracer.agents.disco.values import estimate_values
 from podracer.agents.lpg.rule import UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
@@ -29,6 +29,7 @@ from podracer.checks import check_agent
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
+from podracer.io.npz import digest_of
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay, Sample

@@ -36,6 +36,7 @@ from podracer.envs import make
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build
+from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.tournament.config import Tournament
@@ -484,6 +485,16 @@ def test_a_rule_of_another_shape_is_refused(tmp_path):
         build(experiment)
     with pytest.raises(ConfigError, match="has no `rule_params`"):
         check_agent(dataclasses.replace(agent, spec=make("catch").spec))
+
+
+def test_a_run_under_a_rule_keeps_the_digest_of_its_file(tmp_path):
+    path, rule = tmp_path / "rule.npz", UpdateRule(units=4, embedding=3, predictions=3)
+    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(0)), {}))
+    kept = to_json(recipes.with_update_rule(recipes.find("catch_a2c"), str(path)))
+    build(from_json(kept))
+    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(1)), {}))
+    with pytest.raises(ConfigError, match="is not the file that the run began with"):
+        build(from_json(kept))
 
 
 def test_any_recipe_can_be_taught_by_a_rule(tmp_path):

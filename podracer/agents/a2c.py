@@ -4,7 +4,8 @@ Its loss is a function of the outputs of `act`, so Anakin can run it as the pape
 Sources: Mnih et al. 2016 (arXiv 1602.01783); advantages of Schulman et al. 2016 (arXiv 1506.02438).
 Differs from the paper: updates are synchronous, the optimizer is Adam at a constant rate instead of
 RMSProp at one that falls to 0 (both are settings), and the advantages are generalized; with
-`gae_lambda` 1 they are the paper's n-step ones.
+`gae_lambda` 1 they are the paper's n-step ones. The weight of the entropy is constant, where other
+agents take a schedule: `FusedAgent.loss` sees a rollout and parameters, and no count of frames.
 """
 
 from __future__ import annotations

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zipfile
 import zlib
 
 import numpy as np
+
+from podracer.types import ConfigError
 
 DAMAGE = (
     OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError,
@@ -15,6 +18,17 @@ DAMAGE = (
 """What reading a damaged archive may raise."""
 
 _LIMIT = 64 * 2**20  # bytes of an array
+
+
+def digest_of(content: bytes) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def check_digest(content: bytes, digest: str, name: str) -> None:
+    """Raise `ConfigError` if a file called `name` has another digest; an empty one accepts any."""
+    if digest not in ("", digest_of(content)):
+        raise ConfigError(f"{name} is not the file that the run began with.")
 
 
 def read_array(

@@ -28,8 +28,9 @@ from podracer.agents.disco.experience import to_experience
 from podracer.agents.disco.loss import student_loss
 from podracer.agents.disco.network import Outputs, StudentNetwork, StudentParams, build_network
 from podracer.agents.disco.rule import Memory, RuleParams, apply_rule, init_memory, remember
-from podracer.agents.disco.rule_file import decode_rule, digest_of
+from podracer.agents.disco.rule_file import decode_rule
 from podracer.agents.disco.values import AdvantageMoments, estimate_values, init_moments
+from podracer.io.npz import check_digest
 from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Categorical
@@ -115,8 +116,7 @@ class Disco:
         return self.rule_file
 
     def with_data(self, content: bytes) -> Disco:
-        if self.rule_digest not in ("", digest_of(content)):
-            raise ConfigError(f"{self.rule_file} is not the file that the run began with.")
+        check_digest(content, self.rule_digest, self.rule_file)
         params = decode_rule(content, self.rule_file)
         predictions = params.prediction.bias.size
         return dataclasses.replace(self, rule_params=params, predictions=predictions)

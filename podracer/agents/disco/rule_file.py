@@ -6,7 +6,6 @@ numbers of units and of predictions; the narrow layers between have the publishe
 
 from __future__ import annotations
 
-import hashlib
 import io
 import zipfile
 
@@ -62,11 +61,6 @@ def is_disco_rule(content: bytes) -> bool:
             return f"{_CORE}/lstm/linear/w.npy" in archive.namelist()
     except DAMAGE:
         return False
-
-
-def digest_of(content: bytes) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def decode_rule(content: bytes, name: str) -> RuleParams:

@@ -27,6 +27,7 @@ from podracer.agents.lpg.rule import (
     to_experience,
 )
 from podracer.agents.lpg.rule_file import decode_rule
+from podracer.io.npz import check_digest
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, Table, TorsoNetwork
 from podracer.ops.distributions import Categorical
@@ -68,6 +69,8 @@ class LPGStudent:
     """Weight alpha_y of the prediction's loss against the policy's."""
     rule_file: str = static(default="")
     """File of the update rule, as `podracer rule` writes it."""
+    rule_digest: str = static(default="")
+    """SHA-256 of that file in hexadecimal; another content is refused. Empty accepts any."""
     rule: UpdateRule = static(default=UpdateRule())
     """Network of the update rule, the same as in its file."""
     rule_params: Derived[RuleParams] = derived(leaf=True)
@@ -83,6 +86,7 @@ class LPGStudent:
         return self.rule_file
 
     def with_data(self, content: bytes) -> LPGStudent:
+        check_digest(content, self.rule_digest, self.rule_file)
         rule, params = decode_rule(content, self.rule_file)
         if rule != self.rule:
             raise ConfigError(f"{self.rule_file} holds {rule}, but the agent expects {self.rule}.")

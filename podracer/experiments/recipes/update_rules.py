@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from podracer.agents.disco import Disco
-from podracer.agents.disco.rule_file import digest_of, is_disco_rule
+from podracer.agents.disco.rule_file import is_disco_rule
 from podracer.agents.lpg.rule_file import decode_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
+from podracer.io.npz import digest_of
 from podracer.networks import Table
 from podracer.types import ConfigError
 
@@ -52,4 +53,7 @@ def _lpg_student(old: Any, path: str, content: bytes) -> Any:
         raise ConfigError(f"{path} is not a rule of DiscoRL, which the agent Disco needs.")
     rule, _ = decode_rule(content, path)
     rate = {} if isinstance(old.network, Table) else {"learning_rate": old.learning_rate}
-    return lpg_student(rule, old.network, rule_file=path, discount=old.discount, **rate)
+    return lpg_student(
+        rule, old.network,
+        rule_file=path, rule_digest=digest_of(content), discount=old.discount, **rate,
+    )  # fmt: skip
