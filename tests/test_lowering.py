@@ -95,7 +95,7 @@ def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(platfor
     def states(agents, keys):
         return population._make_initial_states(pods, env, mesh, config, None, agents, keys)
 
-    program = jax.make_jaxpr(states)(population.stack(agent, pods), population.keys(pods))
+    program = jax.make_jaxpr(states)(population.stack(agent, pods), population.run_keys(pods))
     scans = [eqn.params["length"] for eqn in program.eqns if eqn.primitive.name == "scan"]
     assert scans == loops
 

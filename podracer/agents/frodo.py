@@ -241,10 +241,10 @@ def split(trajectory: Trajectory, count: int, shift: jax.Array) -> Trajectory:
     Environment i is of part i % count, so that the parts of all shards are those of one device.
     """
 
-    def split(axis: int, x: jax.Array) -> jax.Array:
+    def split_axis(axis: int, x: jax.Array) -> jax.Array:
         parts = x.reshape(*x.shape[:axis], -1, count, *x.shape[axis + 1 :])
         return jnp.roll(jnp.moveaxis(parts, axis + 1, 0), shift, axis=0)
 
-    steps, *others = trajectory.steps, trajectory.final, trajectory.carry, trajectory.final_carry
-    rest = (jax.tree.map(partial(split, 0), tree) for tree in others)
-    return Trajectory(jax.tree.map(partial(split, 1), steps), *rest)
+    steps = jax.tree.map(partial(split_axis, 1), trajectory.steps)
+    ends = (trajectory.final, trajectory.carry, trajectory.final_carry)
+    return Trajectory(steps, *jax.tree.map(partial(split_axis, 0), ends))

@@ -114,7 +114,7 @@ def _log_to_stderr() -> None:
 
 
 def _is_of_output(error: Exception) -> bool:
-    """Whether an error only says that nobody reads the output any more, as in `... | head`."""
+    """Return whether an error only says that nobody reads the output, as in `... | head`."""
     if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, errno.EIO):
         return False
     poll = select.poll()

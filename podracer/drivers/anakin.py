@@ -275,7 +275,7 @@ def run_chunks(
         local = np.full(num_local_devices, request(), np.int32)
         return jax.make_array_from_process_local_data(request_sharding, local)
 
-    updates = int(np.max(jax.device_get(state.update)))
+    updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
     start = time.perf_counter()
     compiled = compile()
     compile_seconds = time.perf_counter() - start

@@ -198,9 +198,9 @@ def apply_if_finite(
     """
     bits = _fault_bits(agent, trajectory, learner, metrics, axis)
     no_earlier_fault = state.fault[0] == 0
-    finite = (bits == 0) & no_earlier_fault
+    is_applied = (bits == 0) & no_earlier_fault
     shared = jax.tree.map(
-        lambda new, old: jnp.where(finite, new, old), learner.shared, state.learner.shared
+        lambda new, old: jnp.where(is_applied, new, old), learner.shared, state.learner.shared
     )
     is_first_fault = (bits != 0) & no_earlier_fault
     new_state = dataclasses.replace(

@@ -8,7 +8,10 @@ from podracer.types import ConfigError
 
 
 def is_due(every: int, updates: Any) -> Any:
-    """Return whether the chunk that begins after so many updates begins with an exchange."""
+    """Return whether the chunk that begins after so many updates begins with an exchange.
+
+    `updates` is an int, or an integer array of NumPy or JAX; the result is a bool of that kind.
+    """
     return (updates > 0) & (updates % every == 0)
 
 

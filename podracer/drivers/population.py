@@ -2,9 +2,9 @@
 
     jit(shard_map(map(vmap(chunk))))
 
-The chunk is Anakin's. Pods share nothing, so the mesh axis `pod` needs no reduction; each device
-has an equal share of the pods. The agent's float leaves are an argument of the program, so other
-values need no recompilation.
+The chunk is Anakin's. Within it pods share nothing, so the mesh axis `pod` needs no reduction; an
+`Exchange` selects or averages them between chunks. Each device has an equal share of the pods. The
+agent's float leaves are an argument of the program, so other values need no recompilation.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def stack(agent: Agent, pods: Sequence[Pod]) -> Any:
     return jax.tree.map(lambda *leaves: np.asarray(leaves, np.float32), *agents)
 
 
-def keys(pods: Sequence[Pod]) -> jax.Array:
+def run_keys(pods: Sequence[Pod]) -> jax.Array:
     """Return the run key of each pod `[P]`, the same as of a run with its seed."""
     return jnp.stack([jax.random.key(pod.seed) for pod in pods])
 
@@ -115,9 +115,9 @@ def abstract_states(
     exchange: Exchange | None = None,
 ) -> TrainState:
     """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
-    run_keys = jax.eval_shape(lambda: keys(pods))
+    keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
-    states = jax.eval_shape(make_states, stack(agent, pods), run_keys)
+    states = jax.eval_shape(make_states, stack(agent, pods), keys)
     return driver.with_shardings(states, mesh, PODS)
 
 
@@ -133,7 +133,7 @@ def init_states(
     abstract = abstract_states(agent, pods, env, mesh, config, exchange)
     target = jax.tree.map(lambda x: x.sharding, abstract)
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
-    return jax.jit(make_states, out_shardings=target)(stack(agent, pods), keys(pods))
+    return jax.jit(make_states, out_shardings=target)(stack(agent, pods), run_keys(pods))
 
 
 def _make_initial_states(

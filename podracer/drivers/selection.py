@@ -320,16 +320,16 @@ def _select(
     first = parents[:, 0]
     changed = (parents != numbers[:, None]).any(axis=1)
 
-    taken = _rows(states, first, mesh)
-    shared = _fused(taken.learner.shared, states.learner.shared, parents, mesh)
-    values = taken.hyperparameters
+    parent_states = _rows(states, first, mesh)
+    shared = _fused(parent_states.learner.shared, states.learner.shared, parents, mesh)
+    values = parent_states.hyperparameters
     if isinstance(selection.rule, PopulationBased):
         explored = selection.rule.perturbed(values, draws[:, 1:].reshape(len(numbers), -1, 3))
         values = {name: jnp.where(changed, explored[name], x) for name, x in values.items()}
     return (
         dataclasses.replace(
-            taken,
-            learner=dataclasses.replace(taken.learner, shared=shared),
+            parent_states,
+            learner=dataclasses.replace(parent_states.learner, shared=shared),
             hyperparameters=values,
             key=jnp.where(changed, new_keys, states.key),
         ),

@@ -113,7 +113,7 @@ def disable_async_dispatch() -> None:
 
 
 def _launched_by_cluster() -> bool:
-    """Whether a launcher whose variables JAX reads by itself started several processes."""
+    """Return whether a launcher whose variables JAX reads by itself started several processes."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
 

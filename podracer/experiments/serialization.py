@@ -125,7 +125,7 @@ def _refuse_import(environment: Any) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as configurations need it."""
+    """Return whether a value is of an annotated type, as far as configurations need it."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in typing.get_args(hint))

@@ -146,8 +146,8 @@ def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:
     """Return the parts of an observation, or of its spec, that the torso sees and does not see."""
     if not (isinstance(observation, dict) and LAST_STEP in observation):
         return observation, ()
-    seen = {name: part for name, part in observation.items() if name != LAST_STEP}
-    return seen, observation[LAST_STEP]
+    torso_input = {name: part for name, part in observation.items() if name != LAST_STEP}
+    return torso_input, observation[LAST_STEP]
 
 
 def _lstm_cell(inputs: int, units: int, *, key: jax.Array) -> eqx.nn.LSTMCell:

@@ -50,15 +50,15 @@ def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -
     first = [{item["name"]: item["value"] for item in pod["hyperparameters"]}
              for pod in experiment["pods"]]  # fmt: skip
     numbers = np.tile(np.arange(len(first)), (len(selections) + 1, 1))
-    found = [Lineage("Pods", False, *_lines(updates, numbers, parents, winner))]
+    panels = [Lineage("Pods", False, *_lines(updates, numbers, parents, winner))]
     for key in selections[0]:
         if key.startswith(HYPERPARAMETER):
             name = key.removeprefix(HYPERPARAMETER)
             begin = [pod.get(name, np.nan) for pod in first]
             values = np.array([begin, *(record[key] for record in selections)], float)
             is_positive = bool(np.nanmin(values) > 0)
-            found.append(Lineage(name, is_positive, *_lines(updates, values, parents, winner)))
-    return found
+            panels.append(Lineage(name, is_positive, *_lines(updates, values, parents, winner)))
+    return panels
 
 
 def _lines(
@@ -90,13 +90,13 @@ def _lines(
 def lineage_figure(path: Path, experiment: Mapping[str, Any]) -> str:
     """Draw the `lineages` of the run at `path` beside each other, nothing if there are none."""
     records = read_metrics(path / "pods.jsonl") if has_selection(experiment) else []
-    found = lineages(experiment, records)
-    if not found:
+    drawn_lineages = lineages(experiment, records)
+    if not drawn_lineages:
         return ""
 
     def draw(figure: Figure) -> None:
-        for index, lineage in enumerate(found):
-            axes = figure.add_subplot(1, max(2, len(found)), index + 1)
+        for index, lineage in enumerate(drawn_lineages):
+            axes = figure.add_subplot(1, max(2, len(drawn_lineages)), index + 1)
             axes.add_collection(LineCollection(list(lineage.pods), lw=0.8, color=POD, alpha=0.35))
             axes.add_collection(
                 LineCollection(list(lineage.winner), lw=2.0, color=WINNER, zorder=3)

@@ -179,7 +179,7 @@ def begin(
     state = fuse([restored_parent.state for restored_parent in restored])
     if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
         pods, seed = experiment.pods, experiment.seed
-        own = population.keys(pods) if pods else jax.random.key(seed)
+        own = population.run_keys(pods) if pods else jax.random.key(seed)
         fold = jax.vmap(jax.random.fold_in, (0, None)) if pods else jax.random.fold_in
         key = jax.device_put(fold(own, round), state.key.sharding)
         state = dataclasses.replace(state, key=key)

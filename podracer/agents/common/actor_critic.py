@@ -135,12 +135,12 @@ def build(
     size = num_outputs(spec.action) // (2 if free_std else 1)
     heads = {name: Head(size, 0.01) for name in names}
     values = {"value" + suffix: Head(1) for suffix in suffixes}
-    built = network.build(spec.observation, heads | values)
+    plain_network = network.build(spec.observation, heads | values)
     if free_std:
-        return _with_free_std(built, names, size)
+        return _with_free_std(plain_network, names, size)
     if has_action_mask(spec.observation):
-        return _with_masks(built, names)
-    return built
+        return _with_masks(plain_network, names)
+    return plain_network
 
 
 def _with_masks(network: Network, policies: Sequence[str]) -> Network:
