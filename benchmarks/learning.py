@@ -41,6 +41,7 @@ RECIPES = (
     "pendulum_ddpg",
     "pendulum_td3",
     "pendulum_sac",
+    "pendulum_qt_opt",
     "pendulum_muzero",
     "pendulum_ppo",
 )

@@ -17,6 +17,7 @@ from podracer.agents import Impala as Impala
 from podracer.agents import LPGStudent as LPGStudent
 from podracer.agents import MuZero as MuZero
 from podracer.agents import QLambda as QLambda
+from podracer.agents import QTOpt as QTOpt
 from podracer.agents import Stacx as Stacx
 from podracer.agents.common.optimizers import Optimizer as Optimizer
 from podracer.checks import check_agent as check_agent

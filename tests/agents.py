@@ -25,6 +25,7 @@ from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
@@ -142,6 +143,7 @@ AGENTS = {
         return_distribution=Atoms(-40.0, 0.0, 11),
         weight_decay=0.1,
     ),
+    "qt_opt": QTOpt(network=SMALL, replay=REPLAY, random_frames=400, num_samples=16),
     "lpg_student": student_of_untrained_rule(),
     "disco": student_of_random_disco_rule(),
 }
@@ -149,7 +151,7 @@ AGENTS["muzero-reanalyze"] = dataclasses.replace(
     AGENTS["muzero"], reanalyze_fraction=0.5, bootstrap="search"
 )
 AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
-CONTINUOUS = ("sac", "sac-gru", "td3", "td3-lstm", "fast_td3", "muzero-sampled")
+CONTINUOUS = ("sac", "sac-gru", "td3", "td3-lstm", "fast_td3", "qt_opt", "muzero-sampled")
 
 
 # One of each kind; the others are slow tests, where all that differs is their arithmetic.
@@ -257,6 +259,7 @@ CONTINUOUS_PROBE_AGENTS = {
         return_distribution=Atoms(-12.0, 12.0, 121),
         weight_decay=0.01,
     ),
+    "qt_opt": QTOpt(**COMMON, **RANDOM),
     "muzero": PROBE_AGENTS["muzero"],
     "sac": SAC(**COMMON, **RANDOM, initial_temperature=0.01, target_entropy=-3.0),
     "sac-qr": SAC(

@@ -244,12 +244,12 @@ def proof_of(agent, env, *, sampled=False, format="onnx"):
 
 
 ONE = ("ppo-gru", False)  # the others are slow tests
-PLANNERS = ("muzero", "muzero-reanalyze", "muzero-sampled", "alphazero")
+SEARCHERS = ("muzero", "muzero-reanalyze", "muzero-sampled", "alphazero", "qt_opt")
 CASES = [
     pytest.param(name, sampled, marks=() if (name, sampled) == ONE else pytest.mark.slow)
     for name in AGENTS
     for sampled in (False, True)
-    if name not in PLANNERS
+    if name not in SEARCHERS
 ]
 
 
@@ -280,7 +280,7 @@ def test_stablehlo_holds_every_agent(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", SEARCHERS)
 def test_onnx_refuses_a_search(name):
     agent, state = build(AGENTS[name], make(environment_for(name)).spec)
     with pytest.raises(ConfigError, match="ONNX"):

@@ -18,6 +18,7 @@ from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.dqn import DQN, btr
 from podracer.agents.muzero import MuZero
+from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.checks import check_agent
@@ -106,8 +107,9 @@ AGENTS = {
         network=NETWORK, replay=PRIORITIZED, random_frames=0, return_distribution=Quantiles(7)
     ),
 }
+AGENTS["qt_opt"] = QTOpt(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2)
 AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
-CONTINUOUS = ("ddpg", "td3", "td3-c51", "sac", "sac-c51", "sac-qr", "muzero-sampled")
+CONTINUOUS = ("ddpg", "td3", "td3-c51", "sac", "sac-c51", "sac-qr", "qt_opt", "muzero-sampled")
 SOME = [
     pytest.param(name, marks=() if name in ("r2d2", "sac") else pytest.mark.slow) for name in AGENTS
 ]

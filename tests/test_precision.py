@@ -35,7 +35,16 @@ NETWORKS = {
     "noisy": (TorsoNetwork(MLP((64,))), VECTOR, NOISY),
 }
 T, B = 4, 64
-LONG = ("muzero", "muzero-reanalyze", "muzero-sampled", "alphazero", "stacx", "frodo", "btr")
+LONG = (
+    "qt_opt",
+    "muzero",
+    "muzero-reanalyze",
+    "muzero-sampled",
+    "alphazero",
+    "stacx",
+    "frodo",
+    "btr",
+)
 
 
 def computed(name, compute_dtype):

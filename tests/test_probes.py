@@ -27,6 +27,7 @@ from podracer.agents.dqn import DQN
 from podracer.agents.muzero import MuZero
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
+from podracer.agents.qt_opt import QTOpt
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -94,6 +95,10 @@ def _values(agent: Any, learner: LearnerState, timestep: TimeStep, carry: Any, e
     if isinstance(agent, DDPG | SAC):
         policy = agent._policy(shared.params.actor, observation)
         action = policy.mode() if isinstance(agent, SAC) else policy
+        return agent._networks.q_values(shared.params.critics, observation, action).min(0)
+    if isinstance(agent, QTOpt):
+        keys = jax.random.split(jax.random.key(0), len(timestep.first))
+        action, _, _ = agent.act(agent.actor_params(learner), (), timestep, keys, False)
         return agent._networks.q_values(shared.params.critics, observation, action).min(0)
     if isinstance(agent, PQN):
         return extras["value"]

@@ -56,7 +56,7 @@ def _nothing_left():
 # Every agent's file on one learner, and one agent on several; Disco takes long to compile.
 ONCE_MORE = (
     *("ppo-gru", "pqn-gru", "rainbow", "btr", "fast_td3", "muzero-reanalyze"),
-    *("muzero-sampled", "disco", "sac-gru", "td3-lstm"),
+    *("qt_opt", "muzero-sampled", "disco", "sac-gru", "td3-lstm"),
 )
 EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ONCE_MORE), ("ppo", 4)}
 

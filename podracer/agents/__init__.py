@@ -13,6 +13,7 @@ from podracer.agents.muzero import MuZero as MuZero
 from podracer.agents.ppo import PPO as PPO
 from podracer.agents.pqn import PQN as PQN
 from podracer.agents.q_lambda import QLambda as QLambda
+from podracer.agents.qt_opt import QTOpt as QTOpt
 from podracer.agents.r2d2 import R2D2 as R2D2
 from podracer.agents.sac import SAC as SAC
 from podracer.agents.stacx import Stacx as Stacx

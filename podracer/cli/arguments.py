@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
-Trackers = Annotated[
-    tuple[Literal["wandb", "trackio", "mlflow"], ...],
-    tyro.conf.arg(
-        help="Experiment trackers that get every record too. Their own environment variables say "
-        "where they keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."
-    ),
-]
+Trackers = tuple[Literal["wandb", "trackio", "mlflow"], ...]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (
@@ -134,7 +128,7 @@ def parse(
             raise
         from podracer.types import ConfigError
 
-        names = list(flag_names(default))
+        names = list(_flag_names(default))
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ConfigError(
             f"podracer {command}: several fields would have the flag {', '.join(twice)}: "
@@ -142,21 +136,15 @@ def parse(
         ) from error
 
 
-def flag_names(part: Any) -> Iterator[str]:
-    """Yield the names of the fields of a dataclass that are flags, those of its parts included.
-
-    The dataclass is given as a type, or as a value with dataclasses inside.
-    """
+def _flag_names(config: Any) -> Iterator[str]:
+    """Yield the names of all fields of a dataclass that are flags, those of its parts included."""
     from podracer.schedules import Linear
 
-    kind = part if isinstance(part, type) else type(part)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        value = getattr(part, field.name, hints[field.name])
-        markers = getattr(hints[field.name], "__metadata__", ())
-        if dataclasses.is_dataclass(value) and not isinstance(value, Linear):
-            yield from flag_names(value)
-        elif field.name != "spec" and not {tyro.conf.Suppress, tyro.conf.Positional} & set(markers):
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type | Linear):
+            yield from _flag_names(value)
+        else:
             yield field.name
 
 
@@ -214,9 +202,7 @@ def _run_group(options: Any, experiment: Experiment) -> Any:
             if not isinstance(experiment.environment, str):
                 del hints["environment"]
         for name in hints.keys() - {"agent", "driver"}:
-            fields[name] = hints[name]
-            if name in texts:
-                fields[name] = Annotated[hints[name], tyro.conf.arg(help=texts[name])]
+            fields[name] = Annotated[hints[name], tyro.conf.arg(help=texts.get(name, ""))]
             values[name] = getattr(source, name)
     order = {name: place for place, name in enumerate(RUN_FLAGS)}
     run = dataclasses.make_dataclass(

@@ -54,6 +54,7 @@ ANAKIN = {
     "pendulum_ddpg": 40,
     "pendulum_td3": 40,
     "pendulum_sac": 40,
+    "pendulum_qt_opt": 40,
     "pendulum_muzero": 10,
     "breakout_cnn_ppo": 2,
     "breakout_btr": 24,
@@ -64,7 +65,7 @@ ANAKIN = {
 LOCK_STEP = (
     "catch_a2c", "catch_impala", "catch_stacx", "catch_muzero", "catch_alphazero", "cartpole_ppo",
     "cartpole_dqn", "cartpole_pqn", "cartpole_rainbow", "memory_r2d2", "pendulum_ddpg",
-    "pendulum_sac", "pendulum_muzero",
+    "pendulum_sac", "pendulum_muzero", "pendulum_qt_opt",
 )  # fmt: skip
 SEBULBA = {"cartpole_sebulba": 6, "pong_impala": 2}
 

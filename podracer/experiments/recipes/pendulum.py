@@ -9,6 +9,7 @@ from podracer.agents.common.recurrent import Recurrence
 from podracer.agents.ddpg import DDPG, td3
 from podracer.agents.muzero import MuZero
 from podracer.agents.ppo import PPO
+from podracer.agents.qt_opt import QTOpt
 from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
@@ -121,6 +122,15 @@ def pendulum_ddpg() -> Experiment:
     return dataclasses.replace(
         pendulum_sac(),
         agent=DDPG(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
+    )
+
+
+@recipe
+def pendulum_qt_opt() -> Experiment:
+    """QT-Opt on Pendulum."""
+    return dataclasses.replace(
+        pendulum_sac(),
+        agent=QTOpt(learning_rate=1e-3, random_frames=2_000, replay=REPLAY, network=NETWORK),
     )
 
 

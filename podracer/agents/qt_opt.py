@@ -1,0 +1,182 @@
+"""QT-Opt: an action value that is maximized by the cross-entropy method, without a policy network.
+
+Source: Kalashnikov et al. 2018 (arXiv 1806.10293). Different from the paper: values are regressed
+with squared errors and are not confined to [0, 1]; targets take the smallest value of two critics
+that follow by Polyak averaging, as in TD3 (Fujimoto et al. 2018), not of an averaged and a lagged
+copy of one; exploration is Gaussian noise, as in `DDPG`, whose defaults these are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agents.common import continuous, off_policy
+from podracer.agents.common.continuous import ActorParams, Parts, Transition
+from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
+from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.recurrent import Recurrence
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
+from podracer.ops.distributions import to_bounds
+from podracer.replay import Replay
+from podracer.schedules import Schedule
+from podracer.types import (
+    Carry,
+    Derived,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    bounded,
+    derived,
+    static,
+    struct,
+)
+
+
+@struct
+class QTOptState(continuous.ActorCriticState):
+    """Learner state; the actor's part of the parameters is empty."""
+
+    target_params: tuple[Params, ...]  # of the critics
+
+
+@struct
+class QTOpt:
+    """Q-learning for continuous actions, by the cross-entropy method."""
+
+    learning_rate: Schedule = bounded(3e-4)
+    """Learning rate of the optimizer."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma, in [0, 1]."""
+    target_update_rate: float = bounded(0.005, high=1.0)
+    """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
+    action_noise_std: float = bounded(0.1)
+    """Standard deviation sigma of the exploration noise, in halves of the action range."""
+    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    """Optimizer of the parameters."""
+    weight_decay: float = static(default=0.0, low=0.0)
+    """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""
+    num_critics: int = static(default=2, low=1)
+    """Number of critics; targets use the smallest of their values, actions maximize the first."""
+    return_distribution: ReturnDistribution | None = static(default=None)
+    """Distribution of returns that the critics learn, categorical (C51) or quantiles; None for its
+    mean alone."""
+    num_samples: int = static(default=64, low=2)
+    """Number of actions that each iteration of the cross-entropy method samples."""
+    elite_fraction: float = static(default=0.1, low=0.0, high=1.0)
+    """Fraction of the samples, the best ones, that the distribution is fitted to, in [0, 1]."""
+    num_iterations: int = static(default=2, low=1)
+    """Number of iterations of the cross-entropy method."""
+    n_step: int = static(default=1, low=1)
+    """Rewards n in a return before it bootstraps."""
+    random_frames: int = static(default=5_000, low=0)
+    """Frames with uniformly random actions at the start of training."""
+    normalize_observations: bool = static(default=False)
+    """Normalize observations by their running mean and variance."""
+    replay: Replay = static(default=Replay(1_000_000, warmup=5_000))
+    """Replay buffer."""
+    network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
+    """Network of each critic, without its head."""
+    spec: EnvironmentSpec | None = static(default=None)
+    # What shared parts ask of recurrent networks; this one is feed-forward.
+    recurrence = Recurrence()
+    rollout_length: Derived[int] = derived()
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        _, critics = self._networks.init(key, self.num_critics)
+        params = Parts((), critics)
+        state = QTOptState(
+            params=params,
+            target_params=jax.tree.map(jnp.copy, critics),
+            optimizer_states=continuous.init_optimizers(self, params),
+            obs_moments=continuous.init_obs_moments(self.normalize_observations, self.spec),
+            frames=schedules.init_frames(),
+        )
+        return LearnerState(state, continuous.init_replay(self, num_envs))
+
+    carry = continuous.carry
+
+    def actor_params(self, state: LearnerState) -> ActorParams:
+        shared: QTOptState = state.shared
+        return ActorParams(shared.params.critics[0], shared.obs_moments, shared.frames)
+
+    def act(
+        self, params: ActorParams, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
+        if explore:
+            action = jax.vmap(self._best_action, (None, 0, 0))(params.actor, observation, keys)
+            noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
+            action = jnp.clip(action + self.action_noise_std * noise, -1.0, 1.0)
+            action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
+        else:  # the best action ignores its key
+            best_action = jax.vmap(self._best_action, (None, 0, None))
+            action = best_action(params.actor, observation, jax.random.key(0))
+        return to_bounds(self._networks.space, action), (), carry
+
+    learn = continuous.learn
+
+    def _update(
+        self, state: QTOptState, transition: Transition, key: jax.Array, axis: str | None
+    ) -> tuple[QTOptState, Metrics, jax.Array]:
+        """Update the critics, then the targets."""
+        state, (metrics, priorities), norm = continuous.gradient_step(
+            self, "critics", self._critic_loss, state, transition, key, axis
+        )
+        target_params = optax.incremental_update(
+            state.params.critics, state.target_params, self.target_update_rate
+        )
+        state = dataclasses.replace(state, target_params=target_params)
+        return state, {**metrics, "gradient_norm": norm}, priorities
+
+    def _critic_loss(
+        self,
+        critics: tuple[Params, ...],
+        state: QTOptState,
+        transition: Transition,
+        key: jax.Array,
+    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+        """Regress to r + gamma min Q'(s', a'), where a' maximizes the first Q'(s', a')."""
+        next_obs, networks = transition.next_timestep.observation, self._networks
+        keys = jax.random.split(key, transition.mask.shape)
+        best_action = jax.vmap(self._best_action, (None, 0, 0))
+        next_action = best_action(state.target_params[0], next_obs, keys)
+        next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
+        return continuous.critic_loss(self, critics, networks.smallest(next_outputs), transition)
+
+    def _best_action(self, critic: Params, observation: PyTree, key: jax.Array) -> jax.Array:
+        """Return the action `[size]` in [-1, 1] with the largest value found for an observation.
+
+        Each iteration samples a Gaussian, clipped to the bounds, and fits the next one to its best
+        samples; the first has mean 0 and scale 1.
+        """
+        networks = self._networks
+        shape = self.num_samples, networks.space.size
+        num_elites = max(1, round(self.elite_fraction * self.num_samples))
+        observations = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (self.num_samples, *x.shape)), observation
+        )
+        elites = mean = jnp.zeros((1, networks.space.size))
+        std = jnp.ones_like(mean)
+        for i in range(self.num_iterations):
+            # Acting draws with the key itself and with 1 folded into it.
+            noise = jax.random.normal(jax.random.fold_in(key, 2 + i), shape)
+            samples = jnp.clip(mean + std * noise, -1.0, 1.0)
+            q = networks.q_values((critic,), observations, samples)[0]
+            elites = samples[jax.lax.top_k(q, num_elites)[1]]  # the best one first
+            mean = jnp.mean(elites, axis=0, keepdims=True)
+            std = jnp.std(elites, axis=0, keepdims=True)
+        return elites[0]
+
+    @property
+    def _networks(self) -> ActorCritic:
+        networks = continuous.build_networks(self, policy_outputs=1)
+        off_policy.require_feed_forward(networks.actor)
+        return networks
