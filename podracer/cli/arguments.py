@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
-Trackers = tuple[Literal["wandb", "trackio", "mlflow"], ...]
+Trackers = Annotated[
+    tuple[Literal["wandb", "trackio", "mlflow"], ...],
+    tyro.conf.arg(
+        help="Experiment trackers that get every record too. Their own environment variables say "
+        "where they keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."
+    ),
+]
 
 # The flags of an experiment in the order of the help page: what matters first comes first.
 RUN_FLAGS = (
@@ -128,7 +134,7 @@ def parse(
             raise
         from podracer.types import ConfigError
 
-        names = list(_flag_names(default))
+        names = list(flag_names(default))
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ConfigError(
             f"podracer {command}: several fields would have the flag {', '.join(twice)}: "
@@ -136,15 +142,21 @@ def parse(
         ) from error
 
 
-def _flag_names(config: Any) -> Iterator[str]:
-    """Yield the names of all fields of a dataclass that are flags, those of its parts included."""
+def flag_names(part: Any) -> Iterator[str]:
+    """Yield the names of the fields of a dataclass that are flags, those of its parts included.
+
+    The dataclass is given as a type, or as a value with dataclasses inside.
+    """
     from podracer.schedules import Linear
 
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type | Linear):
-            yield from _flag_names(value)
-        else:
+    kind = part if isinstance(part, type) else type(part)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        value = getattr(part, field.name, hints[field.name])
+        markers = getattr(hints[field.name], "__metadata__", ())
+        if dataclasses.is_dataclass(value) and not isinstance(value, Linear):
+            yield from flag_names(value)
+        elif field.name != "spec" and not {tyro.conf.Suppress, tyro.conf.Positional} & set(markers):
             yield field.name
 
 
@@ -202,7 +214,9 @@ def _run_group(options: Any, experiment: Experiment) -> Any:
             if not isinstance(experiment.environment, str):
                 del hints["environment"]
         for name in hints.keys() - {"agent", "driver"}:
-            fields[name] = Annotated[hints[name], tyro.conf.arg(help=texts.get(name, ""))]
+            fields[name] = hints[name]
+            if name in texts:
+                fields[name] = Annotated[hints[name], tyro.conf.arg(help=texts[name])]
             values[name] = getattr(source, name)
     order = {name: place for place, name in enumerate(RUN_FLAGS)}
     run = dataclasses.make_dataclass(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import typing
-from collections.abc import Iterator
 from typing import Any
 
-import tyro
-
-from podracer.cli.arguments import Arch
+from podracer.cli.arguments import Arch, flag_names
 from podracer.cli.main import COMMANDS
 from podracer.types import ConfigError
 
@@ -89,25 +86,11 @@ def _choices(config: Any) -> dict[str, list[str]]:
 
 def flags(*parts: Any) -> list[str]:
     """Return the flags of dataclasses, given as types, or as values with dataclasses inside."""
-    return sorted({_flag(name) for part in parts for name in _names(part)})
+    return sorted({_flag(name) for part in parts for name in flag_names(part)})
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _names(part: Any) -> Iterator[str]:
-    from podracer.schedules import Linear
-
-    kind = part if isinstance(part, type) else type(part)
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        value = getattr(part, field.name, hints[field.name])
-        markers = getattr(hints[field.name], "__metadata__", ())
-        if dataclasses.is_dataclass(value) and not isinstance(value, Linear):
-            yield from _names(value)
-        elif field.name != "spec" and not {tyro.conf.Suppress, tyro.conf.Positional} & set(markers):
-            yield field.name
 
 
 def _bash() -> str:

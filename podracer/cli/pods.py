@@ -57,8 +57,6 @@ class SweepOptions:
     run_dir: Path | None = None
     """Directory that keeps the sweep. By default a new one is made in runs/."""
     track: Trackers = ()
-    """Experiment trackers that get every record too. Their own environment variables say where they
-    keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
 
 
 def sweep(arguments: Sequence[str]) -> int:

@@ -43,6 +43,7 @@ def serve(arguments: Sequence[str]) -> int:
             f'serving needs the package {error.name}: pip install "podracer[serve]".'
         ) from error
     from podracer.experiments.hosts import use_compilation_cache
+    from podracer.io.address import url_of
     from podracer.serve.service import Model, Service, load_model
 
     def load(directory: Path) -> Model:
@@ -54,7 +55,7 @@ def serve(arguments: Sequence[str]) -> int:
         listener = server.listen(options.host, port)
     with listener, contextlib.suppress(KeyboardInterrupt):
         service = Service(options.run, load)
-        address = f"http://{options.host}:{listener.getsockname()[1]}"
+        address = url_of(options.host, listener.getsockname()[1])
         print(f"{address}/act answers with {service.model.name}.  Ctrl-C ends it", flush=True)
         with service.following():
             server.make_server(service, options.host).run(sockets=[listener])

@@ -39,8 +39,6 @@ class TrainOptions:
     """File of a learned update rule, which replaces the recipe's agent and trains its network: one
     that `podracer rule` wrote, or DiscoRL's disco_103.npz."""
     track: Trackers = ()
-    """Experiment trackers that get every record too. Their own environment variables say where they
-    keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +86,6 @@ class ResumeOptions(RunOptions):
     run: RunPath
     """Directory of the run, sweep or tournament."""
     track: Trackers = ()
-    """Experiment trackers that get every record too. Their own environment variables say where they
-    keep runs, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
     settings: FreeSettings = dataclasses.field(default_factory=FreeSettings)
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 

@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from podracer.io.address import LOOPBACK, family_of
 from podracer.serve.arrays import RequestError
 from podracer.serve.service import Service
 
 MAX_BYTES = 64 * 2**20
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 logger = logging.getLogger("podracer")
 
@@ -102,13 +102,12 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes any that is free. Raises `OSError`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    return socket.create_server((host, port), family=family_of(host), backlog=2048)
 
 
 def make_server(service: Service, host: str) -> uvicorn.Server:
     """Return a server; `run(sockets=[listener])` answers until a signal, and finishes requests."""
-    app = make_app(service, hosts=LOOPBACK if host in LOOPBACK else ("*",))
+    app = make_app(service, hosts=tuple(LOOPBACK) if host in LOOPBACK else ("*",))
     return uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=10

@@ -12,18 +12,17 @@ import http.server
 import json
 import re
 import shutil
-import socket
 import sys
 import time
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from podracer.io.address import LOOPBACK, family_of, url_of
 from podracer.reports.page import STYLE
 from podracer.reports.watch.files import open_file
 from podracer.reports.watch.watcher import Parts, Watcher
 
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _FILM = re.compile(r"/film/([0-9]{1,4})")
 _SECONDS = 0.5  # between two looks for changes
 _SIGN_OF_LIFE = 10.0  # seconds after which a silent connection is tried
@@ -42,15 +41,15 @@ class LiveServer(http.server.ThreadingHTTPServer):
 
     def __init__(self, watcher: Watcher, host: str, port: int) -> None:
         self.watcher, self.viewers = watcher, 0
-        self.names = _LOOPBACK if host in _LOOPBACK else None  # None: any
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.names = LOOPBACK if host in LOOPBACK else None  # None: any
+        self.address_family = family_of(host)
         super().__init__((host, port), _Handler)
 
     @property
     def address(self) -> str:
         """Address for a browser."""
         host, port = self.server_address[:2]
-        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/"
+        return f"{url_of(str(host), port)}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print a traceback, unless a browser went away."""
