@@ -160,8 +160,8 @@ class PPO:
         )
         advantages = epochs.advantage_groups(batch.advantage, items, self.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
-        measured = (advantages, observations if self.normalize_observations else None)
-        moments, observation_moments = moments_of_each(measured, axis)
+        arrays = (advantages, observations if self.normalize_observations else None)
+        moments, observation_moments = moments_of_each(arrays, axis)
         pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
         learner, metrics = epochs.scan_minibatches(
             partial(self._update, batch, axis), learner, (items, *pairs), self.target_kl

@@ -174,13 +174,13 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         return play(policy_params(agent, state.learner), state.key, update)
 
     return RunSetup(
-        agent,
-        env,
-        mesh,
-        len(devices),
-        split,
-        like,
-        _checked_size(like, mesh),
+        agent=agent,
+        env=env,
+        mesh=mesh,
+        num_devices=len(devices),
+        split=split,
+        like=like,
+        state_bytes=_checked_size(like, mesh),
         init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
         program=program,
         drive=drive,
@@ -238,13 +238,13 @@ def _population_setup(
         population.population, *parts, exchange=exchange, compile=lambda: program().result()
     )
     return RunSetup(
-        agent,
-        env,
-        mesh,
-        mesh.size,
-        None,
-        like,
-        _checked_size(like, mesh),
+        agent=agent,
+        env=env,
+        mesh=mesh,
+        num_devices=mesh.size,
+        split=None,
+        like=like,
+        state_bytes=_checked_size(like, mesh),
         init=lambda: population.init_states(*parts, exchange),
         program=program,
         drive=drive,
@@ -270,7 +270,7 @@ def _on_device(env: Environment | HostEnvironments) -> Environment:
 
 
 def _checked_size(state: TrainState, mesh: Mesh) -> int:
-    """Bytes of a training state on each device. Raises `ConfigError` where they do not fit."""
+    """Return a state's bytes on each device. Raises `ConfigError` where they do not fit."""
 
     def size(part: Any) -> int:
         return sum(

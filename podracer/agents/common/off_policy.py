@@ -74,7 +74,7 @@ def learn_from_replay(
 
     `carry [B, ...]` is the recurrent state to keep with the rollout's first timestep. Metrics are
     means over the updates. Until `replay.warmup` timesteps have been added nothing is learned and
-    all metrics are 0. At last the rollout's frames are counted.
+    all metrics are 0. The rollout's frames count from the next call on.
     """
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     if config.batch_size % shards:

@@ -83,14 +83,13 @@ def _function(name: str) -> Callable[..., Experiment]:
         return RECIPES[name]
     if ":" in name:
         return _imported(name)
-    if name in (entry_points := installed()):
-        return with_name(entry_points[name].load(), name)
-    candidates = [*RECIPES, *entry_points]
+    if name in (of_packages := installed()):
+        return with_name(of_packages[name].load(), name)
     if "." in name:
         raise ConfigError(
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
         )
-    raise ConfigError(f"There is no recipe {name!r}: {nearest(name, candidates)}")
+    raise ConfigError(f"There is no recipe {name!r}: {nearest(name, [*RECIPES, *of_packages])}")
 
 
 def _imported(name: str) -> Callable[..., Experiment]:
