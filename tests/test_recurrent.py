@@ -160,7 +160,7 @@ def next_values(agent, shared, steps, key):
     noise = jnp.clip(0.2 * jax.random.normal(key, (count, BOX.size)), -0.5, 0.5)
 
     def value(i, n, t):
-        action = jnp.clip(jnp.tanh(outputs[t][n : n + 1]) + noise[i], -1, 1)
+        action = jnp.clip(jnp.tanh(outputs[t][n : n + 1]) + noise[i : i + 1], -1, 1)
         return min(steps.q(target.critics, histories, n, t, action))
 
     return value
@@ -224,8 +224,9 @@ def test_losses_are_those_of_single_steps(name):
             expected, errors = expected
             close(aux[1].reshape(errors.shape), errors, 1e-5)
         close(value, expected, 1e-5)
-        close(gradient, slow_gradient, 1e-5, 1e-3)
-        assert all(np.abs(x).max() > 1e-4 for x in jax.tree.leaves(slow_gradient))
+        close(gradient, slow_gradient, 1e-6, 1e-3)
+        sizes = [float(np.abs(x).max()) for x in jax.tree.leaves(slow_gradient)]
+        assert min(sizes) > 1e-5, sizes
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -242,7 +243,9 @@ def test_they_keep_the_contract(name):
 @pytest.mark.parametrize("name", AGENTS)
 def test_every_parameter_receives_a_gradient(name):
     state, trajectory = begin(AGENTS[name], ENV)
-    moved, _ = learn(AGENTS[name], state, trajectory)
+    first, _ = learn(AGENTS[name], state, trajectory)
+    assert not any(x.any() for x in jax.tree.leaves(first.shared.optimizer_states.critics.mu))
+    moved, _ = learn(AGENTS[name], first, trajectory)  # sequences are longer than a rollout
     moments = [part.mu for part in moved.shared.optimizer_states]
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(moments))
 

@@ -55,6 +55,8 @@ ANAKIN = {
     "pendulum_td3": 40,
     "pendulum_sac": 40,
     "pendulum_qt_opt": 40,
+    "pendulum_recurrent_sac": 12,
+    "pendulum_recurrent_td3": 12,
     "pendulum_muzero": 10,
     "breakout_cnn_ppo": 2,
     "breakout_btr": 24,
@@ -65,7 +67,7 @@ ANAKIN = {
 LOCK_STEP = (
     "catch_a2c", "catch_impala", "catch_stacx", "catch_muzero", "catch_alphazero", "cartpole_ppo",
     "cartpole_dqn", "cartpole_pqn", "cartpole_rainbow", "memory_r2d2", "pendulum_ddpg",
-    "pendulum_sac", "pendulum_muzero", "pendulum_qt_opt",
+    "pendulum_sac", "pendulum_muzero", "pendulum_qt_opt", "pendulum_recurrent_sac",
 )  # fmt: skip
 SEBULBA = {"cartpole_sebulba": 6, "pong_impala": 2}
 

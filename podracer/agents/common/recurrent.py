@@ -153,10 +153,10 @@ def outputs(
 
 
 def windows(sample: Sample, recurrence: Recurrence, num_transitions: int) -> Sample:
-    """Return the windows of `num_transitions` that begin at each timestep that is learned from.
+    """Return a sample of `num_transitions` from each timestep that is learned from.
 
-    They are as many samples as N sequences have such timesteps, `unroll_length * N`. In place of
-    observations they have the positions that `History` takes.
+    N sequences have `unroll_length * N` of them, timestep by timestep. In place of observations
+    they have the positions that a `History` takes.
     """
     trajectory, start = sample.trajectory, recurrence.burn_in_length
     offsets = jnp.arange(num_transitions + 1)[:, None]
