@@ -249,7 +249,7 @@ GUARDS = [
     # --- values that are not finite ---
     Guard(
         "drivers/common.py",
-        "lambda new, old: jnp.where(finite, new, old)",
+        "lambda new, old: jnp.where(is_applied, new, old)",
         "lambda new, old: new",
         "test_population.py::test_a_pod_that_diverges_harms_no_other",
     ),
@@ -412,6 +412,24 @@ GUARDS = [
         "if digest(path) != parent.digest:",
         "if False:",
         "test_pods.py::test_a_checkpoint_that_is_not_the_recorded_one_is_refused",
+    ),
+    Guard(
+        "tournament/pod.py",
+        "if damaged:",
+        "if False:",
+        "test_tournament.py::test_a_damaged_report_costs_its_attempt_alone",
+    ),
+    Guard(
+        "evaluate.py",
+        "if played.stuck.any():",
+        "if False:",
+        "test_evaluation.py::test_an_episode_in_which_no_action_is_allowed_is_refused",
+    ),
+    Guard(
+        "agents/lpg/student.py",
+        "check_digest(content, self.rule_digest, self.rule_file)",
+        "pass",
+        "test_lpg.py::test_a_run_under_a_rule_keeps_the_digest_of_its_file",
     ),
     Guard(
         "tournament/leaderboard.py",
