@@ -68,7 +68,7 @@ class Experiment:
     may add; 0 saves after every chunk."""
     keep_best: bool = True
     """Whether to save at each evaluation with the highest mean return so far, and to keep that
-    checkpoint, of equal ones the first, besides the newest ones."""
+    checkpoint, of equal ones the newest, besides the newest ones."""
     stall_seconds: float = bounded(1800.0, low=0.001)
     """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
 

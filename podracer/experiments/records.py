@@ -37,7 +37,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """Evaluation with the highest mean return, the first of equal ones; part of every checkpoint.
+    """Evaluation with the highest mean return, the newest of equal ones; part of every checkpoint.
 
     Of a population it is that of the best pod.
     """
@@ -175,13 +175,13 @@ class Recorder:
             )
 
     def _compare(self, evaluation: Evaluation, progress: Progress) -> None:
-        """Remember an evaluation that exceeds all earlier ones, pods with a fault left out."""
+        """Remember an evaluation that no earlier one exceeds, pods with a fault left out."""
         returns = evaluation.returns.mean(axis=-1)
         if progress.pods is not None:
             returns = np.where(np.isnan(progress.pods["episodes"]), -np.inf, returns)
         score = float(returns.max())
         highest = self.best.mean_return if self.best else -math.inf
-        if math.isfinite(score) and score > highest:
+        if math.isfinite(score) and score >= highest:
             self.best = Best(progress.updates, score)
 
     def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
