@@ -10,10 +10,17 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 LISTENS = "0A"
 
 
+def entries(directory: str, pattern: str) -> list[Path]:
+    """Return the paths in a directory of /proc, none where the process has ended meanwhile."""
+    with contextlib.suppress(OSError):
+        return list(Path(directory).glob(pattern))
+    return []
+
+
 def family(pid: int) -> set[int]:
     """Return a process and all its descendants."""
     found = {pid}
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    for path in entries(f"/proc/{pid}/task", "*/children"):
         with contextlib.suppress(OSError):
             found |= {member for child in path.read_text().split() for member in family(int(child))}
     return found
@@ -23,7 +30,7 @@ def open_addresses() -> set[str]:
     """Return the addresses, beyond the loopback, at which this process's family listens."""
     inodes = set()
     for pid in family(os.getpid()):
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
+        for link in entries(f"/proc/{pid}/fd", "*"):
             with contextlib.suppress(OSError):
                 inodes.add(os.readlink(link))
     rows = [
