@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from podracer.agents.common.recurrent import Recurrence
 from podracer.cli.arguments import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
 from podracer.experiments.experiment import Experiment
@@ -27,7 +28,7 @@ LATER_FIELDS = (
     ("layer_norm", False), ("exchange", None), ("residual_blocks", 0),
     ("return_distribution", None), ("weight_decay", 0.0), ("spectral_norm", False),
     ("pooled_size", 0), ("munchausen", to_json(Munchausen())), ("pool", True),
-    ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0),
+    ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0), ("recurrence", to_json(Recurrence())),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 
