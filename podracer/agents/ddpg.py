@@ -118,8 +118,7 @@ class DDPG:
         outputs, carry = continuous.policy_outputs(self, params, params.actor, carry, timestep)
         action = jnp.tanh(outputs)
         if explore:
-            noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
-            action = jnp.clip(action + self.action_noise_std * noise, -1.0, 1.0)
+            action = continuous.with_noise(action, keys, self.action_noise_std)
             action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
         action = to_bounds(self._networks.space, action)
         return action, (), continuous.with_last_action(carry, action)

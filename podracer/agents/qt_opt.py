@@ -113,8 +113,7 @@ class QTOpt:
         observation = continuous.normalized_obs(params.obs_moments, timestep.observation)
         if explore:
             action = jax.vmap(self._best_action, (None, 0, 0))(params.actor, observation, keys)
-            noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
-            action = jnp.clip(action + self.action_noise_std * noise, -1.0, 1.0)
+            action = continuous.with_noise(action, keys, self.action_noise_std)
             action = continuous.random_at_start(action, keys, params.frames, self.random_frames)
         else:  # the best action ignores its key
             best_action = jax.vmap(self._best_action, (None, 0, None))

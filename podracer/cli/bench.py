@@ -189,7 +189,7 @@ def tune(arguments: Sequence[str]) -> int:
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
     if not options.json:
         best = max(trials, key=lambda trial: trial.steps_per_second).flags()
-        for name in ("arch", "seconds", *re.findall("--([a-z-]+)", best)):
+        for name in ("seconds", *re.findall("--([a-z-]+)", best)):
             pop_flag(flags, name)
         print("\nFastest:", " ".join(["podracer train", recipe, *flags, "--arch sebulba", best]))
         print("More environments make larger batches: the learning rate may have to follow.")

@@ -352,6 +352,12 @@ def with_last_action(carry: Carry, action: jax.Array) -> Carry:
     return dataclasses.replace(carry, last_action=action) if is_memory else carry
 
 
+def with_noise(action: jax.Array, keys: jax.Array, std: float | jax.Array) -> jax.Array:
+    """Return actions `[B, size]` in [-1, 1] with Gaussian noise, clipped to these bounds."""
+    noise = jax.vmap(lambda key: jax.random.normal(key, action.shape[1:]))(keys)
+    return jnp.clip(action + std * noise, -1.0, 1.0)
+
+
 def random_at_start(
     action: jax.Array, keys: jax.Array, frames: jax.Array, random_frames: int
 ) -> jax.Array:
