@@ -356,7 +356,7 @@ def test_the_memory_probe_needs_memory() -> None:
     ("name", "words"),
     [
         ("catsch", ("catsch", "did you mean catch?")),
-        ("CartPole", ("did you mean cartpole",)),
+        ("CartPole", ("did you mean cartpole?",)),
         ("probe:memroy", ("probe:memory",)),
         ("gymnax:", ("gymnax:NAME",)),
         ("zzz", ("choose one of catch, cartpole",)),
