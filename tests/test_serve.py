@@ -179,6 +179,7 @@ def test_http_answers_and_errors(service):
         assert ask(act, b" " * (MAX_BYTES + 1))[0] == 413
         assert ask(act)[0] == 405
         assert ask(act, b"{}", Host="evil.example")[0] == 400
+        assert ask(f"{address}/health", Host="[::1]:8000")[0] == 200
         status, health = ask(f"{address}/health")
     assert (status, health["requests"], health["errors"], health["status"]) == (200, 7, 6, "ok")
     assert health["milliseconds_p50"] > 0

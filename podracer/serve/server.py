@@ -107,7 +107,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def make_server(service: Service, host: str) -> uvicorn.Server:
     """Return a server; `run(sockets=[listener])` answers until a signal, and finishes requests."""
-    app = make_app(service, hosts=tuple(LOOPBACK) if host in LOOPBACK else ("*",))
+    names = (*LOOPBACK, "[::1]") if host in LOOPBACK else ("*",)  # a header brackets IPv6
+    app = make_app(service, hosts=names)
     return uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=10
