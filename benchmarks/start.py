@@ -1,29 +1,38 @@
 """How long a person waits: from `podracer train RECIPE` to the first update.
 
 Each recipe starts twice in a process of its own, from an empty compile cache (cold) and from the
-one that this left (warm), and stops after its first chunk, under Sebulba after its first update.
+one that this left (warm), and stops after its first chunk, under Sebulba after its first update;
+with `--compile-only` before it, as a chunk that is meant for an accelerator does not end here.
 A column is the time at which something was done, counted from the start of the process:
 configuration (flags read, recipe built), imports, the last program compiled, so that the first
 update runs, and the end of the first chunk. "trace", "lower" and "compile" are the time within
 JAX's phases of all programs until then, by the clock; what ran side by side counts once. CPU
-seconds hold on a busy machine, too. Instructions are those of the programs in use by then.
+seconds hold on a busy machine, too: those after the imports are of tracing (and whatever Python
+does besides), of lowering, and of compiling, which is all that other threads do. Instructions are
+those of the programs in use by then.
 
     python benchmarks/start.py --only catch cartpole_ppo --repetitions 3
     python benchmarks/start.py --only catch --flags="--learning-rate 2e-3"
+    python benchmarks/start.py --only lpg_paper --caches cold --compile-only --programs
 
 With `--flags`, the warm start gets flags that the cold one did not have, to see what they compile.
+With `--programs` every program is listed, with the seconds for which it compiled.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +57,14 @@ def seconds_since_start() -> float:
 class Marks:
     """Times of this process, and a sink of the run that takes the time of its first record."""
 
-    def __init__(self) -> None:
-        self.times: dict[str, float] = {}
+    def __init__(self, compile_only: bool) -> None:
+        self.compile_only = compile_only
+        self.times: dict[str, Any] = {}
         self.intervals: dict[str, list[tuple[float, float]]] = {name: [] for name in PHASES}
         self.counts = Counter[str]()
+        self.programs: list[tuple[str, float]] = []  # and the seconds that each compiled
+        self.main_cpu = dict.fromkeys(PHASES.values(), 0.0)  # of the main thread, by phase
+        self.main_until = 0.0  # its CPU seconds at its last event
 
     def mark(self, name: str) -> None:
         self.times[name] = seconds_since_start()
@@ -60,18 +73,33 @@ class Marks:
     def listen(self) -> None:
         import jax
 
+        self.main_until = time.thread_time()
         jax.monitoring.register_event_duration_secs_listener(self._add)
         jax.monitoring.register_event_listener(self._count)
 
-    def _add(self, event: str, duration_secs: float, **_: Any) -> None:
-        if (name := event.rpartition("/")[2]) in PHASES:
-            end = seconds_since_start()
-            self.intervals[name].append((end - duration_secs, end))
-            if "first_chunk" not in self.times:
-                self.mark("compiled")
+    def _add(self, event: str, duration_secs: float, **about: Any) -> None:
+        name = event.rpartition("/")[2]
+        if name not in PHASES or "first_chunk" in self.times:
+            return
+        end = seconds_since_start()
+        self.intervals[name].append((end - duration_secs, end))
+        if threading.current_thread() is threading.main_thread():
+            cpu = time.thread_time()
+            self.main_cpu[PHASES[name]] += cpu - self.main_until
+            self.main_until = cpu
+        if name == "backend_compile_duration":
+            self.programs.append((str(about.get("fun_name", "")), round(duration_secs, 2)))
+        self.mark("compiled")
 
     def _count(self, event: str, **_: Any) -> None:
         self.counts[event.rpartition("/")[2]] += 1
+
+    def ready(self) -> None:
+        """Take the time before the first update; end the process where nothing else is asked."""
+        self.mark("compiled")
+        if self.compile_only:
+            self.write({})
+            self.end(0)
 
     def write(self, record: dict[str, Any]) -> None:
         if "first_chunk" in self.times:
@@ -80,6 +108,9 @@ class Marks:
         import jax
 
         self.times |= {phase: covered(self.intervals[name]) for name, phase in PHASES.items()}
+        python = {f"{phase}_cpu": self.main_cpu[phase] for phase in ("trace", "lower")}
+        total = self.times["compiled_cpu"] - self.times["imports_cpu"]
+        self.times |= {**python, "compile_cpu": total - sum(python.values())}
         self.times["programs"] = len(self.intervals["backend_compile_duration"])
         self.times["from_cache"] = self.counts["cache_hits"]
         executables = jax.devices()[0].client.live_executables()
@@ -91,6 +122,12 @@ class Marks:
 
     def close(self) -> None:
         pass
+
+    def end(self, code: int) -> None:
+        self.mark("end")
+        print(json.dumps({**self.times, "code": code, "compiled_programs": self.programs}))
+        sys.stdout.flush()
+        os._exit(0)  # threads of environments may go on
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
@@ -106,7 +143,7 @@ def start(arguments: list[str]) -> None:
     """Be `podracer train`, and print the marks as the last line."""
     from podracer.cli import train as command
 
-    marks = Marks()
+    marks = Marks("--compile-only" in arguments)
     run = command.run
 
     def marked_run(*args: Any, **options: Any) -> int:
@@ -121,13 +158,32 @@ def start(arguments: list[str]) -> None:
             return train(experiment, **{**options, "sinks": [*options["sinks"], marks]})
 
         training.train = marked_train
+        training.make_run_setup = partial(marked_setup, marks, training.make_run_setup)
         return run(*args, **options)
 
     command.run = marked_run
-    code = command.train(arguments)
-    marks.mark("end")
-    print(json.dumps({**marks.times, "code": code}), flush=True)
-    os._exit(0)  # threads of environments may go on
+    marks.end(command.train([flag for flag in arguments if flag != "--compile-only"]))
+
+
+def marked_setup(marks: Marks, make_run_setup: Any, *args: Any) -> Any:
+    """Return the setup of a run that marks the time before its first update."""
+    from podracer.drivers.sebulba.actor_pool import ActorPool
+
+    setup, start = make_run_setup(*args), ActorPool.start
+
+    def marked_program() -> Any:
+        program = setup.program().result()
+        marks.ready()
+        return program
+
+    def marked_start(actors: Any) -> None:
+        marks.ready()
+        start(actors)
+
+    ActorPool.start = marked_start
+    if setup.split is not None:
+        return setup
+    return dataclasses.replace(setup, drive=partial(setup.drive, compile=marked_program))
 
 
 # --- the benchmark -------------------------------------------------------------------------------
@@ -146,15 +202,36 @@ def measure(recipe: str, home: Path, directory: Path, flags: list[str]) -> dict[
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def starts(recipe: str, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Return the starts of a recipe by cache; a warm one follows a cold one."""
+    rows: dict[str, list[dict[str, Any]]] = {cache: [] for cache in options.caches}
+    always = ["--compile-only"] if options.compile_only else []
+    for _ in range(options.repetitions):
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            cold = measure(recipe, place, place / "cold", always)
+            programs = cold.pop("compiled_programs")
+            if options.programs:
+                for name, seconds in sorted(programs, key=lambda program: -program[1]):
+                    print(f"{seconds:10.2f} s {name}", flush=True)
+            if "cold" in rows:
+                rows["cold"].append(cold)
+            if "warm" in rows:
+                flags = [*options.flags.split(), *always]
+                rows["warm"].append(measure(recipe, place, place / "warm", flags))
+                del rows["warm"][-1]["compiled_programs"]
+    return rows
+
+
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def show(recipe: str, cache: str, row: dict[str, Any]) -> str:
-    times = "".join(f"{row[mark]:8.1f} {row[f'{mark}_cpu']:5.1f}" for mark in MARKS)
-    phases = "".join(f"{row[phase]:8.1f}" for phase in PHASES.values())
+    names = (*MARKS, *PHASES.values())
+    times = "".join(f"{row[name]:8.1f} {row[f'{name}_cpu']:5.1f}" for name in names)
     counts = f"{row['programs']:>6.0f}{row['from_cache']:>6.0f}{row['instructions']:>8.0f}"
-    return f"{recipe:20} {cache:5}{times}{phases}{counts}"
+    return f"{recipe:22} {cache:5}{times}{counts}"
 
 
 def main() -> None:
@@ -166,21 +243,17 @@ def main() -> None:
     made.set_defaults(repetitions=1)
     made.add_argument("--only", nargs="+", default=list(recipes.RECIPES), help="these recipes")
     made.add_argument("--flags", default="", help="flags of the warm start alone")
+    made.add_argument("--caches", nargs="+", default=["cold", "warm"], choices=["cold", "warm"])
+    made.add_argument("--compile-only", action="store_true", help="end before the first update")
+    made.add_argument("--programs", action="store_true", help="list the programs of a cold start")
     options = made.parse_args()
-    columns = "".join(f"{mark[:12]:>14}" for mark in MARKS)
-    phases = "".join(f"{phase:>8}" for phase in PHASES.values())
-    print(f"\n{'seconds, CPU seconds':26}{columns}{phases} progs cache instrs\n")
+    columns = "".join(f"{name[:12]:>14}" for name in (*MARKS, *PHASES.values()))
+    print(f"\n{'seconds, CPU seconds':28}{columns} progs cache  instrs\n")
     for recipe in ["catch"] if options.quick else options.only:
-        rows: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
         try:
-            for _ in range(options.repetitions):
-                with tempfile.TemporaryDirectory() as folder:
-                    place = Path(folder)
-                    rows["cold"].append(measure(recipe, place, place / "cold", []))
-                    flags = options.flags.split()
-                    rows["warm"].append(measure(recipe, place, place / "warm", flags))
+            rows = starts(recipe, options)
         except RuntimeError as error:
-            print(f"{recipe:20} did not start: {error}", flush=True)
+            print(f"{recipe:22} did not start: {error}", flush=True)
             continue
         for cache, turns in rows.items():
             row = medians(turns)

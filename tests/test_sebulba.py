@@ -15,14 +15,19 @@ from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig, anakin
-from podracer.drivers.common import place_agent
-from podracer.drivers.sebulba import SebulbaConfig, actor_pool, check, sebulba, split_devices
-from podracer.drivers.sebulba.actor_pool import ActorPool, make_actor_pool
+from podracer.drivers.sebulba import (
+    SebulbaConfig,
+    actor_pool,
+    check,
+    lower_update,
+    sebulba,
+    split_devices,
+)
+from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import environment_indices
 from podracer.drivers.sebulba.stragglers import Stragglers
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, finish, zero_timestep
-from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
@@ -251,16 +256,7 @@ def update_program(name, learners=2):
         devices=learners + 1,
         learners=learners,
     )
-    with contextlib.ExitStack() as exit_stack, Supervisor(60) as supervisor:
-        actors = make_actor_pool(
-            agent, env, split, config, state, seed=7, supervisor=supervisor, exit_stack=exit_stack
-        )
-        batch = abstract_on_mesh(split.mesh, actors.shard)
-    placed = jax.sharding.NamedSharding(split.mesh, jax.sharding.PartitionSpec("data"))
-    request = jax.device_put(jax.numpy.zeros(learners, np.int32), placed)
-    update = make_update(split.mesh, split.threads, 1)
-    agent = place_agent(agent, split.mesh)
-    return update.lower(agent, state, [batch] * split.threads, request).compile()
+    return lower_update(agent, env.spec, split, config, state)().func
 
 
 @pytest.mark.parametrize("name", EVERY_AGENT)

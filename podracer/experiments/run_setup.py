@@ -114,7 +114,7 @@ class RunSetup:
     like: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]
-    program: Callable[[], Future[Any]] | None  # begins to compile what `drive` waits for
+    program: Callable[[], Future[Any]]  # begins to compile what `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
 
@@ -159,8 +159,11 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         sebulba.check(agent, host, config, split)
         saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
         like = abstract_state(agent, saved_env, mesh, config)
-        program = None  # the driver compiles among the other things that it makes
-        drive = partial(sebulba.sebulba, agent, host, split, config, seed=experiment.seed)
+        program = in_thread(partial(sebulba.lower_update, agent, host.spec, split, config, like))
+        drive = partial(
+            sebulba.sebulba, agent, host, split, config,
+            seed=experiment.seed, compile=lambda: program().result(),
+        )  # fmt: skip
     play = make_evaluator(
         agent,
         env,

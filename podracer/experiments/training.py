@@ -177,8 +177,7 @@ class Run:
     def _fresh(self) -> TrainState:
         if self.is_main:
             seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup))
-        if self.setup.program is not None:
-            self.setup.program()  # compiles side by side with that of the initial state
+        self.setup.program()  # compiles side by side with that of the initial state
         if self.begin is None:
             return self.setup.init()
         state, totals = self.begin(self.setup)

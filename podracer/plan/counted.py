@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent
@@ -17,19 +16,16 @@ from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, make_initial_state
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.trajectory import (
-    RolloutStart,
-    TrajectoryShard,
-    empty_buffer,
+    ActorShapes,
+    actor_shapes,
     infer,
-    make_actor_programs,
     map_over_rows,
-    zero_timestep,
 )
 from podracer.drivers.sebulba.update import make_update
 from podracer.environment import Environment
 from podracer.mesh import DATA
 from podracer.plan.work import Work, count
-from podracer.rollout import init_actor, rollout, zero_episode_stats
+from podracer.rollout import init_actor, rollout
 from podracer.types import EnvironmentSpec, PyTree, TimeStep
 
 
@@ -110,7 +106,7 @@ def sebulba_work(
     """  # fmt: skip
     hosts = num_learners // learners
     num_envs = config.num_envs // hosts // threads
-    shapes = actor_shapes(agent, spec, config, num_envs, learners)
+    shapes = thread_shapes(agent, spec, config, num_envs, learners)
     acting = count(
         partial(infer, agent), shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
     )
@@ -127,31 +123,15 @@ def learner_state(agent: Agent, config: SebulbaConfig) -> TrainState:
     return jax.eval_shape(partial(make_initial_state, agent, None, config), keys_of())
 
 
-@dataclasses.dataclass(frozen=True)
-class ActorShapes:
-    """Shapes of what one actor thread has on its device."""
-
-    params: PyTree
-    buffer: Any  # `TrajectoryBuffer`
-    timestep: tuple[PyTree, np.ndarray]
-    shard: TrajectoryShard  # of one learner
-
-
-def actor_shapes(
+def thread_shapes(
     agent: Agent, spec: EnvironmentSpec, config: SebulbaConfig, num_envs: int, learners: int
 ) -> ActorShapes:
     """Return the shapes of one actor thread with `num_envs` environments."""
     state = learner_state(agent, dataclasses.replace(config, num_envs=num_envs))
-    params = jax.eval_shape(agent.actor_params, state.learner)
-    make_buffer = partial(
-        empty_buffer, agent, spec, num_envs=num_envs, length=config.rollout_length
-    )
-    buffer = jax.eval_shape(make_buffer, params)
-    timestep = zero_timestep(spec, num_envs)
-    start = RolloutStart(buffer.carry, jax.eval_shape(partial(zero_episode_stats, num_envs)))
-    finish = make_actor_programs(agent, learners).finish
-    _, shards = jax.eval_shape(finish, buffer, start, *timestep)
-    return ActorShapes(params, buffer, timestep, shards[0])
+    return actor_shapes(
+        agent, spec, state.learner,
+        num_envs=num_envs, length=config.rollout_length, num_learners=learners,
+    )  # fmt: skip
 
 
 def _widen(times: int, axis: int, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

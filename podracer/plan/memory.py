@@ -17,7 +17,7 @@ from podracer.drivers.sebulba.trajectory import infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.environment import Environment
 from podracer.mesh import make_mesh, traced_for
-from podracer.plan.counted import actor_shapes, keys_of, size_of
+from podracer.plan.counted import keys_of, size_of, thread_shapes
 from podracer.plan.parts import affine_fit, largest_multiple
 from podracer.rollout import init_actor, rollout
 from podracer.types import EnvironmentSpec
@@ -82,7 +82,7 @@ def sebulba_memory(
     threads = actors * config.threads_per_actor
     mesh = make_mesh(jax.devices()[:1])
     num_envs = config.num_envs // threads
-    shapes = actor_shapes(agent, spec, config, num_envs, learners)
+    shapes = thread_shapes(agent, spec, config, num_envs, learners)
     rows = dataclasses.replace(config, num_envs=config.num_envs // learners)
     state = abstract_state(agent, None, mesh, rows)
     shards = [abstract_on_mesh(mesh, shapes.shard)] * threads

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int64, UInt32
+from jaxtyping import Array, Int64, UInt32
 
 from podracer.drivers.common import reset_episode_totals
 from podracer.drivers.sebulba.config import SebulbaConfig
@@ -20,6 +20,7 @@ from podracer.drivers.sebulba.trajectory import (
     RolloutStart,
     TrajectoryBuffer,
     TrajectoryShard,
+    copied,
     pack_timestep,
 )
 from podracer.drivers.sebulba.validator import TimestepValidator
@@ -88,8 +89,8 @@ class Actor:
         self._validator = TimestepValidator(spec, len(context.indices))
         start = _start_of_run(buffer, context, config.rollout_length)
         # Copied, as both are donated: no leaf may be a leaf of the other.
-        self._buffer, self._start = jax.tree.map(jnp.copy, jax.device_put(start, context.device))
-        self._keys = jax.device_put(_row_keys(run_key, context.indices), context.device)
+        self._buffer, self._start = copied(jax.device_put(start, context.device))
+        self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:
         """Act until a queue is closed (raises `Closed`) or a fault occurs."""
@@ -187,7 +188,8 @@ def _start_of_run(
     return buffer, RolloutStart(carry, episodes)
 
 
-def _row_keys(run_key: jax.Array, indices: UInt32[np.ndarray, " b"]) -> jax.Array:
+@jax.jit
+def row_keys(run_key: jax.Array, indices: UInt32[Array, " b"]) -> jax.Array:
     """Return each row's key `[b]` for acting, before it is folded with the step."""
     key = purpose_key(run_key, Purpose.ACT)
-    return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.asarray(indices))
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)

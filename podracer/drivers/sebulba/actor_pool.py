@@ -14,7 +14,7 @@ import numpy as np
 
 from podracer.agent import Agent
 from podracer.drivers.common import TrainState, reset_episode_totals
-from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout
+from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.stragglers import Stragglers
@@ -23,7 +23,7 @@ from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
     RolloutStart,
     TrajectoryBuffer,
-    TrajectoryShard,
+    copied,
     empty_buffer,
     make_actor_programs,
     zero_timestep,
@@ -48,14 +48,12 @@ class ActorPool:
         self,
         actors: list[Actor],
         params: Params,
-        shard: TrajectoryShard,
         split: DeviceSplit,
         config: SebulbaConfig,
         supervisor: Supervisor,
         first_update: int,
         keep_actor_state: bool,
     ) -> None:
-        self.shard = shard  # shapes of one learner's rows of one actor
         self.first_update = first_update  # number of updates done when the run started
         self._actors, self._params, self._split = actors, params, split
         self._config, self._supervisor = config, supervisor
@@ -182,19 +180,18 @@ def make_actor_pool(
     )
     buffer = jax.jit(make_buffer)(params)
     queues = _rollout_queues(config, split.threads, state)
-    shard = compile_actor_programs(programs, params, buffer, env.spec, split)
     keep_actor_state = config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
+    keys = row_keys(run_key, contexts[0].indices)
+    compile_actor_programs(programs, params, buffer, keys, env.spec, split)
     actors = []
     for context, queue in zip(contexts, queues, strict=True):
         batch = _make_environments(env, split, config, context.name, supervisor)
         exit_stack.callback(batch.close)
         actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config, queue))
     first_update = int(jax.device_get(state.update))
-    return ActorPool(
-        actors, params, shard, split, config, supervisor, first_update, keep_actor_state
-    )
+    return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
 
 
 def _rollout_queues(
@@ -220,22 +217,18 @@ def compile_actor_programs(
     programs: ActorPrograms,
     params: Params,
     buffer: TrajectoryBuffer,
+    keys: jax.Array,
     spec: EnvironmentSpec,
     split: DeviceSplit,
-) -> TrajectoryShard:
-    """Compile the actors' programs for each of their devices; return the shapes of one shard."""
-    shapes: Any = None
+) -> None:
+    """Compile the actors' programs for each of their devices, by one call of each."""
+    timestep = zero_timestep(spec, split.num_envs)
+    start = RolloutStart(buffer.carry, zero_episode_stats(split.num_envs))
     for device in split.actors:
         put = partial(jax.device_put, device=device)
-        keys = put(jax.random.split(jax.random.key(0), split.num_envs))
-        timestep = zero_timestep(spec, split.num_envs)
-        buffer_copy = jax.tree.map(jnp.copy, put(buffer))
-        carry = jax.tree.map(jnp.copy, buffer.carry)
-        start = put(RolloutStart(carry, zero_episode_stats(split.num_envs)))
-        buffer_copy, _ = programs.infer(put(params), buffer_copy, keys, *timestep)
-        _, shards = programs.finish(buffer_copy, start, *timestep)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shards[0])
-    return shapes
+        buffer_copy, start_copy = copied(put((buffer, start)))
+        buffer_copy, _ = programs.infer(put(params), buffer_copy, put(keys), *timestep)
+        programs.finish(buffer_copy, start_copy, *timestep)
 
 
 def _actor_contexts(

@@ -16,7 +16,7 @@ from podracer.checks import check_agent
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
-from podracer.drivers.sebulba.learner import Learner
+from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.environment import HostEnvironments
 from podracer.mesh import format_bytes, free_bytes
@@ -70,6 +70,7 @@ def sebulba(
     num_updates: int,
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
+    compile: Callable[[], UpdateProgram] | None = None,
 ) -> Generator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done.
 
@@ -77,8 +78,9 @@ def sebulba(
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
     `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
-    update later). Close the iterator to stop: when that returns, its threads and processes have
-    ended.
+    update later). `compile` returns the update's program, as what `lower_update` returns does, for
+    who began it earlier. Close the iterator to stop: when that returns, its threads and processes
+    have ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.
@@ -89,7 +91,8 @@ def sebulba(
             agent, env, split, config, state,
             seed=seed, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
-        learner = Learner(agent, split, config, actors, state, request)
+        program = (compile or lower_update(agent, env.spec, split, config, state))()
+        learner = Learner(split, actors, program, request)
         compile_seconds = time.perf_counter() - start
         actors.start()
         exit_stack.pop_all()  # from now on each thread closes its own environments

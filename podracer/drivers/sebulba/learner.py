@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64
 
@@ -18,9 +19,40 @@ from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
+from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.mesh import SHARDED, on_one_device, shardings
-from podracer.types import Metrics
+from podracer.types import EnvironmentSpec, Metrics, Params
+
+UpdateProgram = Callable[
+    [TrainState, list[TrajectoryShard], jax.Array], tuple[TrainState, Params, Metrics]
+]
+"""Compiled update `(state, shards, request) -> (state, params, metrics)`, see `make_update`."""
+
+
+def lower_update(
+    agent: Agent,
+    spec: EnvironmentSpec,
+    split: DeviceSplit,
+    config: SebulbaConfig,
+    state: TrainState,
+) -> Callable[[], UpdateProgram]:
+    """Trace the update for a state, of which shapes and shardings suffice; return what compiles."""
+    num_learners = len(split.learners)
+    shapes = actor_shapes(
+        agent, spec, state.learner,
+        num_envs=split.num_envs, length=config.rollout_length, num_learners=num_learners,
+    )  # fmt: skip
+    shard = abstract_on_mesh(split.mesh, shapes.shard)
+    update = make_update(split.mesh, split.threads, config.updates_per_batch)
+    request = jax.ShapeDtypeStruct(
+        (split.mesh.size,), jnp.int32, sharding=shardings(split.mesh, SHARDED)
+    )
+    agent = place_agent(agent, split.mesh)
+    lowered = update.lower(
+        agent, dataclasses.replace(state, actor=()), [shard] * split.threads, request
+    )
+    return lambda: partial(lowered.compile(), agent)
 
 
 class Learner:
@@ -28,24 +60,16 @@ class Learner:
 
     def __init__(
         self,
-        agent: Agent,
         split: DeviceSplit,
-        config: SebulbaConfig,
         actors: ActorPool,
-        state: TrainState,
+        program: UpdateProgram,
         request: Callable[[], int],
     ) -> None:
+        self._update = program
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
         self._request_sharding = shardings(split.mesh, SHARDED)
         self._no_request = self._request_array(Request.NONE)
-        shard = abstract_on_mesh(split.mesh, actors.shard)
-        update = make_update(split.mesh, split.threads, config.updates_per_batch)
-        agent = place_agent(agent, split.mesh)
-        compiled = update.lower(
-            agent, dataclasses.replace(state, actor=()), [shard] * split.threads, self._no_request
-        ).compile()
-        self._update = partial(compiled, agent)
         self._version = actors.first_update  # number of updates dispatched
         self._timer = StageTimer("collect", "learn", "report")
         self._pending: list[Metrics] = []  # of updates that may still run
