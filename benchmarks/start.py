@@ -96,6 +96,8 @@ class Marks:
 
     def ready(self) -> None:
         """Take the time before the first update; end the process where nothing else is asked."""
+        self.main_cpu["trace"] += time.thread_time() - self.main_until  # Python since
+        self.main_until = time.thread_time()
         self.mark("compiled")
         if self.compile_only:
             self.write({})
