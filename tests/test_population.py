@@ -17,21 +17,25 @@ from podracer.drivers.common import init_state
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,
+    abstract_states,
     hyperparameters,
     init_states,
+    make_chunk,
     population,
     population_mesh,
     stack,
     with_hyperparameters,
 )
 from podracer.envs import make
-from podracer.experiments import sweep
+from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
+from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
 from podracer.reports.run import write_report
 from podracer.types import CheckpointError, ConfigError, NonFiniteError
 
@@ -113,6 +117,39 @@ def test_devices_share_the_pods_and_change_nothing():
 
 
 @pytest.mark.figure(9)
+@pytest.mark.parametrize(
+    "recipe", ["catch_a2c", pytest.param("cartpole_ppo", marks=pytest.mark.slow)]
+)
+def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
+    experiment = recipes.find(recipe)
+    agent, env = build(experiment)
+    config = dataclasses.replace(experiment.driver, updates_per_chunk=3)
+    assert config.num_envs == 128
+    pods = [Pod(3), Pod(4)]
+    mesh = population_mesh(jax.devices()[:1], len(pods))
+    states = init_states(agent, pods, env, mesh, config)
+    [progress] = population(agent, pods, env, mesh, config, states, num_updates=3)
+    for index, pod in enumerate(pods):
+        mesh = make_mesh(jax.devices()[:1])
+        state = init_state(agent, env, mesh, config, jax.random.key(pod.seed))
+        [run] = anakin(agent, env, mesh, config, state, num_updates=3)
+        close(jax.tree.map(lambda x, i=index: x[i], progress.state), run.state, tolerance=0)
+
+
+def test_a_program_holds_its_states_once():
+    """Replays are large: beside the states there is room for those of one batch, not of all."""
+    config, env = AnakinConfig(128, 1, 2), make("catch")  # a batch of pods is one
+    pods = [Pod(seed) for seed in range(6)]
+    agent = DQN(spec=env.spec, network=SMALL, replay=Replay(capacity=40_000, warmup=100))
+    mesh = population_mesh(jax.devices()[:1], len(pods))
+    states = abstract_states(agent, pods, env, mesh, config)
+    request = jax.ShapeDtypeStruct((1,), np.int32)
+    program = make_chunk(env, mesh, config).lower(stack(agent, pods), states, request)
+    memory = program.compile().memory_analysis()
+    assert memory.argument_size_in_bytes > 6 * 40_000 * 50  # a pod's observations are 50 bytes
+    assert memory.temp_size_in_bytes < memory.argument_size_in_bytes / 2
+
+
 def test_a_pod_that_diverges_harms_no_other():
     agent = A2C(network=SMALL, max_gradient_norm=1e30)
     pods = [pod(0), pod(1, learning_rate=1e38), pod(2)]

@@ -244,7 +244,7 @@ def make_chunk(
             return anakin.chunk(agent, env, config, None, state, request)
 
         batch_size = _pods_per_batch(mesh, config, states.update.shape[0])
-        return jax.lax.map(chunk, (agents, states), batch_size=batch_size)
+        return _run_batches(chunk, agents, states, batch_size)
 
     program = jax.shard_map(
         pods, mesh=mesh, in_specs=(PODS, PODS, PODS), out_specs=(PODS, PODS), check_vma=False
@@ -254,6 +254,37 @@ def make_chunk(
     elif isinstance(exchange, Averaging):
         program = with_averaging(program, exchange, mesh)
     return jax.jit(program, donate_argnums=1, out_shardings=NamedSharding(mesh, PODS))
+
+
+def _run_batches(
+    chunk: Callable[[tuple[Agent, TrainState]], tuple[TrainState, Metrics]],
+    agents: Any,
+    states: TrainState,
+    batch_size: int,
+) -> tuple[TrainState, Metrics]:
+    """Return the new states and the metrics of all pods; those of a batch run as one.
+
+    The states are the loop's carry, which is updated in place: as its outputs they would be in
+    memory three times, and replays are large. A pod that is its own batch has no axis of pods, and
+    so is to the bit the run that it would be alone.
+    """
+    axes = (-1,) if batch_size == 1 else (-1, batch_size)
+    split = jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), (agents, states))
+    run = chunk if batch_size == 1 else jax.vmap(chunk)
+
+    def body(states: TrainState, batch: jax.Array) -> tuple[TrainState, Metrics]:
+        def read(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_index_in_dim(x, batch, keepdims=False)
+
+        def write(x: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_index_in_dim(x, new, batch, 0)
+
+        new, metrics = run(jax.tree.map(read, (split[0], states)))
+        return jax.tree.map(write, states, new), metrics
+
+    num_batches = states.update.shape[0] // batch_size
+    done = jax.lax.scan(body, split[1], jnp.arange(num_batches))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(axes) :]), done)
 
 
 def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:
