@@ -414,7 +414,7 @@ GUARDS = [
         "test_pods.py::test_a_checkpoint_that_is_not_the_recorded_one_is_refused",
     ),
     Guard(
-        "tournament/pod.py",
+        "tournament/report.py",
         "if damaged:",
         "if False:",
         "test_tournament.py::test_a_damaged_report_costs_its_attempt_alone",

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Entry, PodState, Started, State, Submitted, history, replay
 from podracer.tournament.index import INDEX
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.tournament.league import draw_opponents, prioritized, win_rates
+from podracer.tournament.league import draw_opponents, draw_training, even, prioritized, win_rates
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.ratings import Match, rate, rate_players
 from podracer.types import ConfigError
@@ -164,6 +165,41 @@ def test_whoever_always_wins_still_has_somebody_to_play():
     np.testing.assert_allclose(prioritized(rates), 1.0)
 
 
+def slow_chances(rates: list[float], weight: Any) -> list[float]:
+    total = 0.0
+    for win_rate in rates:
+        total += weight(win_rate)
+    return [weight(win_rate) / total for win_rate in rates]
+
+
+def test_the_weights_of_alphastar():
+    """Hard opponents by (1 - x)^2, those of the same level by x (1 - x)."""
+    rates = [0.02, 0.25, 0.5, 0.8, 0.97]
+    for chances, weight in (
+        (prioritized, lambda x: (1 - x) * (1 - x)),
+        (even, lambda x: x - x * x),
+    ):
+        np.testing.assert_allclose(chances(np.array(rates)), slow_chances(rates, weight))
+
+
+def test_opponents_of_training_are_drawn_by_their_own_rule():
+    """300 draws of one of them: those of its own level come most often."""
+    state, names = state_with_ratings(), ["p0r1", "p1r0", "p1r1", "p2r1"]
+    rates = win_rates("p0r1", names, state.matches, state.ratings).tolist()
+    league = dataclasses.replace(LEAGUE, opponents="latest", train_against="even", matches=1)
+    counts = dict.fromkeys(names, 0)
+    for round in range(300):
+        (drawn,) = draw_training(league, state, 0, round, ("p0r1",))
+        counts[drawn] += 1
+    expected = slow_chances(rates, lambda x: x * (1 - x))
+    np.testing.assert_allclose(np.array(list(counts.values())) / 300, expected, atol=0.09)
+    assert counts["p0r1"] > counts["p1r0"]
+    many = dataclasses.replace(league, matches=9)
+    assert sorted(draw_training(many, state, 0, 5, ("p0r1",))) == names
+    assert draw_training(many, replay([LEAGUE.header()]), 0, 0, ()) == ("random",)
+    assert draw_training(LEAGUE, state, 0, 5, ("p0r1",)) == ()
+
+
 # --- the log --------------------------------------------------------------------------------------
 
 
@@ -187,6 +223,9 @@ class Pretend:
         for opponent in task.opponents:
             if opponent.entry is not None:
                 assert pods._verified(root, opponent.entry).is_dir()
+        for opponent in task.training:
+            assert opponent.entry is None or pods._verified(root, opponent.entry).is_dir()
+        for opponent in task.opponents:
             if opponent.name == self.faulty:
                 matches.append((f"p{task.pod}r{task.round}", opponent.name, 0, 0, 0, "no file"))
             else:
@@ -305,6 +344,45 @@ def test_an_opponent_that_ends_the_process_costs_its_match_and_not_the_pod(tmp_p
     assert all(pod.round == 4 for pod in state.pods.values())
 
 
+def test_the_opponents_of_training_are_decided_once_and_kept(tmp_path, monkeypatch):
+    """Whenever it is killed, a round keeps its opponents, whose checkpoints are there."""
+    league = dataclasses.replace(
+        LEAGUE, pods=2, rounds=3, opponents="latest", train_against="prioritized", matches=2
+    )
+    league = dataclasses.replace(league, selection=selection.Generational(1, parents=1))
+    run(tmp_path / "plain", league)
+    starts = trained_against(tmp_path / "plain")
+    assert starts[0, 0] == starts[1, 0] == {("random",)}
+    assert all(len(drawn) == 1 for drawn in starts.values())
+    assert {name for drawn in starts.values() for names in drawn for name in names} > {"p0r0"}
+    for at in range(3, len(read_events(tmp_path / "plain")), 2):
+        with killed(monkeypatch, at, after=True):
+            run(tmp_path / str(at), league)
+        run(tmp_path / str(at), league)
+        assert trained_against(tmp_path / str(at)) == starts
+
+
+def trained_against(directory: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
+    """The opponents of training that any attempt at each round had."""
+    found: dict[tuple[int, int], set[tuple[str, ...]]] = {}
+    for event in read_events(directory):
+        if isinstance(event, Started):
+            found.setdefault((event.pod, event.round), set()).add(event.training)
+    return found
+
+
+def test_the_last_attempt_trains_against_the_anchor(tmp_path):
+    league = dataclasses.replace(LEAGUE, train_against="past")
+    run(tmp_path, league, Pretend(crashes=99))
+    starts = [
+        event.training
+        for event in read_events(tmp_path)
+        if isinstance(event, Started) and (event.pod, event.round) == (1, 2)
+    ]
+    assert len(starts[0]) == LEAGUE.matches
+    assert starts[0] == starts[1] != starts[2] == ("random",)
+
+
 def test_a_report_of_other_matches_is_refused(tmp_path):
     with Leaderboard(tmp_path, LEAGUE.header()) as board:
         attempt = board.start(0, 0, hyperparameters={}, experiment={}, opponents=("random",))
@@ -357,6 +435,7 @@ def test_what_is_no_league_is_refused(tmp_path):
         (catch, "need a game of two players"),
         (dataclasses.replace(LEAGUE, anchor="nobody"), "there is no opponent 'nobody'"),
         (dataclasses.replace(LEAGUE, matches=0), "matches must be at least 1"),
+        (dataclasses.replace(LEAGUE, opponents=None, train_against="past"), "add --opponents"),
     ):
         with pytest.raises(ConfigError, match=words):
             league.check()
@@ -423,6 +502,33 @@ class TestGames:
         monkeypatch.setattr(pods, "opponent_player", crash)
         with pytest.raises(RuntimeError, match="a fault for the test"):
             pods.play(task, path)
+
+    @pytest.mark.slow
+    def test_a_pod_trains_against_entries_and_the_anchor_in_the_place_of_a_lost_one(
+        self, tmp_path, capfd
+    ):
+        league = dataclasses.replace(
+            LEAGUE, experiments=(TINY,), pods=1, rounds=2, round_frames=64, episodes=4,
+            train_against="prioritized", matches=1,
+        )  # fmt: skip
+        league.check()
+        state = run(tmp_path, league, InlineEngine())
+        configs = [pods.read_config(tmp_path / f"pods/p0r{i}/config.json") for i in (0, 1)]
+        first, second = (config["experiment"]["environment"] for config in configs)
+        assert first == "pgx:tic_tac_toe,opponent=random,evaluate_against=random"
+        path = tmp_path / "pods" / "p0r0" / "checkpoints" / f"{1:012d}"
+        assert second == f"pgx:tic_tac_toe,opponent={path},evaluate_against=random"
+        opponent = configs[1]["environment"]["inner"]["opponents"][0]
+        assert opponent["digest"] == pods.digest(path)
+        # The entry is gone, and the round is tried again: it begins anew against the anchor.
+        shutil.rmtree(path)
+        directory = tmp_path / "pods" / "p0r1"
+        pods.write_task(directory, dataclasses.replace(pods.read_task(directory), parents=()))
+        assert pods.run(directory) == 0
+        assert "against random in the place of p0r0" in capfd.readouterr().out
+        config = pods.read_config(directory / "config.json")
+        assert config["experiment"]["environment"] == first
+        assert state.pods[0].round == 2
 
     @pytest.mark.slow
     def test_a_league_killed_in_the_middle_has_the_same_ratings(self, tmp_path, monkeypatch):

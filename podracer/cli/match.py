@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -45,6 +44,7 @@ def match(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.experiments.loading import load_run
+    from podracer.experiments.opponents import find_run
     from podracer.tournament import matches
     from podracer.types import ConfigError
 
@@ -55,13 +55,17 @@ def match(arguments: Sequence[str]) -> int:
     use_compilation_cache()
     players, environments = [], []
     for name in options.players:
-        directory, pod = _run_and_pod(name)
+        directory, pod = find_run(name)
         if directory is None:
             players.append(matches.opponent_player(name))
             continue
         experiment = RunOptions(directory, options.recipe).reopen()
         agent, env, state = load_run(
-            directory, recipe=experiment, pod=pod, checkpoint=options.checkpoint
+            directory,
+            recipe=experiment,
+            pod=pod,
+            checkpoint=options.checkpoint,
+            opponents=False,
         )
         environments.append(env)
         sampled = options.policy == "sampled"
@@ -74,16 +78,6 @@ def match(arguments: Sequence[str]) -> int:
     else:
         _print(table)
     return 0
-
-
-def _run_and_pod(name: str) -> tuple[Path | None, int | None]:
-    """Return the run and the pod that the name of a player means, None for an opponent."""
-    directory, _, pod = name.rpartition(":")
-    if Path(name).is_dir():
-        return Path(name), None
-    if pod.isdecimal() and Path(directory).is_dir():
-        return Path(directory), int(pod)
-    return None, None
 
 
 def _figures(table: Table) -> dict[str, Any]:

@@ -16,6 +16,15 @@ from podracer.types import ConfigError, PyTree
 Opponent = Callable[[jax.Array, Any, PyTree], jax.Array]
 
 
+def find_opponents(opponents: Opponent | str | tuple[Opponent | str, ...]) -> tuple[Opponent, ...]:
+    """Return opponents as `find_opponent` does; the names of several stand between plus signs."""
+    if isinstance(opponents, str):
+        opponents = tuple(opponents.split("+"))
+    if not isinstance(opponents, tuple):
+        opponents = (opponents,)
+    return tuple(map(find_opponent, opponents))
+
+
 def find_opponent(opponent: Opponent | str) -> Opponent:
     """Return an opponent by name, `random` or `minimax-DEPTH`; a function is returned as it is.
 
@@ -28,8 +37,8 @@ def find_opponent(opponent: Opponent | str) -> Opponent:
     if match := re.fullmatch(r"minimax-([1-6])", opponent):
         return minimax_move(int(match[1]))
     raise ConfigError(
-        f"there is no opponent {opponent!r}: take `random`, or `minimax-1` to `minimax-6`; "
-        "self-play is the environment's `opponent=self`."
+        f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or the "
+        "directory of a run; self-play is the environment's `opponent=self`, without others."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,24 +12,42 @@ import jax.numpy as jnp
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
 from podracer.envs.common import array_specs, import_optional, strongly_typed
-from podracer.envs.opponents import Opponent, find_opponent, random_move
+from podracer.envs.opponents import Opponent, find_opponent, find_opponents, random_move
 from podracer.io.names import nearest
-from podracer.types import ACTION_MASK, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
+from podracer.types import (
+    ACTION_MASK,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    PyTree,
+    TimeStep,
+    struct,
+)
 
 
 def pgx(
-    name: str, opponent: Opponent | str = "random", evaluate_against: Opponent | str = "random"
+    name: str,
+    opponent: Opponent | str | tuple[Opponent | str, ...] = "random",
+    evaluate_against: Opponent | str | None = None,
 ) -> AutoReset:
     """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
 
     In a game of two players the agent plays one, redrawn for each game, and `opponent` the other:
-    `random`, `minimax-DEPTH` or a function. With `self` the agent moves for both, and is evaluated
-    against the opponent `evaluate_against`. Raises `ConfigError` where pgx is not installed, for an
-    unknown game or opponent and for more than two players.
+    `random`, `minimax-DEPTH` or a function. Of several, a tuple or names between plus signs, each
+    game draws one. With `self` the agent moves for both. It is evaluated against the opponent
+    `evaluate_against`, by default the one of training, and after self-play a random one. Raises
+    `ConfigError` where pgx is not installed, for an unknown game or opponent and for more than two
+    players.
     """
-    if opponent != "self":
-        return auto_reset(Pgx(name, find_opponent(opponent)))
-    return auto_reset(SelfPlay(name, find_opponent(evaluate_against)))
+    if opponent == "self":
+        return auto_reset(SelfPlay(name, find_opponent(evaluate_against or "random")))
+    opponents = find_opponents(opponent)
+    if opponents != (random_move,):
+        require_two_players(name)
+    if len(opponents) == 1 and evaluate_against is None:
+        return auto_reset(Pgx(name, opponents[0]))
+    evaluation = () if evaluate_against is None else (find_opponent(evaluate_against),)
+    return auto_reset(PoolPlay(name, opponents, evaluation))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +122,7 @@ class SelfPlay:
     evaluation_opponent: Opponent = random_move
 
     def __post_init__(self) -> None:
-        env, _ = load_game(self.name)
-        if env.num_players != 2:
-            raise ConfigError(f"pgx:{self.name} has one player: it needs no opponent.")
+        require_two_players(self.name)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -131,6 +148,64 @@ class SelfPlay:
         )
         turn = jnp.where(state.current_player == mover, 1.0, -1.0)
         return state, dataclasses.replace(timestep, discount=turn * timestep.discount)
+
+
+@struct
+class PoolState:
+    """State of `PoolPlay`."""
+
+    game: PyTree
+    opponent: jax.Array  # i32 [], which of the opponents plays this game
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolPlay:
+    """One game of two players against one of several opponents, without restarts.
+
+    Each game draws one, uniformly. `for_evaluation` is the game against `evaluation_opponents`, by
+    default the same ones. Under `vmap` all opponents move in all games, and one move is taken.
+    """
+
+    name: str
+    opponents: tuple[Opponent, ...]
+    evaluation_opponents: tuple[Opponent, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_two_players(self.name)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return load_game(self.name)[1]
+
+    def for_evaluation(self) -> PoolPlay:
+        return PoolPlay(self.name, self.evaluation_opponents or self.opponents)
+
+    def reset(self, key: jax.Array) -> tuple[PoolState, TimeStep]:
+        draw_key, start_key = jax.random.split(key)
+        opponent = jax.random.randint(draw_key, (), 0, len(self.opponents), jnp.int32)
+        game, timestep = self._against(opponent).reset(start_key)
+        return PoolState(game, opponent), timestep
+
+    def step(
+        self, key: jax.Array, state: PoolState, action: jax.Array
+    ) -> tuple[PoolState, TimeStep]:
+        game, timestep = self._against(state.opponent).step(key, state.game, action)
+        return PoolState(game, state.opponent), timestep
+
+    def _against(self, number: jax.Array) -> Pgx:
+        """Return the game against the opponent of a number, i32 []."""
+
+        def move(key: jax.Array, game: Any, state: PyTree) -> jax.Array:
+            moves = [partial(opponent, key, game) for opponent in self.opponents]
+            return jax.lax.switch(number, moves, state)
+
+        return Pgx(self.name, move)
+
+
+def require_two_players(name: str) -> None:
+    """Raise `ConfigError` for a game of one player."""
+    if load_game(name)[0].num_players != 2:
+        raise ConfigError(f"pgx:{name} has one player: it needs no opponent.")
 
 
 def observe(name: str, state: PyTree) -> PyTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from podracer.drivers.selection import SelectionState
 from podracer.environment import Environment, HostEnvironments
 from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.opponents import without_runs
 from podracer.experiments.run_setup import build, checkpointed_environment
 from podracer.experiments.serialization import read_experiment, recipe_name
 from podracer.io import checkpoint as checkpoints
@@ -45,7 +47,12 @@ def load(
     checkpoint that is valid.
     """
     agent, _, state = load_run(
-        run_dir, recipe=recipe, environment=environment, pod=pod, checkpoint=checkpoint
+        run_dir,
+        recipe=recipe,
+        environment=environment,
+        pod=pod,
+        checkpoint=checkpoint,
+        opponents=False,
     )
     return agent, state.learner
 
@@ -78,10 +85,18 @@ def load_run(
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
     checkpoint: Choice = "newest",
+    opponents: bool = True,
 ) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
-    """Return the agent, the environment and the whole state of a run, see `load`."""
+    """Return the agent, the environment and the whole state of a run, see `load`.
+
+    Without `opponents` the environment has random ones in the place of other runs, which may be
+    gone since.
+    """
     directory = Path(run_dir)
     experiment = reopen(directory, recipe, environment)
+    if not opponents:
+        stand_in = without_runs(experiment.environment)
+        experiment = dataclasses.replace(experiment, environment=stand_in)
     agent, env = build(experiment)
     device = jax.local_devices()[:1]
     if not experiment.pods:

@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeVar, cast
 import jax
 from jax.sharding import Mesh
 
-from podracer import envs
 from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
 from podracer.checks import check_environment, check_spec
 from podracer.drivers import anakin, population, sebulba
@@ -31,6 +30,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.opponents import make_environment
 from podracer.experiments.serialization import (
     experiment_digest,
     read_config,
@@ -48,7 +48,7 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
     """Return the agent, made for its environment, and the environment."""
     env = experiment.environment
     if isinstance(env, str):
-        env = envs.make(env)
+        env = make_environment(env, experiment)
     agent = cast(Any, experiment.agent)  # a dataclass, of whatever class
     agent = dataclasses.replace(agent, spec=getattr(env, "spec", None))
     if isinstance(agent, NeedsRolloutLength):

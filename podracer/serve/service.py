@@ -65,7 +65,7 @@ def load_model(
     that of `load_run`.
     """
     policy = experiment.evaluation_policy if policy is None else policy
-    agent, _, state = load_run(directory, recipe=experiment, checkpoint=checkpoint)
+    agent, _, state = load_run(directory, recipe=experiment, checkpoint=checkpoint, opponents=False)
     acting = Policy(agent, state.learner, sampled=policy == "sampled")
     name = directory.resolve().name
     model = Model(name, int(state.update), type(agent).__name__, acting.spec.name, acting)

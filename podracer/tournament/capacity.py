@@ -1,11 +1,14 @@
-"""The file `DIR/capacity`, written from outside: how many pods of a tournament may run."""
+"""Capacity: how many pods of a tournament may run, by the file `DIR/capacity`, and who leaves."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from podracer.tournament.events import PodState
 
 CAPACITY = "capacity"
 
@@ -39,3 +42,13 @@ class CapacityFile:
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # not even for the writer of a named pipe
+
+
+def weakest(pods: Mapping[int, PodState]) -> list[int]:
+    """Return the numbers of pods: those without an entry first, then by ascending score."""
+
+    def strength(number: int) -> tuple[bool, float, int]:
+        newest = pods[number].newest
+        return newest is not None, newest.score if newest else 0.0, -number
+
+    return sorted(pods, key=strength)

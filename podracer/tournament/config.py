@@ -25,6 +25,9 @@ from podracer.tournament.matches import game_of
 from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
 from podracer.types import ConfigError
 
+OpponentRule = Literal["latest", "past", "prioritized", "even"]
+"""How a league draws opponents."""
+
 _MOST = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
 
 
@@ -48,12 +51,16 @@ class Tournament:
     """Maximum number of entries on the leaderboard."""
     episodes: int = 100
     """Number of held-out evaluation episodes after each round; in a league, of games of a match."""
-    opponents: Literal["latest", "past", "prioritized"] | None = None
+    opponents: OpponentRule | None = None
     """Makes a tournament in a game of two players a league, whose scores are ratings by matches,
     and says against whom: `latest`, the newest entries of all pods; `past`, any on the leaderboard;
-    `prioritized`, those that are hard to beat, as in AlphaStar."""
+    `prioritized`, those that are hard to beat, as in AlphaStar; `even`, those of its level."""
+    train_against: OpponentRule | None = None
+    """Entries that a pod of a league trains against in a round, drawn as for `opponents`; in the
+    first rounds it is the anchor. By default pods train in the recipe's environment."""
     matches: int = 4
-    """Number of entries that a pod of a league plays after each round, besides the anchor."""
+    """Number of entries that a pod of a league plays after each round, besides the anchor, and of
+    those that it trains against."""
     anchor: str = "random"
     """Opponent that every pod of a league plays and whose rating is 0: `random`, or
     `minimax-DEPTH` with a depth of 1 to 6 moves."""
@@ -106,12 +113,26 @@ class Tournament:
                 with_hyperparameters(experiment.agent, values)
         if self.opponents is not None:
             self._check_league()
+        elif self.train_against is not None:
+            raise ConfigError("--train-against is for leagues: add --opponents, such as past.")
 
     def _check_league(self) -> None:
         find_opponent(self.anchor)
         game_of([build(experiment)[1] for experiment in self.experiments])
         if any(experiment.pods for experiment in self.experiments):
             raise ConfigError("each pod of a league is one player: take recipes without pods.")
+        if self.train_against is None:
+            return
+        for experiment in self.experiments:
+            if not isinstance(experiment.environment, str):
+                kind = type(experiment.environment).__name__
+                raise ConfigError(f"--train-against needs an environment's name, not a {kind}.")
+        names = {experiment.recipe for experiment in self.experiments if _is_own(experiment)}
+        if len(names) > 1:
+            raise ConfigError(
+                "with --train-against pods read each other's policies, so at most one recipe may "
+                f"have an agent or a network of your own, not {', '.join(sorted(names))}."
+            )
 
     @property
     def evaluation(self) -> str:

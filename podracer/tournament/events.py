@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from podracer.tournament.ratings import Match, Rating, rate_players
@@ -57,6 +57,7 @@ class Started:
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]  # as JSON
     opponents: tuple[str, ...] = ()  # of its matches in a league: the anchor, then entries
+    training: tuple[str, ...] = ()  # entries that it trains against, or the anchor
     time: float = 0.0
 
 
@@ -190,7 +191,7 @@ class PodState:
     newest: Entry | None = None
     attempt: Started | None = None  # the last one at this round; the current one while running
     parents: tuple[Entry, ...] = ()  # of the attempt
-    opponents: tuple[Entry, ...] = ()  # of its matches, but the anchor
+    opponents: tuple[Entry, ...] = ()  # of its training and matches, but the anchor
     absent: bool = False  # in this round
     failures: int = 0  # attempts at this round since the last one with progress
     frames: int = 0  # largest progress of them
@@ -246,7 +247,8 @@ def apply(state: State, event: Event) -> State:
     match event:
         case Started():
             parents = tuple(find(state, event.pod, parent) for parent in event.parents)
-            opponents = tuple(find(state, event.pod, name) for name in event.opponents[1:])
+            names = but_anchor(event.opponents, event.training)
+            opponents = tuple(find(state, event.pod, name) for name in names)
             same = pod if event.round == pod.round else PodState(event.round, newest=pod.newest)
             pod = dataclasses.replace(
                 same, status="running", attempt=event, parents=parents, opponents=opponents
@@ -275,6 +277,14 @@ def apply(state: State, event: Event) -> State:
         case Absent():
             pod = dataclasses.replace(pod, absent=pod.absent or event.round == pod.round)
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod})
+
+
+def but_anchor(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
+    """Return the entries among the opponents of a start, the first of whose matches is the anchor.
+
+    Each is there once.
+    """
+    return [name for name in dict.fromkeys((*opponents, *training)) if name not in opponents[:1]]
 
 
 def _with_matches(state: State, matches: tuple[Match, ...]) -> State:

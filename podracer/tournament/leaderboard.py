@@ -46,6 +46,7 @@ from podracer.tournament.events import (
     Stopped,
     Submitted,
     apply,
+    but_anchor,
     find,
     history,
     referenced,
@@ -172,6 +173,7 @@ class Leaderboard:
         hyperparameters: Mapping[str, float],
         experiment: Mapping[str, Any],
         opponents: tuple[str, ...] = (),
+        training: tuple[str, ...] = (),
     ) -> Started:
         """Begin an attempt at a round; reports of the pod's earlier attempts are then refused.
 
@@ -184,10 +186,10 @@ class Leaderboard:
             raise ValueError(
                 f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
             )
-        for entry_id in (*parents, *opponents[1:]):
+        for entry_id in (*parents, *but_anchor(opponents, training)):
             find(self.state, pod, entry_id)
         token = self.state.events
-        parts = tuple(parents), hyperparameters, experiment, tuple(opponents)
+        parts = tuple(parents), hyperparameters, experiment, tuple(opponents), tuple(training)
         event = Started(pod, round, token, *parts)
         self._record(event)
         attempt = self.state.pods[pod].attempt

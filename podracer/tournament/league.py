@@ -1,6 +1,7 @@
 """Leagues: the opponents of a pod, drawn from the leaderboard.
 
-`pod.play` plays the matches after a round; the ratings of `ratings.py` follow from them.
+A pod trains against some, if the tournament says so, and `pod.play` plays the matches after a
+round; the ratings of `ratings.py` follow from them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from podracer.tournament.config import Tournament
+from podracer.tournament.config import OpponentRule, Tournament
 from podracer.tournament.events import State
 from podracer.tournament.ratings import Match, Rating, points
 from podracer.tournament.selection import selection_view
@@ -20,25 +21,57 @@ def draw_opponents(
 ) -> tuple[str, ...]:
     """Return whom a pod plays after a round: the anchor, and ids of different entries.
 
-    They are drawn from the newest entries of all pods and, unless only the `latest` may be drawn,
-    from the leaderboard. `parents` are the entries that the round starts from. The same log gives
-    the same opponents; without a league there are none.
+    They are drawn by the rule `opponents`, see `_draw`; without a league there are none.
     """
     if tournament.opponents is None:
         return ()
+    # 1: not the random numbers of selection.
+    drawn = _draw(tournament, tournament.opponents, 1, state, pod, round, parents)
+    return (tournament.anchor, *drawn)
+
+
+def draw_training(
+    tournament: Tournament, state: State, pod: int, round: int, parents: Sequence[str]
+) -> tuple[str, ...]:
+    """Return whom a pod trains against in a round: ids of different entries, or the anchor.
+
+    They are drawn by the rule `train_against`, see `_draw`; the anchor stands in while there is no
+    entry. Without the rule there are none, and the pod trains in its own environment.
+    """
+    if tournament.train_against is None:
+        return ()
+    drawn = _draw(tournament, tournament.train_against, 2, state, pod, round, parents)
+    return drawn or (tournament.anchor,)
+
+
+def _draw(
+    tournament: Tournament,
+    rule: OpponentRule,
+    stream: int,
+    state: State,
+    pod: int,
+    round: int,
+    parents: Sequence[str],
+) -> tuple[str, ...]:
+    """Return ids of different entries, at most `matches` of them.
+
+    They are drawn from the newest entries of all pods and, unless only the `latest` may be drawn,
+    from the leaderboard. `parents` are the entries that the round starts from. The same log gives
+    the same opponents, each `stream` others.
+    """
     view = selection_view(state, pod, round)
     newest = [entry.id for entry in view.newest.values()]
-    kept = [] if tournament.opponents == "latest" else [entry.id for entry in view.board]
+    kept = [] if rule == "latest" else [entry.id for entry in view.board]
     entries = list(dict.fromkeys([*kept, *newest]))
     if not entries:
-        return (tournament.anchor,)
+        return ()
     chances = np.full(len(entries), 1.0 / len(entries))
-    if tournament.opponents == "prioritized" and parents:
-        chances = prioritized(win_rates(parents[0], entries, state.matches, state.ratings))
-    rng = np.random.default_rng([tournament.seed, pod, round, 1])  # 1: not that of selection
+    if rule in WEIGHTS and parents:
+        chances = WEIGHTS[rule](win_rates(parents[0], entries, state.matches, state.ratings))
+    rng = np.random.default_rng([tournament.seed, pod, round, stream])
     count = min(tournament.matches, len(entries))
     drawn = rng.choice(len(entries), size=count, replace=False, p=chances)
-    return (tournament.anchor, *(entries[number] for number in drawn))
+    return tuple(entries[number] for number in drawn)
 
 
 def win_rates(
@@ -62,3 +95,16 @@ def prioritized(win_rates: np.ndarray) -> np.ndarray:
     """
     weights = (1.0 - win_rates) ** 2
     return weights / weights.sum()
+
+
+def even(win_rates: np.ndarray) -> np.ndarray:
+    """Return the chances `x (1 - x) / sum` of opponents by the win rates x against them, f64 `[n]`.
+
+    Prioritized fictitious self-play with the weighting of opponents of the same level, source as
+    for `prioritized`.
+    """
+    weights = win_rates * (1.0 - win_rates)
+    return weights / weights.sum()
+
+
+WEIGHTS = {"prioritized": prioritized, "even": even}

@@ -12,21 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, policy_params
-from podracer.environment import AutoReset, AutoResetState
 from podracer.envs.common import strongly_typed
-from podracer.envs.model import WithModel
 from podracer.envs.opponents import find_opponent
-from podracer.envs.pgx import load_game, observe
+from podracer.envs.pgx import load_game
+from podracer.experiments.opponents import Move, game_in, trained_move
 from podracer.tournament.ratings import Ratings, rate
-from podracer.types import ConfigError, PyTree, TimeStep
+from podracer.types import ConfigError, PyTree
 
 
 class Player(NamedTuple):
     """A player of a game: a trained policy, or an opponent with a name."""
 
     name: str
-    move: Callable[[PyTree, jax.Array, Any, PyTree], jax.Array]
-    """A function of `params`, a key, a game of pgx and its state that returns a legal action."""
+    move: Move
     params: PyTree = ()
     """Arguments of the compiled games, so that equal networks share one program."""
 
@@ -53,24 +51,7 @@ def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bo
 
     Its first move raises `ConfigError` for an agent with memory: a player sees a position only.
     """
-    game_name, shows_state = _game_of(env), isinstance(env, WithModel)
-
-    def move(params: PyTree, key: jax.Array, game: Any, position: PyTree) -> jax.Array:
-        observation = observe(game_name, position)
-        if shows_state:
-            observation = {
-                "observation": observation,
-                "state": AutoResetState(position, jnp.bool_(False)),
-            }
-        rows = jax.tree.map(lambda x: x[None], observation)
-        no = jnp.zeros(1, bool)
-        timestep = TimeStep(rows, jnp.zeros(1), jnp.ones(1), no, no)
-        memory = agent.carry(1)
-        action, _, after = agent.act(params, memory, timestep, key[None], sampled)
-        if any(x is not y for x, y in zip(*map(jax.tree.leaves, (memory, after)), strict=True)):
-            raise ConfigError(f"{name} remembers the game: it cannot play from a position alone.")
-        return action[0]
-
+    move = trained_move(name, agent, env, sampled=sampled)
     return Player(name, move, policy_params(agent, state))
 
 
@@ -85,18 +66,10 @@ def game_of(environments: Sequence[Any]) -> str:
 
     Raises `ConfigError` if they are of several games, or of something else.
     """
-    names = sorted({_game_of(env) for env in environments})
+    names = sorted({game_in(env) for env in environments})
     if len(names) > 1:
         raise ConfigError(f"players of one match must know the same game, not {', '.join(names)}.")
     return names[0]
-
-
-def _game_of(env: Any) -> str:
-    inner = env.environment if isinstance(env, WithModel) else env
-    name = getattr(inner.inner, "name", "") if isinstance(inner, AutoReset) else ""
-    if not env.spec.name.startswith("pgx:") or load_game(name)[0].num_players != 2:
-        raise ConfigError(f"matches need a game of two players of pgx, and not {env.spec.name}.")
-    return name
 
 
 def play_matches(game_name: str, players: Sequence[Player], games: int, seed: int) -> Table:

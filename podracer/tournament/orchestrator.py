@@ -25,7 +25,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import to_json
 from podracer.io.signals import PREEMPTED, STOPPED, StopSignals
 from podracer.tournament import selection
-from podracer.tournament.capacity import CapacityFile
+from podracer.tournament.capacity import CapacityFile, weakest
 from podracer.tournament.config import (
     Tournament,
     check_pods_can_restore,
@@ -44,16 +44,15 @@ from podracer.tournament.events import (
     find,
 )
 from podracer.tournament.leaderboard import Leaderboard
-from podracer.tournament.league import draw_opponents
+from podracer.tournament.league import draw_opponents, draw_training
 from podracer.tournament.pod import (
     Opponent,
     Parent,
     Task,
-    read_report,
-    reason_of_failure,
     saved_updates,
     write_task,
 )
+from podracer.tournament.report import read_report, reason_of_failure
 from podracer.types import PodracerError
 
 PAUSE_SECONDS = 0.05  # between two polls of the pods
@@ -243,13 +242,15 @@ class Orchestrator:
         pod_state = self.state.pods.get(pod)
         if pod_state is not None and pod_state.attempt is not None:  # retry: the decision stands
             attempt = pod_state.attempt
+            anchor = attempt.opponents[:1]
             # An opponent that ends the process costs its match, not the pod.
             is_last = 0 < pod_state.failures == self.tournament.retries - 1
             return {
                 "parents": attempt.parents,
                 "hyperparameters": attempt.hyperparameters,
                 "experiment": attempt.experiment,
-                "opponents": attempt.opponents[:1] if is_last else attempt.opponents,
+                "opponents": anchor if is_last else attempt.opponents,
+                "training": anchor if is_last and attempt.training else attempt.training,
             }
         rng = selection.generator(self.tournament.seed, pod, round)
         view = selection.selection_view(self.state, pod, round)
@@ -258,11 +259,13 @@ class Orchestrator:
             self._mark_stragglers(round)
             return None
         experiment = self._experiment(pod, start)
+        drawing = (self.tournament, self.state, pod, round, start.parents)
         return {
             "parents": start.parents,
             "hyperparameters": hyperparameters(experiment.agent),
             "experiment": to_json(experiment),
-            "opponents": draw_opponents(self.tournament, self.state, pod, round, start.parents),
+            "opponents": draw_opponents(*drawing),
+            "training": draw_training(*drawing),
         }
 
     def _experiment(self, pod: int, start: selection.Start) -> Experiment:
@@ -286,6 +289,10 @@ class Orchestrator:
             entry = find(self.state, pod, entry_id)
             return Parent(entry.checkpoint, entry.digest)
 
+        def opponent(name: str) -> Opponent:
+            is_anchor = name == self.tournament.anchor
+            return Opponent(name, None if is_anchor else checkpoint(name))
+
         task = Task(
             pod,
             round,
@@ -296,10 +303,8 @@ class Orchestrator:
             self.tournament.round_seconds,
             self.tournament.evaluation_seed,
             self.tournament.episodes,
-            (
-                *map(Opponent, started.opponents[:1]),
-                *(Opponent(name, checkpoint(name)) for name in started.opponents[1:]),
-            ),
+            tuple(map(opponent, started.opponents)),
+            tuple(map(opponent, started.training)),
         )
         directory = self.directory(pod, round)
         write_task(directory, task)
@@ -348,7 +353,7 @@ class Orchestrator:
         leaving = {pod for pod, token in tokens.items() if token in self._stopping}
         busy = {n: pod for n, pod in self._busy().items() if n not in leaving}
         reason = f"the capacity is {self.state.capacity}"
-        for number in _weakest(busy)[: max(0, len(busy) - self.state.capacity)]:
+        for number in weakest(busy)[: max(0, len(busy) - self.state.capacity)]:
             if number in tokens:
                 self._stopping[tokens[number]] = reason
                 self.engine.stop(tokens[number])
@@ -388,13 +393,3 @@ def _changed(pod: Pod, values: Mapping[str, float]) -> Pod:
     """Return a member of a population with other hyperparameters."""
     merged = {item.name: item.value for item in pod.hyperparameters} | dict(values)
     return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))
-
-
-def _weakest(pods: Mapping[int, PodState]) -> list[int]:
-    """Return the numbers of pods: those without an entry first, then by ascending score."""
-
-    def strength(number: int) -> tuple[bool, float, int]:
-        newest = pods[number].newest
-        return newest is not None, newest.score if newest else 0.0, -number
-
-    return sorted(pods, key=strength)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,10 @@ from podracer.experiments.hosts import (
     use_compilation_cache,
 )
 from podracer.experiments.loading import load_run
+from podracer.experiments.opponents import digest, with_opponents
 from podracer.experiments.records import check_metadata
 from podracer.experiments.run_setup import RunSetup, make_run_setup
-from podracer.experiments.serialization import KINDS, from_json, recipe_name, to_json
+from podracer.experiments.serialization import KINDS, from_json, read_config, recipe_name, to_json
 from podracer.experiments.training import Totals, train
 from podracer.io import checkpoint
 from podracer.io.run_directory import own_directory, read_limited, write_json
@@ -48,9 +49,10 @@ from podracer.io.text import redact
 from podracer.tournament.config import restore_experiment
 from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
 from podracer.tournament.ratings import Match
-from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
+from podracer.tournament.report import REPORT
+from podracer.types import CheckpointError, ConfigError, PyTree
 
-TASK, REPORT = "task.json", "report.json"
+TASK = "task.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Task:
     evaluation_seed: int  # of the held-out episodes, the same for all pods
     episodes: int
     opponents: tuple[Opponent, ...] = ()  # of a league, the anchor first; `episodes` games each
+    training: tuple[Opponent, ...] = ()  # against whom to train, in place of the environment's own
 
 
 _KINDS = {**KINDS, "Task": Task, "Parent": Parent, "Opponent": Opponent}
@@ -116,11 +119,11 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     """
     task = read_task(directory, own)
     parents = [_verified(directory.parents[1], parent) for parent in task.parents]
-    experiment = _until_budget(task, parents)
+    experiment = _until_budget(_against_opponents(task, directory), parents)
     result = train(
         experiment,
         run_dir=directory,
-        resume=(directory / "config.json").exists(),
+        resume=_continues(directory, experiment),
         begin=partial(begin, parents, experiment, task.round) if parents else None,
     )
     if result.exit_code:
@@ -146,6 +149,45 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     }
     write_json(directory / REPORT, report)
     return 0
+
+
+def _against_opponents(task: Task, directory: Path) -> Task:
+    """Return the task in the environment with the opponents that it trains against.
+
+    In the place of one whose checkpoint is lost comes the anchor.
+    """
+    if not task.training:
+        return task
+    anchor, names = task.opponents[0].name, []
+    for opponent in task.training:
+        try:
+            entry = opponent.entry
+            path = entry and _verified(directory.absolute().parents[1], entry)
+            names.append(str(path or opponent.name))
+        except CheckpointError as error:
+            print(f"{error} The round trains against {anchor} in the place of {opponent.name}.")
+            names.append(anchor)
+    environment = task.experiment.environment
+    assert isinstance(environment, str)  # see `Tournament.check`
+    environment = with_opponents(environment, list(dict.fromkeys(names)), evaluate_against=anchor)
+    experiment = dataclasses.replace(task.experiment, environment=environment)
+    return dataclasses.replace(task, experiment=experiment)
+
+
+def _continues(directory: Path, experiment: Experiment) -> bool:
+    """Return whether an earlier attempt has begun; one against other opponents is removed."""
+    if not (directory / "config.json").exists():
+        return False
+    saved = read_config(directory / "config.json")["experiment"].get("environment")
+    if not isinstance(experiment.environment, str) or saved == experiment.environment:
+        return True
+    print(f"The round begins anew: it was against {saved}, and is {experiment.environment}.")
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (TASK, "log.txt"):
+            path.unlink()
+    return False
 
 
 def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
@@ -263,7 +305,9 @@ def _player(name: str, path: Path, own: Sequence[Experiment]) -> tuple[Player, A
     """Return the player of a checkpoint, and the environment that it has learned in."""
     directory = path.parents[1]
     recipe = next((e for e in own if e.recipe == recipe_name(directory)), None)
-    agent, env, state = load_run(directory, recipe=recipe, checkpoint=int(path.name))
+    agent, env, state = load_run(
+        directory, recipe=recipe, checkpoint=int(path.name), opponents=False
+    )
     return trained_player(name, agent, env, state.learner, sampled=True), env
 
 
@@ -275,14 +319,6 @@ def _verified(tournament: Path, parent: Parent) -> Path:
     return path
 
 
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a checkpoint's manifest, which contains that of every file."""
-    try:
-        return hashlib.sha256(read_limited(path / MANIFEST)).hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path} is not a sealed checkpoint: {error}") from error
-
-
 def _totals(path: Path) -> Totals:
     meta = json.loads(read_limited(path / "meta.json"))
     return Totals(**meta["metadata"]["totals"])
@@ -292,72 +328,6 @@ def saved_updates(directory: Path) -> int:
     """Return the updates at the newest checkpoint of a round, 0 if there is none yet."""
     names = [path.parent.name for path in (directory / "checkpoints").glob(f"*/{MANIFEST}")]
     return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-_REPORT_TYPES: dict[str, type] = {
-    "token": int,
-    "score": float,
-    "standard_error": float,
-    "episodes": int,
-    "frames": int,
-    "seconds": float,
-    "checkpoint": str,
-    "digest": str,
-    "matches": list,
-}
-_MATCH_TYPES = (str, str, int, int, int, str)  # of the fields of `Match`
-
-
-def read_report(directory: Path, token: int) -> dict[str, Any] | None:
-    """Return the report of the attempt, or None if it is missing or belongs to another attempt.
-
-    Raises `PodracerError` if it is damaged.
-    """
-    try:
-        report = json.loads(read_limited(directory / REPORT))
-    except OSError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise PodracerError(f"its {REPORT} is damaged: {error}") from error
-    if not isinstance(report, dict) or report.get("token") != token:
-        return None
-    report = {"matches": [], **report}
-    names = _REPORT_TYPES | dict.fromkeys(report)  # also those that no report has
-    damaged = [name for name in names if not _has_type(report.get(name), _REPORT_TYPES.get(name))]
-    if not damaged and not all(map(_is_match, report["matches"])):
-        damaged = ["matches"]
-    if damaged:
-        fields = ", ".join(map(repr, damaged))[:200]
-        raise PodracerError(
-            f"its {REPORT} is damaged: {fields} missing, unknown or of another type"
-        )
-    return report
-
-
-def _has_type(value: Any, kind: type | None) -> bool:
-    """Return whether a value of a report is of its field's type; integers are counts."""
-    return type(value) is kind and (kind is not int or 0 <= value < 2**63)
-
-
-def _is_match(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == len(_MATCH_TYPES)
-        and all(map(_has_type, value, _MATCH_TYPES))
-    )
-
-
-def reason_of_failure(directory: Path, code: int) -> str:
-    """Return in one line why an attempt ended without a report."""
-    if code < 0:
-        return f"killed by signal {-code}"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
-        crash = json.loads(read_limited(directory / "crash.json"))
-        return f"exit code {code}: {crash['message']}"[:500]
-    with contextlib.suppress(OSError, IndexError):
-        lines = (directory / "log.txt").read_text(errors="replace").splitlines()
-        return f"exit code {code}: {lines[-1]}"[:500]
-    return f"exit code {code}"
 
 
 # --- in a process of its own ----------------------------------------------------------------------

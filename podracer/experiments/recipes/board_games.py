@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
@@ -28,4 +29,26 @@ def tic_tac_toe_ppo() -> Experiment:
         driver=AnakinConfig(num_envs=256, rollout_length=16, updates_per_chunk=20),
         frames=3_000_000,
         evaluations=4,
+    )
+
+
+@recipe
+def connect_four_alphazero() -> Experiment:
+    """AlphaZero by self-play in connect four, evaluated against minimax over two moves (needs pgx).
+
+    A search that stretches the smallest differences of values would take their noise for a policy.
+    """
+    return Experiment(
+        environment="model:pgx:connect_four,opponent=self,evaluate_against=minimax-2",
+        agent=AlphaZero(
+            learning_rate=Linear(1e-3, 1e-4, frames=6e6),
+            discount=1.0,
+            min_value_range=0.2,
+            num_simulations=16,
+            max_considered_actions=7,
+            network=TorsoNetwork(MLP((256, 256))),
+        ),
+        driver=AnakinConfig(num_envs=128, rollout_length=8, updates_per_chunk=50),
+        frames=6_000_000,
+        evaluations=6,
     )

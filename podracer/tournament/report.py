@@ -1,0 +1,78 @@
+"""Reports: what the attempt at a round hands in, or why it has ended without."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from podracer.io.run_directory import read_limited
+from podracer.types import PodracerError
+
+REPORT = "report.json"
+
+_REPORT_TYPES: dict[str, type] = {
+    "token": int,
+    "score": float,
+    "standard_error": float,
+    "episodes": int,
+    "frames": int,
+    "seconds": float,
+    "checkpoint": str,
+    "digest": str,
+    "matches": list,
+}
+_MATCH_TYPES = (str, str, int, int, int, str)  # of the fields of `Match`
+
+
+def read_report(directory: Path, token: int) -> dict[str, Any] | None:
+    """Return the report of the attempt, or None if it is missing or belongs to another attempt.
+
+    Raises `PodracerError` if it is damaged.
+    """
+    try:
+        report = json.loads(read_limited(directory / REPORT))
+    except OSError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise PodracerError(f"its {REPORT} is damaged: {error}") from error
+    if not isinstance(report, dict) or report.get("token") != token:
+        return None
+    report = {"matches": [], **report}
+    names = _REPORT_TYPES | dict.fromkeys(report)  # also those that no report has
+    damaged = [name for name in names if not _has_type(report.get(name), _REPORT_TYPES.get(name))]
+    if not damaged and not all(map(_is_match, report["matches"])):
+        damaged = ["matches"]
+    if damaged:
+        fields = ", ".join(map(repr, damaged))[:200]
+        raise PodracerError(
+            f"its {REPORT} is damaged: {fields} missing, unknown or of another type"
+        )
+    return report
+
+
+def _has_type(value: Any, kind: type | None) -> bool:
+    """Return whether a value of a report is of its field's type; integers are counts."""
+    return type(value) is kind and (kind is not int or 0 <= value < 2**63)
+
+
+def _is_match(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == len(_MATCH_TYPES)
+        and all(map(_has_type, value, _MATCH_TYPES))
+    )
+
+
+def reason_of_failure(directory: Path, code: int) -> str:
+    """Return in one line why an attempt ended without a report."""
+    if code < 0:
+        return f"killed by signal {-code}"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
+        crash = json.loads(read_limited(directory / "crash.json"))
+        return f"exit code {code}: {crash['message']}"[:500]
+    with contextlib.suppress(OSError, IndexError):
+        lines = (directory / "log.txt").read_text(errors="replace").splitlines()
+        return f"exit code {code}: {lines[-1]}"[:500]
+    return f"exit code {code}"
