@@ -152,7 +152,7 @@ def test_runs_of_other_games_are_refused_before_anything_is_compiled(run, tmp_pa
         ("connect_four", f"{run}", "learned tic_tac_toe, so it is no opponent in connect_four"),
         ("tic_tac_toe", f"{run}/checkpoints/000000000099", "there is no opponent"),
         ("tic_tac_toe", f"{run}+self", "without others"),
-        ("minatar-breakout", f"{run}", "needs no opponent"),
+        ("minatar-breakout", f"{run}", "so it is no opponent in minatar-breakout"),
     ):
         assert words in refused(tmp_path / "run", opponents, game)
 

@@ -80,8 +80,7 @@ def game_in(env: Any) -> str:
 class TrainedOpponent:
     """The policy at a checkpoint as an opponent, which draws its moves.
 
-    It is read when it is first traced, which raises `ConfigError` for an agent that cannot play the
-    game, and `CheckpointError` if the checkpoint is not whole.
+    It is read once. The first move raises `ConfigError` for an agent with memory.
     """
 
     directory: str
@@ -92,10 +91,6 @@ class TrainedOpponent:
 
     def __call__(self, key: jax.Array, game: Any, state: PyTree) -> jax.Array:
         policy = _read(self)
-        if policy.game != game.id:
-            raise ConfigError(
-                f"{self.directory} learned {policy.game}, so it is no opponent in {game.id}."
-            )
         return policy.move(policy.params, key, game, state)
 
 
@@ -112,16 +107,15 @@ def _read(opponent: TrainedOpponent) -> _Policy:
     directory, recipe = Path(opponent.directory), opponent.recipe
     if recipe is not None and recipe.recipe != recipe_name(directory):
         recipe = None
-    with jax.ensure_compile_time_eval():
-        agent, env, state = load_run(
-            directory,
-            recipe=recipe,
-            pod=opponent.pod,
-            checkpoint=opponent.updates,
-            opponents=False,
-        )
-        # On the host: constants of a program on any devices.
-        params = jax.tree.map(np.asarray, policy_params(agent, state.learner))
+    agent, env, state = load_run(
+        directory,
+        recipe=recipe,
+        pod=opponent.pod,
+        checkpoint=opponent.updates,
+        opponents=False,
+    )
+    # On the host: constants of a program on any devices.
+    params = jax.tree.map(np.asarray, policy_params(agent, state.learner))
     move = trained_move(opponent.directory, agent, env, sampled=True)
     return _Policy(game_in(env), move, params)
 
@@ -130,12 +124,15 @@ def make_environment(name: str, recipe: Any = None) -> Any:
     """Make an environment by name, as `envs.make` does, with opponents that are runs.
 
     `recipe` is an experiment that lends its own classes to runs of the same recipe. Raises
-    `ConfigError` or `CheckpointError` for a run that has no whole checkpoint.
+    `ConfigError` for a run of another game, `CheckpointError` if it has no whole checkpoint.
     """
+    game = name.partition(",")[0].rpartition("pgx:")[2]
     trained: dict[str, Any] = {}
     for option, names in _opponents(name).items():
         if any(find_run(part)[0] for part in names):
-            opponents = tuple(_find(part, recipe) if find_run(part)[0] else part for part in names)
+            opponents = tuple(
+                _find(part, game, recipe) if find_run(part)[0] else part for part in names
+            )
             trained[option] = opponents if option == "opponent" else opponents[0]
     return envs.make(name, **trained)
 
@@ -195,7 +192,7 @@ def _is_named(name: str) -> bool:
     return True
 
 
-def _find(name: str, recipe: Any) -> TrainedOpponent:
+def _find(name: str, game: str, recipe: Any) -> TrainedOpponent:
     path, pod = find_run(name)
     assert path is not None
     run, choice = path, "newest"
