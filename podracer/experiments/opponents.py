@@ -201,9 +201,11 @@ def _find(name: str, game: str, recipe: Any) -> TrainedOpponent:
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is no opponent: it holds no run, there is no {CONFIG} in it.")
     updates = chosen_step(run, choice, lambda text: print(f"podracer: {text}", file=sys.stderr))
-    return TrainedOpponent(
-        str(run), pod, updates, digest(run / CHECKPOINTS / step_name(updates)), recipe
-    )
+    manifest = digest(run / CHECKPOINTS / step_name(updates))
+    opponent = TrainedOpponent(str(run), pod, updates, manifest, recipe)
+    if (learned := _read(opponent).game) != game:
+        raise ConfigError(f"{run} learned {learned}, so it is no opponent in {game}.")
+    return opponent
 
 
 def digest(path: Path) -> str:
