@@ -16,16 +16,17 @@ from runs import anakin_setup, train_anakin
 
 import podracer
 from podracer.agents.common.actor_critic import ParamsState
-from podracer.agents.lpg import LPG, UpdateRule
-from podracer.agents.lpg import rule as update_rule
-from podracer.agents.lpg.rule import Experience
-from podracer.agents.lpg.rule_file import encode_rule, read_rule
-from podracer.agents.lpg.state import (
-    MetaBatch,
+from podracer.agents.common.lifetimes import (
+    Experience,
     group_by_lifetime,
+    init_by_lifetime,
     to_rollout,
     to_rollouts,
 )
+from podracer.agents.common.meta_objective import MetaBatch
+from podracer.agents.lpg import LPG, UpdateRule
+from podracer.agents.lpg import rule as update_rule
+from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
@@ -200,10 +201,10 @@ def test_learners_do_as_they_are_told():
 
 def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
-    _, critics = agent._students.init(jax.random.split(key, LIVES))
+    critics = init_by_lifetime(agent._critics.init, jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
     critics = ParamsState({"value": values}, critics.optimizer_state)
-    after, got = agent._students.update_critics(critics, data)
+    after, got = agent._critics.update(critics, data)
     state, B = np.asarray(data.observation), LIVES * ENVS
     v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
     want, ahead = np.zeros((T, B)), np.zeros(B)
@@ -253,8 +254,8 @@ def test_memory_is_traded_without_changing_the_gradient(key, how):
     batch = dataclasses.replace(batch, is_whole=jnp.ones(LIVES, bool))
     other = dataclasses.replace(agent, **how)
     shared = agent.init(key, LIVES * ENVS).shared
-    want = jax.jit(partial(agent._update_rule, axis=None))(shared, batch)
-    got = jax.jit(partial(other._update_rule, axis=None))(shared, batch)
+    want = jax.jit(partial(agent._training.update_rule, axis=None))(shared, batch)
+    got = jax.jit(partial(other._training.update_rule, axis=None))(shared, batch)
     for a, b in zip(jax.tree.leaves(want.metrics), jax.tree.leaves(got.metrics), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     for a, b in zip(jax.tree.leaves(want.rule), jax.tree.leaves(got.rule), strict=True):

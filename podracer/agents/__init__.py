@@ -4,6 +4,7 @@ from podracer.agents.a2c import A2C as A2C
 from podracer.agents.alphazero import AlphaZero as AlphaZero
 from podracer.agents.ddpg import DDPG as DDPG
 from podracer.agents.disco.agent import Disco as Disco
+from podracer.agents.disco.discovery import DiscoDiscovery as DiscoDiscovery
 from podracer.agents.dqn import DQN as DQN
 from podracer.agents.frodo import Frodo as Frodo
 from podracer.agents.impala import Impala as Impala

@@ -132,7 +132,7 @@ class Disco:
             target_params=jax.tree.map(jnp.copy, params),
             optimizer_state=self._optimizer.init(params),
             moments=init_moments(),
-            memory=init_memory(rule),
+            memory=init_memory(rule.lifetime.hidden.shape[0]),
             rule=rule,
         )
         carry = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self.carry(1)))
@@ -194,8 +194,9 @@ class Disco:
             state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
         )
         output_grads, metrics = jax.grad(student_loss, has_aux=True)(
-            outputs, targets, values.targets, data, weights, self._support, self.value_cost
-        )
+            outputs, outputs.policy[1:], targets, values.targets, data, weights, self._support,
+            self.value_cost,
+        )  # fmt: skip
         (grads,) = pullback(output_grads)
         memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
         grads, memory_input = global_mean((grads, memory_input), axis)

@@ -16,6 +16,7 @@ from podracer.types import Metrics
 
 def student_loss(
     outputs: Outputs,
+    next_policy: jax.Array,
     targets: Targets,
     value_targets: jax.Array,
     data: Experience,
@@ -28,10 +29,9 @@ def student_loss(
         L = KL(π̂ || π) + KL(ŷ || y) + KL(ẑ || z(a)) + KL(π' || p(a)) + c_q H(two-hot(h(G)), q(a))
 
     Targets are constants. p(a) is the policy that was predicted for the next timestep, and π' the
-    actual one, where the episode goes on. `value_targets` G are `[T, B]`.
+    actual one, `next_policy [T, B, A]`, where the episode goes on. `value_targets` G are `[T, B]`.
     """
     before = jax.tree.map(lambda x: x[:-1], outputs)
-    next_policy = jax.lax.stop_gradient(outputs.policy[1:])
 
     def taken(x: jax.Array) -> jax.Array:
         return gather_action(x, data.action)

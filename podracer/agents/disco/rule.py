@@ -57,7 +57,7 @@ class EmbeddingParams:
 
 @struct
 class RuleParams:
-    """Parameters of the rule; they never change here."""
+    """Parameters of the rule; only discovery changes them."""
 
     embedding: EmbeddingParams
     core: LSTM  # backward over a rollout
@@ -80,9 +80,9 @@ class Targets:
     action_prediction: jax.Array  # of the action taken, f32 [T, B, Y]
 
 
-def init_memory(params: RuleParams) -> Memory:
-    """Return the memory at the beginning of a lifetime."""
-    zeros = jnp.zeros(params.lifetime.hidden.shape[0])
+def init_memory(units: int) -> Memory:
+    """Return the memory at the beginning of a lifetime, `units` being those of its LSTM."""
+    zeros = jnp.zeros(units)
     return zeros, jnp.copy(zeros)
 
 
@@ -97,7 +97,7 @@ def apply_rule(
     """Return the targets of T transitions, and the memory's inputs from each, `[T, B, n]`.
 
     `online` and `target` are the outputs of the student and of its target parameters for T+1
-    timesteps.
+    timesteps. The memory is that of all environments, or leads with B.
     """
     features, of_actions = _embed(params.embedding, data, online, target, values)
     # No information flows back across the end of an episode.
@@ -105,7 +105,8 @@ def apply_rule(
     resets = (data.discount == 0) | is_cut
     zeros = jnp.zeros((features.shape[1], params.core.hidden.shape[0]))
     unrolled: Any = _unroll(params.core, features, resets, (zeros, zeros), reverse=True)
-    hidden = unrolled[0] * _linear(params.modulation, memory[0])[None, None]
+    factors = _linear(params.modulation, memory[0])
+    hidden = unrolled[0] * factors.reshape(1, -1, factors.shape[-1])
 
     repeated = jnp.broadcast_to(hidden[:, :, None], (*of_actions.shape[:-1], hidden.shape[-1]))
     by_action = _across_actions(params.policy[0], jnp.concatenate([repeated, of_actions], axis=-1))
@@ -125,11 +126,15 @@ def apply_rule(
 
 
 def remember(params: RuleParams, memory: Memory, inputs: jax.Array) -> Memory:
-    """Return the memory after an update; `inputs [n]` are means over its transitions."""
-    hidden, cell = memory
-    one_step = (inputs[None, None], jnp.zeros((1, 1), bool), (hidden[None], cell[None]))
+    """Return the memory after an update; its inputs are means over transitions.
+
+    Memory and inputs are `[n]`, or `[L, n]` of L lifetimes.
+    """
+    hidden, cell, inputs = (x.reshape(-1, x.shape[-1]) for x in (*memory, inputs))
+    one_step = (inputs[None], jnp.zeros((1, len(inputs)), bool), (hidden, cell))
     unrolled: Any = _unroll(params.lifetime, *one_step, reverse=False)
-    return unrolled[1][0][0], unrolled[1][1][0]
+    hidden, cell = (x.reshape(memory[0].shape) for x in unrolled[1])
+    return hidden, cell
 
 
 # --- what the rule sees of a transition ----------------------------------------------------------

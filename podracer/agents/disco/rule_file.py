@@ -1,17 +1,19 @@
 """The published file of a DiscoRL rule: 42 arrays of an `.npz` archive, by haiku's names of layers.
 
-`disco_103.npz` comes with github.com/google-deepmind/disco_rl. Rules of other sizes may have other
-numbers of units and of predictions; the narrow layers between have the published widths.
+`disco_103.npz` comes with github.com/google-deepmind/disco_rl. Rules of other sizes, such as those
+that `DiscoDiscovery` learns, have other numbers of units and of predictions; the narrow layers
+between have the published widths.
 """
 
 from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from podracer.agents.disco.rule import LSTM, EmbeddingParams, Linear, RuleParams
+from podracer.agents.disco.rule import LSTM, Array, EmbeddingParams, Linear, RuleParams
 from podracer.io.npz import DAMAGE, read_array
 from podracer.types import ConfigError
 
@@ -73,10 +75,27 @@ def decode_rule(content: bytes, name: str) -> RuleParams:
             layers = _read_layers(archive)
     except DAMAGE as error:
         raise ConfigError(f"{name} is not a rule of DiscoRL: {error}.") from error
+    return from_layers(layers, _lstm)
+
+
+def encode_rule(params: RuleParams) -> bytes:
+    """Return the content of a file with these parameters, f32, which `decode_rule` reads."""
+    arrays = {}
+    for name, layer in _to_layers(params).items():
+        weight, bias = (np.asarray(x, np.float32) for x in (layer.weight, layer.bias))
+        arrays[f"{name}/w"] = weight.reshape(stored_shape(name, weight.shape))
+        arrays[f"{name}/b"] = bias
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def from_layers(layers: Mapping[str, Linear], lstm: Callable[[Linear], LSTM]) -> RuleParams:
+    """Return the parameters of a rule from its layers by name, of which `lstm` makes LSTMs."""
     core, lifetime = _CORE, _LIFETIME
     return RuleParams(
         embedding=_embedding(layers, core),
-        core=_lstm(layers[f"{core}/lstm/linear"]),
+        core=lstm(layers[f"{core}/lstm/linear"]),
         modulation=layers[f"{core}/linear"],
         prediction=layers[f"{core}/linear_2"],
         action_prediction=layers[f"{core}/linear_3"],
@@ -84,7 +103,7 @@ def decode_rule(content: bytes, name: str) -> RuleParams:
         summary=layers[f"{core}/linear_1"],
         lifetime_embedding=_embedding(layers, lifetime),
         lifetime_input=layers[f"{lifetime}/mlp_2/~/linear_0"],
-        lifetime=_lstm(layers[f"{lifetime}/lstm/linear"]),
+        lifetime=lstm(layers[f"{lifetime}/lstm/linear"]),
     )
 
 
@@ -107,7 +126,30 @@ def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
     return layers
 
 
-def _embedding(layers: dict[str, Linear], part: str) -> EmbeddingParams:
+def _to_layers(params: RuleParams) -> dict[str, Linear]:
+    """Layers of a rule by their names in the file: the inverse of `from_layers`."""
+    core, lifetime = _CORE, _LIFETIME
+    layers = {
+        f"{core}/lstm/linear": _linear(params.core),
+        f"{core}/linear": params.modulation,
+        f"{core}/linear_1": params.summary,
+        f"{core}/linear_2": params.prediction,
+        f"{core}/linear_3": params.action_prediction,
+        f"{core}/sequential_1/conv1_d": params.policy[0],
+        f"{core}/linear_4": params.policy[1],
+        f"{lifetime}/lstm/linear": _linear(params.lifetime),
+        f"{lifetime}/mlp_2/~/linear_0": params.lifetime_input,
+    }
+    for part, embedding in ((core, params.embedding), (lifetime, params.lifetime_embedding)):
+        for number in (0, 1):
+            layers[f"{part}/mlp/~/linear_{number}"] = embedding.prediction[number]
+            layers[f"{part}/mlp_1/~/linear_{number}"] = embedding.action_prediction[number]
+        layers[f"{part}/sequential/conv1_d"] = embedding.actions[0]
+        layers[f"{part}/sequential/conv1_d_1"] = embedding.actions[1]
+    return layers
+
+
+def _embedding(layers: Mapping[str, Linear], part: str) -> EmbeddingParams:
     return EmbeddingParams(
         prediction=(layers[f"{part}/mlp/~/linear_0"], layers[f"{part}/mlp/~/linear_1"]),
         action_prediction=(layers[f"{part}/mlp_1/~/linear_0"], layers[f"{part}/mlp_1/~/linear_1"]),
@@ -117,12 +159,23 @@ def _embedding(layers: dict[str, Linear], part: str) -> EmbeddingParams:
 
 def _lstm(layer: Linear) -> LSTM:
     """Return a haiku LSTM, whose gates i, g, f, o have a forget bias of 1 besides, as ours."""
-
-    def reorder(x: np.ndarray) -> np.ndarray:
-        i, g, f, o = np.split(x, 4, axis=-1)
-        return np.concatenate([i, f, g, o], axis=-1)
-
     units = layer.bias.size // 4
-    weight, bias = reorder(np.asarray(layer.weight)), reorder(np.asarray(layer.bias))
-    forget = np.repeat(np.asarray([0, 1, 0, 0], np.float32), units)
-    return LSTM(weight[:-units], weight[-units:], bias + forget)
+    weight, bias = _swap_gates(layer.weight), _swap_gates(layer.bias)
+    return LSTM(weight[:-units], weight[-units:], bias + _forget_bias(units))
+
+
+def _linear(lstm: LSTM) -> Linear:
+    """Return the layer of an LSTM of ours in haiku's file: the inverse of `_lstm`."""
+    weight = np.concatenate([np.asarray(lstm.input), np.asarray(lstm.hidden)])
+    bias = np.asarray(lstm.bias) - _forget_bias(lstm.bias.size // 4)
+    return Linear(_swap_gates(weight), _swap_gates(bias))
+
+
+def _swap_gates(x: Array) -> np.ndarray:
+    """Swap the two gates in the middle: ours are i, f, g, o, those of haiku i, g, f, o."""
+    first, second, third, fourth = np.split(np.asarray(x), 4, axis=-1)
+    return np.concatenate([first, third, second, fourth], axis=-1)
+
+
+def _forget_bias(units: int) -> np.ndarray:
+    return np.repeat(np.asarray([0, 1, 0, 0], np.float32), units)

@@ -6,21 +6,23 @@ prediction, and with random rewards. Its targets then depend on the rewards that
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.lpg.rule import Experience, Outputs, UpdateRule
+from podracer.agents.common.lifetimes import Experience
+from podracer.agents.common.rule_figures import draw_over_returns
+from podracer.agents.lpg.rule import Outputs, UpdateRule
 from podracer.ops.returns import generalized_advantages
 from podracer.types import Params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_EPISODES, _STEPS, _BINS = 2000, 20, 15
-_PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
+_EPISODES, _STEPS = 2000, 20
 
 
 def targets_over_returns(
@@ -58,35 +60,8 @@ def targets_over_returns(
 
 def draw_targets(figure: Figure, rule: UpdateRule, params: Params, discount: float) -> None:
     """Draw the rule's targets over the return: median, middle 80 %, and means."""
-    axes = figure.add_subplot(1, 2, 1)
-    for index, probability in enumerate(_PROBABILITIES):
-        returns, policy_targets, _ = targets_over_returns(rule, params, discount, probability)
-        centers, members = _bins(returns)
-        percentiles = [np.percentile(policy_targets[steps], [10, 50, 90]) for steps in members]
-        low, middle, high = np.array(percentiles).T
-        axes.fill_between(centers, low, high, color=f"C{index}", alpha=0.2, lw=0)
-        label = f"probability {probability:.0%}"
-        axes.plot(centers, middle, color=f"C{index}", lw=1.6, label=label)
-    axes.legend(frameon=False)
-    axes.set(title="Policy target: how much likelier the action should become", xlabel="return")
-    axes = figure.add_subplot(1, 2, 2)
-    returns, _, prediction_targets = targets_over_returns(rule, params, discount, 0.5)
-    centers, members = _bins(returns)
-    shares = np.array([prediction_targets[steps].mean(0) for steps in members])
-    axes.stackplot(
-        centers, shares.T, colors=[f"C{i % 8}" for i in range(shares.shape[1])], alpha=0.8
+    draw_over_returns(
+        figure,
+        partial(targets_over_returns, rule, params, discount),
+        "Policy target: how much likelier the action should become",
     )
-    axes.set(title="Prediction target: probability of each category", xlabel="return", ylim=(0, 1))
-
-
-def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Equally wide bins over the middle 98 % of the returns.
-
-    Returns the centers of those with more than 20 members, and the indices of the members.
-    """
-    low, high = np.percentile(returns, [1, 99])
-    edges = np.linspace(low, high, _BINS + 1)
-    bin_index = np.digitize(returns, edges) - 1
-    members = [np.flatnonzero(bin_index == i) for i in range(_BINS)]
-    full = [i for i, indices in enumerate(members) if len(indices) > 20]
-    return (edges[:-1] + edges[1:])[full] / 2, [members[i] for i in full]

@@ -17,37 +17,11 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common.actor_critic import mask_logits
+from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.meta import apply_linear, backward_lstm
 from podracer.networks import Head, Network
 from podracer.ops.distributions import Categorical
-from podracer.types import Carry, Params, PyTree, Trajectory, static, struct
-
-
-@struct
-class Experience:
-    """T transitions of B environments, time first: what a student learns from."""
-
-    observation: PyTree  # [T+1, B, ...]
-    first: jax.Array  # bool [T+1, B]
-    action: jax.Array  # i32 [T, B]
-    reward: jax.Array  # f32 [T, B], for that action
-    discount: jax.Array  # f32 [T, B], 0 where the action ended the episode
-    valid: jax.Array  # bool [T, B], False where a time-out ignored the action
-    carry: Carry  # the network's recurrent state at the first step
-
-
-def to_experience(trajectory: Trajectory) -> Experience:
-    """Return the transitions of a trajectory without the extras of acting."""
-    timesteps, next_timesteps = trajectory.timesteps(), trajectory.next_timesteps()
-    return Experience(
-        observation=timesteps.observation,
-        first=timesteps.first,
-        action=trajectory.steps.action,
-        reward=next_timesteps.reward,
-        discount=next_timesteps.discount,
-        valid=trajectory.valid(),
-        carry=trajectory.carry,
-    )
+from podracer.types import Params, static, struct
 
 
 @struct

@@ -17,6 +17,7 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import actor_critic, value_based
+from podracer.agents.common.lifetimes import to_experience
 from podracer.agents.lpg.rule import (
     RuleParams,
     UpdateRule,
@@ -24,7 +25,6 @@ from podracer.agents.lpg.rule import (
     student_heads,
     student_optimizer,
     student_outputs,
-    to_experience,
 )
 from podracer.agents.lpg.rule_file import decode_rule
 from podracer.io.npz import check_digest

@@ -1,10 +1,10 @@
-"""Disco: networks trained by a rule that DiscoRL discovered; each recipe needs `--update-rule`."""
+"""Disco: networks trained by a rule that DiscoRL discovered, by `--update-rule`; and discovery."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from podracer.agents.disco import Disco
+from podracer.agents.disco import Disco, DiscoDiscovery
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
@@ -50,4 +50,16 @@ def breakout_disco() -> Experiment:
         frames=1_000_000,
         evaluations=20,
         evaluation_policy="sampled",  # greedy episodes of this game are one or two
+    )
+
+
+@recipe
+def disco_discovery() -> Experiment:
+    """Discovery of a small rule with the inputs and outputs of Disco103, in the worlds of `lpg`."""
+    return Experiment(
+        environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
+        agent=DiscoDiscovery(lifetime_groups=2),
+        driver=AnakinConfig(num_envs=256, rollout_length=20, updates_per_chunk=50),
+        frames=20_000_000,
+        evaluations=0,
     )

@@ -1,0 +1,178 @@
+"""Lifetimes of students in the batch of environments: their number, length and experience.
+
+A batch of B environments has L lifetimes; each E = B / L consecutive environments belong to one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer.agents.common.actor_critic import require_spec
+from podracer.environment import TaskGroups
+from podracer.networks import Network
+from podracer.types import (
+    Carry,
+    ConfigError,
+    EnvironmentSpec,
+    Params,
+    PyTree,
+    Trajectory,
+    struct,
+)
+
+
+@struct
+class Experience:
+    """T transitions of B environments, time first: what a student learns from."""
+
+    observation: PyTree  # [T+1, B, ...]
+    first: jax.Array  # bool [T+1, B]
+    action: jax.Array  # i32 [T, B]
+    reward: jax.Array  # f32 [T, B], for that action
+    discount: jax.Array  # f32 [T, B], 0 where the action ended the episode
+    valid: jax.Array  # bool [T, B], False where a time-out ignored the action
+    carry: Carry  # the network's recurrent state at the first step
+
+
+def to_experience(trajectory: Trajectory) -> Experience:
+    """Return the transitions of a trajectory without the extras of acting."""
+    timesteps, next_timesteps = trajectory.timesteps(), trajectory.next_timesteps()
+    return Experience(
+        observation=timesteps.observation,
+        first=timesteps.first,
+        action=trajectory.steps.action,
+        reward=next_timesteps.reward,
+        discount=next_timesteps.discount,
+        valid=trajectory.valid(),
+        carry=trajectory.carry,
+    )
+
+
+def task_groups(
+    spec: EnvironmentSpec | None, inner_updates: int, rollout_length: int | None
+) -> TaskGroups:
+    """Return the groups of an environment, or raise `ConfigError` if they teach no rule.
+
+    A rule is learned from windows of `inner_updates` rollouts and the next one.
+    """
+    spec = require_spec(spec)
+    groups = spec.extension
+    if rollout_length is None:
+        raise ConfigError("the agent has no `rollout_length`: give it that of the driver.")
+    if not isinstance(groups, TaskGroups):
+        raise ConfigError(
+            f"a rule is learned from students' lifetimes: take lifetimes:{spec.name}."
+        )
+    # Two windows: in shorter lifetimes no window is whole, and nothing is ever learned.
+    minimum = 2 * (inner_updates + 1) * rollout_length
+    if groups.num_steps < minimum:
+        raise ConfigError(
+            f"lifetimes of {groups.num_steps} steps are too short for {inner_updates} "
+            f"updates of {rollout_length}: take steps={minimum} or more."
+        )
+    return groups
+
+
+def num_lifetimes(groups: TaskGroups, num_envs: int, lifetime_groups: int) -> int:
+    """Return the number of lifetimes in a batch, or raise `ConfigError` if one is split."""
+    if num_envs % (groups.num_envs * lifetime_groups):
+        raise ConfigError(
+            f"{num_envs} environments on a device are no multiple of "
+            f"{groups.num_envs * lifetime_groups}: {groups.num_envs} share a lifetime, and "
+            f"lifetime_groups is {lifetime_groups}."
+        )
+    return num_envs // groups.num_envs
+
+
+def lifetime_experience(
+    trajectory: Trajectory, groups: TaskGroups, rollout_length: int | None
+) -> tuple[Experience, jax.Array, jax.Array]:
+    """Return the students' experience, and the number and the task of each lifetime at its end.
+
+    Both are i32 `[L]`. Raises `ConfigError` for a trajectory of another length.
+    """
+    length = trajectory.steps.action.shape[0]
+    if length != rollout_length:
+        raise ConfigError(f"rollout_length is {rollout_length}, but a rollout has {length} steps.")
+    data, final = to_experience(trajectory), trajectory.final.observation
+    data = dataclasses.replace(data, observation=data.observation["observation"])
+    return data, final["task_count"][:: groups.num_envs], final["task"][:: groups.num_envs]
+
+
+# --- functions of L students ---------------------------------------------------------------------
+
+
+def init_by_lifetime(init: Callable[[jax.Array], PyTree], keys: jax.Array) -> Any:
+    """Return `init(key)` for keys `[L]`, leaves `[L, ...]`."""
+    # On a CPU vmapped orthogonal initialization can deadlock, see `drivers/population.py`.
+    return jax.lax.platform_dependent(keys, cpu=partial(jax.lax.map, init), default=jax.vmap(init))
+
+
+def apply_by_lifetime(
+    network: Network, params: Params, observation: PyTree, first: jax.Array
+) -> dict[str, jax.Array]:
+    """Return the heads of L networks, each applied to its own of B environments, `[T, B, n]`."""
+
+    def apply(params: Params, observation: PyTree, first: jax.Array) -> dict[str, jax.Array]:
+        return network.apply(params, (), observation, first)[0]
+
+    return map_lifetimes(apply, params, (observation, first))
+
+
+def map_lifetimes(function: Callable[..., PyTree], params: Params, inputs: PyTree) -> Any:
+    """Return `function(params, *inputs)` for each of L lifetimes with its own of B environments.
+
+    Leaves of `params` are `[L, ...]`, those of `inputs` and of the result `[T, B, ...]`.
+    """
+    lifetimes = jax.tree.leaves(params)[0].shape[0]
+    grouped = jax.tree.map(lambda x: x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), inputs)
+    in_axes = (0, *(1 for _ in grouped))
+    results = jax.vmap(function, in_axes=in_axes, out_axes=1)(params, *grouped)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), results)
+
+
+def lifetime_means(x: jax.Array, lifetimes: int) -> jax.Array:
+    """Return means over the steps `[T, B, ...]` of each lifetime, `[L, ...]`."""
+    return jnp.mean(x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), axis=(0, 2))
+
+
+# --- windows of K rollouts -----------------------------------------------------------------------
+
+
+def group_by_lifetime(rollout: PyTree, envs: int) -> Any:
+    """Return leaves `[T, B, ...]` of a rollout as `[L, T, E, ...]`, E environments a lifetime."""
+    return jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(x.shape[0], -1, envs, *x.shape[2:]), 1, 0), rollout
+    )
+
+
+def to_rollouts(window: PyTree) -> Any:
+    """Return a window, leaves `[L, K, T, E, ...]`, as rollouts `[K, T, B, ...]`."""
+    time_major = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), window)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, *x.shape[4:]), time_major)
+
+
+def to_rollout(grouped: PyTree) -> Any:
+    """Return leaves `[L, T, E, ...]` as those of a rollout, `[T, B, ...]`."""
+    window = jax.tree.map(lambda x: x[:, None], grouped)
+    return jax.tree.map(lambda x: x[0], to_rollouts(window))
+
+
+def empty_window(spec: PyTree, lead: tuple[int, int], length: int, envs: int) -> Experience:
+    """Return zeros for K rollouts of L lifetimes, `lead` being `(L, K)`: `[L, K, T, E, ...]`."""
+    steps, timesteps = (*lead, length, envs), (*lead, length + 1, envs)
+    return Experience(
+        observation=jax.tree.map(lambda x: jnp.zeros((*timesteps, *x.shape), x.dtype), spec),
+        first=jnp.zeros(timesteps, bool),
+        action=jnp.zeros(steps, jnp.int32),
+        reward=jnp.zeros(steps),
+        discount=jnp.zeros(steps),
+        valid=jnp.zeros(steps, bool),
+        carry=(),
+    )

@@ -1,0 +1,198 @@
+"""Meta-training: a rule learns from L lifetimes of students, whose last K rollouts are kept.
+
+The rule updates the students after each rollout. After K updates the next rollout gives the
+meta-objective, which is differentiated through all K updates with respect to the rule.
+The agents that learn rules differ in their rule and its students (`meta_objective.Students`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer import schedules
+from podracer.agents.common.actor_critic import ParamsState
+from podracer.agents.common.critics import Critics
+from podracer.agents.common.lifetimes import (
+    Experience,
+    empty_window,
+    group_by_lifetime,
+    init_by_lifetime,
+    lifetime_experience,
+    num_lifetimes,
+)
+from podracer.agents.common.meta_objective import MetaBatch, MetaObjective, Students
+from podracer.agents.common.optimizers import take_step
+from podracer.environment import TaskGroups
+from podracer.mesh import global_mean
+from podracer.ops.distributions import Categorical
+from podracer.schedules import Schedule
+from podracer.types import (
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+    struct,
+)
+
+
+@struct
+class RuleState:
+    """State of the update rule, the same on all devices."""
+
+    rule: Params
+    optimizer_state: optax.OptState
+    frames: jax.Array  # uint32 [], of all lifetimes, see `schedules`
+    num_rollouts: jax.Array  # i32, rollouts in the window, at most K
+    metrics: Metrics  # of the last update of the rule
+
+
+@struct
+class LifetimeStates:
+    """State of L lifetimes, leaves `[L, ...]`."""
+
+    students: Any  # with an attribute `params`
+    critics: ParamsState
+    initial_students: Any  # before the first update of the window
+    window: Experience  # the rollouts of the last updates, [L, K, T, E, ...]
+    lifetime: jax.Array  # i32 [L], number of each lifetime within its group of environments
+    is_whole: jax.Array  # bool [L], whether the window lies within one lifetime
+
+
+@dataclasses.dataclass(frozen=True)
+class MetaTraining:
+    """Functions of an agent that learns a rule."""
+
+    students: Students
+    critics: Critics
+    objective: MetaObjective
+    groups: TaskGroups
+    observation_spec: PyTree
+    learning_rate: Schedule
+    max_gradient_norm: float | jax.Array
+    inner_updates: int
+    rollout_length: int
+    lifetime_groups: int
+
+    def init(self, key: jax.Array, num_envs: int, rule: Params) -> LearnerState:
+        """Return the state before the first update of a rule."""
+        lifetimes = num_lifetimes(self.groups, num_envs, self.lifetime_groups)
+        students, critics = self._untrained(jax.random.split(key, lifetimes))
+        names = ("loss", "gradient_norm", *self._reward_names)
+        metrics = {name: jnp.float32(0) for name in names}
+        optimizer_state = self._optimizer.init(rule)
+        frames = schedules.init_frames()
+        shared = RuleState(rule, optimizer_state, frames, jnp.int32(0), metrics)
+        local = LifetimeStates(
+            students,
+            critics,
+            initial_students=jax.tree.map(jnp.copy, students),
+            window=empty_window(
+                self.observation_spec, (lifetimes, self.inner_updates), self.rollout_length,
+                self.groups.num_envs,
+            ),
+            lifetime=jnp.zeros(lifetimes, jnp.int32),
+            is_whole=jnp.ones(lifetimes, bool),
+        )  # fmt: skip
+        return LearnerState(shared, local)
+
+    def act(self, params: Params, timestep: TimeStep, keys: jax.Array, explore: bool) -> jax.Array:
+        """Choose actions `[B]`, each student in its own environments."""
+        observation = timestep.observation["observation"]
+        time_major = jax.tree.map(lambda x: x[None], observation)
+        policy = Categorical(self.students.policy(params, time_major, timestep.first[None])[0])
+        return policy.sample(keys) if explore else policy.mode()
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        """Update the students, and the rule where the window is full."""
+        shared, local = state.shared, state.local
+        data, lifetime, task = lifetime_experience(trajectory, self.groups, self.rollout_length)
+        is_new = lifetime != local.lifetime
+        # A window across two lifetimes does not show the effect of the rule's updates.
+        is_whole = local.is_whole & ~is_new
+        critics, advantages = self.critics.update(local.critics, data)
+        rollout = group_by_lifetime(data, self.groups.num_envs)
+        advantages = group_by_lifetime(advantages, self.groups.num_envs)
+
+        is_full = shared.num_rollouts == self.inner_updates
+        shared = jax.lax.cond(
+            is_full,
+            partial(self.update_rule, axis=axis),
+            lambda shared, _: shared,
+            shared,
+            MetaBatch(local.initial_students, local.window, rollout, advantages, is_whole, task),
+        )
+        index = jnp.where(is_full, 0, shared.num_rollouts)
+        updated, regularizers = self.students.update(shared.rule, local.students, data)
+        updated, critics = self._reset_where(is_new, (updated, critics), key)
+        initial = jax.lax.cond(is_full, lambda: local.students, lambda: local.initial_students)
+        local = LifetimeStates(
+            updated,
+            critics,
+            initial_students=initial,
+            window=jax.tree.map(lambda w, x: w.at[:, index].set(x), local.window, rollout),
+            lifetime=lifetime,
+            is_whole=jnp.where(is_full, ~is_new, is_whole),
+        )
+        metrics = {**shared.metrics, **{name: jnp.mean(x) for name, x in regularizers.items()}}
+        frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
+        shared = dataclasses.replace(shared, num_rollouts=index + 1, frames=frames)
+        return LearnerState(shared, local), metrics
+
+    def update_rule(self, shared: RuleState, batch: MetaBatch, axis: str | None) -> RuleState:
+        """Return the rule after one step on the meta-gradient of all lifetimes."""
+        gradients = self.objective.grad_in_groups(shared.rule, batch, self.lifetime_groups)
+        grads, loss, rewards = global_mean(gradients, axis)
+        rate = schedules.value_at(self.learning_rate, shared.frames)
+        rule, optimizer_state = take_step(
+            self._optimizer, shared.rule, shared.optimizer_state, grads, rate
+        )
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
+        for name, total, count in zip(self._reward_names, *rewards, strict=True):
+            mean = total / jnp.maximum(count, 1e-8)
+            metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])
+        return dataclasses.replace(
+            shared, rule=rule, optimizer_state=optimizer_state, metrics=metrics
+        )
+
+    def _untrained(self, keys: jax.Array) -> Any:
+        """Students and critics that have learned nothing, for keys `[L]`."""
+
+        def init_one(key: jax.Array) -> tuple[PyTree, ParamsState]:
+            keys = jax.random.split(key)
+            return self.students.init(keys[0]), self.critics.init(keys[1])
+
+        return init_by_lifetime(init_one, keys)
+
+    def _reset_where(self, is_new: jax.Array, states: PyTree, key: jax.Array) -> PyTree:
+        """Students and critics, untrained ones where a lifetime is new, bool `[L]`.
+
+        New ones are computed only if any lifetime is new.
+        """
+
+        def reset() -> PyTree:
+            untrained = self._untrained(jax.random.split(key, is_new.shape[0]))
+            return jax.tree.map(
+                lambda new, old: jnp.where(is_new.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
+                untrained,
+                states,
+            )
+
+        return jax.lax.cond(jnp.any(is_new), reset, lambda: states)
+
+    @property
+    def _reward_names(self) -> list[str]:
+        return [f"reward_{task}" for task in self.groups.tasks]
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), optax.scale_by_adam())

@@ -1,0 +1,59 @@
+"""Figure of a learned rule: its targets as functions of the return that followed an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BINS = 15
+_PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
+
+
+def draw_over_returns(
+    figure: Figure,
+    targets: Callable[[float], tuple[np.ndarray, np.ndarray, np.ndarray]],
+    title: str,
+) -> None:
+    """Draw a rule's targets over the return: median, middle 80 %, and means.
+
+    `targets(probability)` has, for n steps whose actions had this probability, the return that
+    follows `[n]`, the policy target `[n]`, described by the title, and the prediction target
+    `[n, m]`.
+    """
+    axes = figure.add_subplot(1, 2, 1)
+    for index, probability in enumerate(_PROBABILITIES):
+        returns, policy_targets, _ = targets(probability)
+        centers, members = _bins(returns)
+        percentiles = [np.percentile(policy_targets[steps], [10, 50, 90]) for steps in members]
+        low, middle, high = np.array(percentiles).T
+        axes.fill_between(centers, low, high, color=f"C{index}", alpha=0.2, lw=0)
+        label = f"probability {probability:.0%}"
+        axes.plot(centers, middle, color=f"C{index}", lw=1.6, label=label)
+    axes.legend(frameon=False)
+    axes.set(title=title, xlabel="return")
+    axes = figure.add_subplot(1, 2, 2)
+    returns, _, prediction_targets = targets(0.5)
+    centers, members = _bins(returns)
+    shares = np.array([prediction_targets[steps].mean(0) for steps in members])
+    axes.stackplot(
+        centers, shares.T, colors=[f"C{i % 8}" for i in range(shares.shape[1])], alpha=0.8
+    )
+    axes.set(title="Prediction target: probability of each category", xlabel="return", ylim=(0, 1))
+
+
+def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Equally wide bins over the middle 98 % of the returns.
+
+    Returns the centers of those with more than 20 members, and the indices of the members.
+    """
+    low, high = np.percentile(returns, [1, 99])
+    edges = np.linspace(low, high, _BINS + 1)
+    bin_index = np.digitize(returns, edges) - 1
+    members = [np.flatnonzero(bin_index == i) for i in range(_BINS)]
+    full = [i for i, indices in enumerate(members) if len(indices) > 20]
+    return (edges[:-1] + edges[1:])[full] / 2, [members[i] for i in full]

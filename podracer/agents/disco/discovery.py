@@ -1,0 +1,204 @@
+"""DiscoDiscovery: a rule with the inputs and outputs of Disco103, learned from many lifetimes.
+
+Each group of environments is the lifetime of one student in one task (`environment.TaskGroups`).
+The rule updates the students after each rollout; after K updates the next rollout gives the
+meta-objective, a policy gradient with the advantages of critics of its own, which is differentiated
+through all K updates with respect to the rule (`common/meta_training.py`, as LPG is learned).
+Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms" (Nature),
+methods, and the published notebook of meta-training.
+
+Differs from both: students have no replay; meta-gradients also flow through what the rule reads of
+policies and values, where the published code stops them; critics learn by TD(lambda) instead of
+V-trace; one Adam for the rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+
+from podracer.agents.common.actor_critic import require_spec
+from podracer.agents.common.critics import Critics
+from podracer.agents.common.lifetimes import task_groups
+from podracer.agents.common.meta_objective import MetaObjective
+from podracer.agents.common.meta_training import MetaTraining
+from podracer.agents.disco.figures import draw_targets
+from podracer.agents.disco.network import build_network
+from podracer.agents.disco.new_rule import RuleSize
+from podracer.agents.disco.rule_file import encode_rule
+from podracer.agents.disco.students import DiscoStudents
+from podracer.networks import Head, NetworkBuilder, Table
+from podracer.ops.transforms import evenly_spaced
+from podracer.schedules import Schedule
+from podracer.types import (
+    Carry,
+    ConfigError,
+    Derived,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    TimeStep,
+    Trajectory,
+    bounded,
+    derived,
+    static,
+    struct,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TARGET_DECAY = 0.9  # of the target parameters, as in `Disco`
+_MAX_UPDATE = 1.0  # of a parameter, before the learning rate
+
+
+@struct
+class DiscoDiscovery:
+    """Discovers a rule of DiscoRL's structure for students with discrete actions."""
+
+    learning_rate: Schedule = bounded(1e-3)
+    """Learning rate of the update rule (Adam)."""
+    discount: float = bounded(0.99, high=1.0)
+    """Discount factor gamma of students and critics, in [0, 1]."""
+    gae_lambda: float = bounded(0.95, high=1.0)
+    """Lambda of the generalized advantages in the meta-objective, in [0, 1]."""
+    trace_lambda: float = bounded(0.95, high=1.0)
+    """Parameter lambda of the students' Retrace, in [0, 1]."""
+    student_learning_rate: float = bounded(0.05)
+    """Learning rate of the students (Adam)."""
+    value_cost: float = bounded(0.2)
+    """Weight of the action values' loss in a student's loss."""
+    critic_learning_rate: float = bounded(0.03)
+    """Learning rate of the critics (Adam), whose values give the advantages."""
+    policy_entropy_cost: float = bounded(0.01)
+    """Weight of the students' policy entropy in the meta-objective."""
+    prediction_entropy_cost: float = bounded(1e-3)
+    """Weight of the entropies of the students' predictions y and z in the meta-objective."""
+    target_divergence_cost: float = bounded(1e-2)
+    """Weight of the divergence of the policy's targets from the policy of the target parameters, a
+    penalty in the meta-objective."""
+    max_gradient_norm: float = bounded(0.5)
+    """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
+    inner_updates: int = static(default=5, low=1)
+    """Number K of a student's updates that the meta-gradient goes back through."""
+    lifetime_groups: int = static(default=1, low=1)
+    """Number of groups of lifetimes that are differentiated in turn: more groups, less memory."""
+    recompute: bool = static(default=False)
+    """Compute inner activations again in the backward pass: less memory, a third more time."""
+    rule: RuleSize = static(default=RuleSize())
+    """Size of the update rule."""
+    support_max: float = static(default=3.0, low=0.0)
+    """Largest value of the students after the transform h(x); 3 means 15."""
+    support_size: int = static(default=31, low=2)
+    """Number of the students' atoms for values, from minus to plus the support's largest value."""
+    model_size: int = static(default=16, low=1)
+    """Units of the students' model, and of the hidden layer of each of its outputs."""
+    network: NetworkBuilder = static(default=Table())
+    """Network of the students, before their model, and of the critics."""
+    rollout_length: Derived[int] = derived()
+    """Environment steps T before each update of a student, taken from the driver."""
+    spec: EnvironmentSpec | None = static(default=None)
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        training = self._training
+        rule: Params = self.rule.init(jax.random.fold_in(key, 0))
+        return training.init(jax.random.fold_in(key, 1), num_envs, rule)
+
+    def carry(self, num_envs: int) -> Carry:
+        return ()
+
+    def actor_params(self, state: LearnerState) -> Params:
+        return state.local.students.params
+
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, PyTree, Carry]:
+        return self._training.act(params, timestep, keys, explore), (), carry
+
+    def learn(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    ) -> tuple[LearnerState, Metrics]:
+        return self._training.learn(state, trajectory, key, axis)
+
+    def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
+        """Return the rule in the published format, which has no place for `about`."""
+        return encode_rule(state.shared.rule)
+
+    def draw(self, state: LearnerState, figure: Figure) -> None:
+        draw_targets(figure, state.shared.rule, self.discount, self.trace_lambda)
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @property
+    def _training(self) -> MetaTraining:
+        groups = task_groups(self.spec, self.inner_updates, self.rollout_length)
+        assert self.rollout_length is not None, "or the line above would have raised"
+        return MetaTraining(
+            self._students,
+            Critics(
+                self.network.build(self._student_spec.observation, {"value": Head(1)}),
+                optax.scale_by_adam(),
+                learning_rate=self.critic_learning_rate,
+                discount=self.discount,
+                gae_lambda=self.gae_lambda,
+            ),
+            self._objective,
+            groups,
+            self._student_spec.observation,
+            learning_rate=self.learning_rate,
+            max_gradient_norm=self.max_gradient_norm,
+            inner_updates=self.inner_updates,
+            rollout_length=self.rollout_length,
+            lifetime_groups=self.lifetime_groups,
+        )
+
+    @property
+    def _students(self) -> DiscoStudents:
+        network = build_network(
+            self.network,
+            self._student_spec,
+            predictions=self.rule.predictions,
+            support_size=self.support_size,
+            model_size=self.model_size,
+        )
+        if network.torso.carry(1) != ():
+            raise ConfigError("students of a rule that is discovered need a feed-forward network.")
+        return DiscoStudents(
+            network,
+            evenly_spaced(-self.support_max, self.support_max, self.support_size),
+            # The constant within the root gives Adam a derivative where a gradient is 0.
+            optax.chain(optax.scale_by_adam(eps_root=1e-12), optax.clip(_MAX_UPDATE)),
+            learning_rate=self.student_learning_rate,
+            discount=self.discount,
+            trace_lambda=self.trace_lambda,
+            value_cost=self.value_cost,
+            target_decay=_TARGET_DECAY,
+            memory_units=self.rule.lifetime_units,
+        )
+
+    @property
+    def _objective(self) -> MetaObjective:
+        groups = task_groups(self.spec, self.inner_updates, self.rollout_length)
+        return MetaObjective(
+            self._students,
+            len(groups.tasks),
+            entropy_costs={
+                "policy_entropy": self.policy_entropy_cost,
+                "prediction_entropy": self.prediction_entropy_cost,
+            },
+            target_costs={"target_divergence": self.target_divergence_cost},
+            recompute=self.recompute,
+        )
+
+    @property
+    def _student_spec(self) -> EnvironmentSpec:
+        """What a student sees of the environment: one task."""
+        spec = require_spec(self.spec)
+        observation = spec.observation["observation"]
+        return dataclasses.replace(spec, observation=observation, extension=None)

@@ -1,0 +1,74 @@
+"""Figure of a DiscoRL rule: its targets as functions of the return.
+
+The rule is applied, with the memory of a new lifetime, to episodes of a synthetic student with a
+constant policy, uniform predictions and values of 0, and with random rewards.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agents.common.rule_figures import draw_over_returns
+from podracer.agents.disco.experience import Experience
+from podracer.agents.disco.network import Outputs
+from podracer.agents.disco.rule import RuleParams, apply_rule, init_memory
+from podracer.agents.disco.values import estimate_values, init_moments
+from podracer.ops.returns import generalized_advantages
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_EPISODES, _STEPS = 2000, 20
+
+
+def targets_over_returns(
+    params: RuleParams, discount: float, trace_lambda: float, probability: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Apply the rule to synthetic episodes in which the actions taken have this probability.
+
+    Returns, for each of n steps, the discounted return that follows `[n]`, the probability that the
+    policy's target gives to the action taken `[n]`, and the target of y `[n, m]`.
+    """
+    keys = jax.random.split(jax.random.key(0), 3)
+    shape = (_STEPS, _EPISODES)
+    is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
+    reward = jnp.where(is_rewarded, jax.random.normal(keys[1], shape), 0.0)
+    continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
+    valid = jnp.ones(shape, bool)
+    logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
+    timesteps, predictions = (_STEPS + 1, _EPISODES), jnp.asarray(params.prediction.bias).size
+    outputs = Outputs(
+        policy=jnp.broadcast_to(logits, (*timesteps, 2)),
+        prediction=jnp.zeros((*timesteps, predictions)),
+        action_prediction=jnp.zeros((*timesteps, 2, predictions)),
+        action_value=jnp.zeros((*timesteps, 2, 3)),
+        next_policy=jnp.zeros((*timesteps, 2, 2)),
+    )
+    action = jnp.zeros(shape, jnp.int32)
+    data = Experience((), action, reward, continues, valid, behavior=outputs.policy[:-1])
+    support = jnp.asarray([-1.0, 0.0, 1.0])
+    values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
+    advantages = values.advantages
+    moments = init_moments().update(jnp.mean(advantages), jnp.mean(advantages**2))
+    memory = init_memory(jnp.asarray(params.lifetime.hidden).shape[0])
+    values = values.normalized(moments)
+    targets, _ = apply_rule(params, memory, data, outputs, outputs, values)
+    zeros = jnp.zeros(shape)
+    returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
+    policy_target = jax.nn.softmax(targets.policy)[..., 0]
+    flat = (returns, policy_target, jax.nn.softmax(targets.prediction))
+    return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in flat)  # type: ignore[return-value]
+
+
+def draw_targets(figure: Figure, params: RuleParams, discount: float, trace_lambda: float) -> None:
+    """Draw the rule's targets over the return: median, middle 80 %, and means."""
+    draw_over_returns(
+        figure,
+        partial(targets_over_returns, params, discount, trace_lambda),
+        "Policy target: probability of the action taken",
+    )

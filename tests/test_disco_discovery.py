@@ -1,0 +1,314 @@
+"""Discovery of a DiscoRL rule: students as `Disco` has them, meta-gradient, file and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from child import records
+from jax.flatten_util import ravel_pytree
+from runs import anakin_setup, train_anakin
+from walk import close, doubled
+
+import podracer
+from podracer.agents.common.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
+from podracer.agents.common.meta_objective import MetaBatch
+from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
+from podracer.agents.disco.agent import DiscoState
+from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
+from podracer.agents.disco.students import StudentState
+from podracer.checks import check_agent
+from podracer.drivers.anakin import AnakinConfig
+from podracer.environment import TaskGroups
+from podracer.envs import make
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.replay import Sample
+from podracer.types import (
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    Step,
+    TimeStep,
+    Trajectory,
+)
+
+ENVS, T, K, LIFETIMES, STATES, ACTIONS = 2, 4, 2, 3, 6, 3
+B = LIFETIMES * ENVS
+SIZE = RuleSize(units=4, lifetime_units=3, predictions=3)
+SMALL = DiscoDiscovery(
+    learning_rate=1e-2,
+    critic_learning_rate=0.1,
+    inner_updates=K,
+    rollout_length=T,
+    rule=SIZE,
+    support_max=2.0,
+    support_size=5,
+    model_size=4,
+)
+COUNT = ArraySpec((), np.int32)
+STATE = ArraySpec((), np.int32, num_values=STATES)
+SPEC = EnvironmentSpec(
+    "states",
+    {"observation": STATE, "task": COUNT, "task_count": COUNT},
+    Discrete(ACTIONS),
+    extension=TaskGroups(ENVS, 100, ("one", "two")),
+)
+AGENT = dataclasses.replace(SMALL, spec=SPEC)
+WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
+
+
+def random_experience(key: jax.Array, *lead: int) -> Experience:
+    """Rollouts `[*lead, T, B, ...]` with terminals and time-outs."""
+    keys = jax.random.split(key, 6)
+    ends = jax.random.bernoulli(keys[3], 0.2, (*lead, T, B))
+    return Experience(
+        jax.random.randint(keys[0], (*lead, T + 1, B), 0, STATES),
+        jnp.zeros((*lead, T + 1, B), bool),
+        jax.random.randint(keys[1], (*lead, T, B), 0, ACTIONS),
+        jax.random.normal(keys[2], (*lead, T, B)),
+        1.0 - ends.astype(jnp.float32),
+        jax.random.bernoulli(keys[5], 0.9, (*lead, T, B)),
+        (),
+    )
+
+
+@functools.cache
+def random_batch() -> tuple[Any, MetaBatch]:
+    """A rule that has moved, and students that have learned something, with rollouts of theirs."""
+    key = jax.random.key(0)
+    state = AGENT.init(key, B)
+
+    def moved(number: int, tree: Any, scale: float) -> Any:
+        flat, unravel = ravel_pytree(tree)
+        return unravel(
+            flat + scale * jax.random.normal(jax.random.fold_in(key, number), flat.shape)
+        )
+
+    students: StudentState = state.local.students
+    moments = students.moments.update(jnp.float32(0.1), jnp.float32(1.0))
+    students = dataclasses.replace(
+        students,
+        params=moved(1, students.params, 0.5),
+        target_params=moved(2, students.target_params, 0.5),
+        moments=moments,
+        memory=moved(3, students.memory, 0.3),
+    )
+    window = random_experience(jax.random.fold_in(key, 4), K)
+    grouped = [group_by_lifetime(jax.tree.map(lambda x, k=k: x[k], window), ENVS) for k in range(K)]
+    rollout = group_by_lifetime(random_experience(jax.random.fold_in(key, 5)), ENVS)
+    advantages = jax.random.normal(jax.random.fold_in(key, 6), (LIFETIMES, T, ENVS))
+    batch = MetaBatch(
+        students,
+        jax.tree.map(lambda *x: jnp.stack(x, 1), *grouped),
+        rollout,
+        advantages,
+        jnp.asarray([True, False, True]),
+        jnp.asarray([0, 1, 0]),
+    )
+    return moved(7, state.shared.rule, 0.1), batch
+
+
+# --- students ------------------------------------------------------------------------------------
+
+
+def test_a_student_learns_as_one_of_disco_does():
+    """Its update, with the state that the rule keeps, is that of `Disco` from the same rollout."""
+    rule, batch = random_batch()
+    agent = dataclasses.replace(AGENT, student_learning_rate=0.01)
+    disco = Disco(
+        learning_rate=0.01,
+        discount=agent.discount,
+        support_max=agent.support_max,
+        support_size=agent.support_size,
+        model_size=agent.model_size,
+        network=Table(),
+        predictions=SIZE.predictions,
+        rollout_length=T + 1,
+        spec=EnvironmentSpec("states", STATE, Discrete(ACTIONS)),
+    )
+    data = jax.tree.map(lambda x: x[0], to_rollouts(batch.window))
+    students = dataclasses.replace(agent._students, optimizer=disco._optimizer)
+    logits = students.policy(batch.students.params, data.observation, data.first)
+    got, _ = jax.jit(students.update)(rule, batch.students, data)
+    update = jax.jit(partial(disco._update, axis=None))
+    for lifetime in range(LIFETIMES):
+        own = slice(lifetime * ENVS, (lifetime + 1) * ENVS)
+        before = jax.tree.map(lambda x, i=lifetime: x[i], batch.students)
+        state = DiscoState(
+            frames=jnp.uint32(0),
+            params=before.params,
+            target_params=before.target_params,
+            optimizer_state=before.optimizer_state,
+            moments=before.moments,
+            memory=before.memory,
+            rule=rule,
+        )
+        want, _, _ = update(state, sample_of(data, logits, own), jax.random.key(0))
+        for name in ("params", "target_params", "moments", "memory"):
+            after = jax.tree.map(lambda x, i=lifetime: x[i], getattr(got, name))
+            close(after, getattr(want, name), atol=1e-5)
+
+
+def sample_of(data: Experience, logits: jax.Array, own: slice) -> Sample:
+    """Some environments' rollout, acted by the policy with these logits, as a sample."""
+    zeros = jnp.zeros((1, ENVS))
+    no = jnp.zeros((1, ENVS), bool)
+    timesteps = TimeStep(
+        observation=data.observation[:, own],
+        reward=jnp.concatenate([zeros, data.reward[:, own]]),
+        discount=jnp.concatenate([zeros, data.discount[:, own]]),
+        first=data.first[:, own],
+        last=jnp.concatenate([~data.valid[:, own], no]),
+    )
+    action = jnp.concatenate([data.action[:, own], jnp.zeros((1, ENVS), jnp.int32)])
+    steps = Step(timesteps, action, {"policy": logits[:, own]})
+    final = jax.tree.map(lambda x: x[-1], timesteps)
+    trajectory = Trajectory(jax.tree.map(lambda x: x[:-1], steps), final, (), ())
+    index = jnp.zeros(ENVS, jnp.int32)
+    return Sample(trajectory, jnp.ones(ENVS), index, index)
+
+
+# --- the meta-gradient ---------------------------------------------------------------------------
+
+
+def meta_loss(batch: MetaBatch, rule: Any) -> jax.Array:
+    """What the rule descends on, written out: K updates one after another, then the objective."""
+    students, aux = batch.students, []
+    for k in range(K):
+        data = jax.tree.map(lambda x, k=k: x[k], to_rollouts(batch.window))
+        students, regularizers = AGENT._students.update(rule, students, data)
+        aux.append(regularizers)
+    data, advantages = to_rollout((batch.rollout, batch.advantages))
+    return AGENT._objective.loss(
+        students,
+        jax.tree.map(lambda *x: jnp.stack(x), *aux),
+        data,
+        advantages,
+        batch.is_whole.astype(jnp.float32),
+    )
+
+
+@pytest.mark.slow
+def test_the_meta_gradient_equals_finite_differences():
+    """In random directions, and for single parameters of each of the rule's layers."""
+    with jax.enable_x64(True):  # finite differences lose half of all digits
+        rule, batch = jax.tree.map(doubled, random_batch())
+        grads, loss, _ = jax.jit(AGENT._objective.grad)(rule, batch)
+        value = jax.jit(partial(meta_loss, batch))
+        np.testing.assert_allclose(loss, value(rule), rtol=1e-10)
+        flat, unravel = ravel_pytree(rule)
+        got = ravel_pytree(grads)[0]
+        random = np.random.default_rng(0)
+        starts = np.cumsum([0] + [x.size for x in jax.tree.leaves(rule)])
+        single = [random.integers(a, b) for a, b in itertools.pairwise(starts)]
+        directions = [np.eye(flat.size)[i] for i in single]
+        directions += [random.normal(size=flat.size) for _ in range(4)]
+        for direction in directions:
+            ahead, behind = (value(unravel(flat + h * direction)) for h in (1e-6, -1e-6))
+            expected = float(ahead - behind) / 2e-6
+            assert float(got @ direction) == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        assert np.count_nonzero(np.abs(got) > 1e-9) > 0.9 * flat.size, "all paths are open"
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def test_a_new_rule_comes_back_from_its_file():
+    rule, _ = random_batch()
+    content = encode_rule(rule)
+    assert is_disco_rule(content)
+    close(decode_rule(content, "a file"), rule, atol=1e-6)
+    again = encode_rule(decode_rule(content, "a file"))
+    close(decode_rule(again, "a file"), decode_rule(content, "a file"), atol=1e-6)
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def test_the_agent_keeps_the_contract_and_refuses_what_cannot_be():
+    spec = make(WORLDS).spec
+    check_agent(dataclasses.replace(SMALL, spec=spec), num_envs=2 * ENVS, length=T)
+    with pytest.raises(ConfigError, match="take lifetimes:catch"):
+        check_agent(dataclasses.replace(SMALL, spec=make("catch").spec), length=T)
+    memory = TorsoNetwork(MLP((4,)), memory="gru")
+    spec = make("lifetimes:catch,envs=2").spec
+    with pytest.raises(ConfigError, match="need a feed-forward network"):
+        check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
+
+
+DRIVER = AnakinConfig(4 * ENVS, T, 1)
+
+
+@pytest.mark.slow
+def test_the_number_of_devices_changes_nothing():
+    def trained(devices: int) -> Any:
+        setup = anakin_setup(SMALL, WORLDS, devices=devices, **dataclasses.asdict(DRIVER))
+        return train_anakin(*setup, 8)[0].learner
+
+    one, two = trained(1), trained(2)
+    assert np.array_equal(one.local.lifetime, two.local.lifetime)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_and_the_rule_trains_others(tmp_path, capsys):
+    """In the middle of a window and of lifetimes; then the rule, as a file, makes a `Disco`."""
+    experiment = Experiment(
+        recipe="test",
+        environment=WORLDS,
+        agent=SMALL,
+        driver=DRIVER,
+        frames=12 * DRIVER.steps_per_update,
+        evaluations=0,
+        devices=1,
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(experiment, run_dir=whole)
+    podracer.train(experiment, run_dir=cut, frames=experiment.frames // 4)
+    podracer.train(experiment, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert records(cut) == records(whole)
+
+    from podracer.cli import main as cli
+
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["rule", str(whole)])
+    assert leaving.value.code == 0
+    assert "rule.npz" in capsys.readouterr().out
+    _, state = podracer.load(whole)
+    rule = decode_rule((whole / "rule.npz").read_bytes(), "rule.npz")
+    close(rule, state.shared.rule, atol=1e-6)
+
+    made = recipes.with_update_rule(recipes.find("worlds_a2c"), str(whole / "rule.npz"))
+    assert isinstance(made.agent, Disco)
+    replay = dataclasses.replace(made.agent.replay, capacity=1280, batch_size=4, warmup=20)
+    agent = dataclasses.replace(made.agent, replay=replay, support_size=5, model_size=4)
+    student = dataclasses.replace(
+        made, agent=agent, driver=AnakinConfig(4, 20, 1), frames=320, evaluations=0, devices=1
+    )
+    result = podracer.train(student, run_dir=tmp_path / "student")
+    assert result.metrics["gradient_norm"] > 0
+    _, after = podracer.load(tmp_path / "student")
+    close(after.shared.rule, rule, atol=0)
+
+
+@pytest.mark.slow
+def test_the_rule_is_drawn():
+    from matplotlib.figure import Figure
+
+    agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
+    figure = Figure()
+    agent.draw(agent.init(jax.random.key(0), 2 * ENVS), figure)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["return", "return"]
