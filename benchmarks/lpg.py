@@ -1,9 +1,9 @@
 """Evaluate learned update rules: untrained students in kinds of worlds that are not `lpg`'s.
 
-Each student has its own world. Rules are files that `podracer rule` wrote; `initial` are as many
-untrained rules of the same size. They are compared with A2C, its learning rate and entropy cost the
-best of a grid in that kind of world, and with no learning. The measure is the mean reward of a
-step, over the whole lifetime and at its end.
+Each student has its own world. Rules are files that `podracer rule` wrote, of LPG or of DiscoRL's
+structure; `initial` are as many untrained rules of the same size. They are compared with A2C, its
+learning rate and entropy cost the best of a grid in that kind of world, and with no learning. The
+measure is the mean reward of a step, over the whole lifetime and at its end.
 
 `--figure host`: whole runs under Sebulba, Catch as a host environment and Atari Pong, of A2C and of
 students of the rules. `--figure minatar`: the same under Anakin, in games of MinAtar.
@@ -32,6 +32,9 @@ from matplotlib.figure import Figure
 import podracer
 from podracer import envs
 from podracer.agents.a2c import A2C
+from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
+from podracer.agents.disco import rule_file as disco_file
+from podracer.agents.disco.rule_file import is_disco_rule
 from podracer.agents.lpg import LPGStudent
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
@@ -43,6 +46,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
+from podracer.replay import Replay
 from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
 from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
 
@@ -104,17 +108,49 @@ def contenders(world: str, options: argparse.Namespace) -> dict[str, Any]:
     return made
 
 
-def student(file: Path, network: Any, **settings: Any) -> LPGStudent:
+def student(file: Path, network: Any, **settings: Any) -> LPGStudent | Disco:
     """Return an agent that the rule of a file trains."""
+    content = file.read_bytes()
+    if is_disco_rule(content):
+        return disco_student(content, network, **settings)
     rule, params = read_rule(file)
     return lpg_student(rule, network, rule_file=str(file), rule_params=params, **settings)
 
 
+def disco_student(content: bytes, network: Any, **settings: Any) -> Disco:
+    """Return a student of a DiscoRL rule, of the size with which `DiscoDiscovery` has learned it.
+
+    Its replay has the newest rollout of 64 environments only.
+    """
+    like = DiscoDiscovery()
+    settings = {"learning_rate": like.student_learning_rate} | settings
+    return Disco(
+        network=network,
+        discount=like.discount,
+        support_max=like.support_max,
+        support_size=like.support_size,
+        model_size=like.model_size,
+        rollout_length=20,
+        replay=Replay(capacity=64 * 20, batch_size=64, warmup=0),
+        **settings,
+    ).with_data(content)
+
+
 def _initial(file: Path, seed: int) -> Path:
     """Write an untrained rule of the same size to a file, and return its path."""
+    path, key = Path(tempfile.mkdtemp()) / f"initial-rule-{seed}.npz", jax.random.key(seed)
+    content = file.read_bytes()
+    if is_disco_rule(content):
+        params = disco_file.decode_rule(content, str(file))
+        size = RuleSize(
+            units=params.modulation.bias.size,
+            lifetime_units=params.lifetime.hidden.shape[0],
+            predictions=params.prediction.bias.size,
+        )
+        path.write_bytes(disco_file.encode_rule(size.init(key)))
+        return path
     rule, _ = read_rule(file)
-    path = Path(tempfile.mkdtemp()) / f"initial-rule-{seed}.npz"
-    path.write_bytes(encode_rule(rule, rule.init(jax.random.key(seed)), {}))
+    path.write_bytes(encode_rule(rule, rule.init(key), {}))
     return path
 
 

@@ -12,6 +12,7 @@ from podracer.agents import R2D2 as R2D2
 from podracer.agents import SAC as SAC
 from podracer.agents import AlphaZero as AlphaZero
 from podracer.agents import Disco as Disco
+from podracer.agents import DiscoDiscovery as DiscoDiscovery
 from podracer.agents import Frodo as Frodo
 from podracer.agents import Impala as Impala
 from podracer.agents import LPGStudent as LPGStudent

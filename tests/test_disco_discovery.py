@@ -97,12 +97,19 @@ def random_batch() -> tuple[Any, MetaBatch]:
 
     students: StudentState = state.local.students
     moments = students.moments.update(jnp.float32(0.1), jnp.float32(1.0))
+    adam = students.optimizer_state[0]  # after some updates its steps are more than a sign
+    adam = adam._replace(
+        count=adam.count + 5,
+        mu=moved(8, adam.mu, 1e-2),
+        nu=jax.tree.map(lambda x: x + 1e-3, adam.nu),
+    )
     students = dataclasses.replace(
         students,
         params=moved(1, students.params, 0.5),
         target_params=moved(2, students.target_params, 0.5),
         moments=moments,
         memory=moved(3, students.memory, 0.3),
+        optimizer_state=(adam, students.optimizer_state[1]),
     )
     window = random_experience(jax.random.fold_in(key, 4), K)
     grouped = [group_by_lifetime(jax.tree.map(lambda x, k=k: x[k], window), ENVS) for k in range(K)]
@@ -122,6 +129,7 @@ def random_batch() -> tuple[Any, MetaBatch]:
 # --- students ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_student_learns_as_one_of_disco_does():
     """Its update, with the state that the rule keeps, is that of `Disco` from the same rollout."""
     rule, batch = random_batch()
@@ -212,13 +220,16 @@ def test_the_meta_gradient_equals_finite_differences():
         random = np.random.default_rng(0)
         starts = np.cumsum([0] + [x.size for x in jax.tree.leaves(rule)])
         single = [random.integers(a, b) for a, b in itertools.pairwise(starts)]
-        directions = [np.eye(flat.size)[i] for i in single]
+        places = np.arange(flat.size)
+        directions = [(places == i).astype(float) for i in single]
         directions += [random.normal(size=flat.size) for _ in range(4)]
         for direction in directions:
             ahead, behind = (value(unravel(flat + h * direction)) for h in (1e-6, -1e-6))
             expected = float(ahead - behind) / 2e-6
-            assert float(got @ direction) == pytest.approx(expected, rel=1e-4, abs=1e-7)
-        assert np.count_nonzero(np.abs(got) > 1e-9) > 0.9 * flat.size, "all paths are open"
+            assert float(got @ direction) == pytest.approx(expected, rel=1e-4, abs=1e-8)
+        paths = jax.tree_util.tree_leaves_with_path(grads)
+        without = [jax.tree_util.keystr(path) for path, x in paths if np.abs(x).max() < 1e-12]
+        assert without == [".policy[1].bias"], "which a softmax ignores"
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -236,9 +247,13 @@ def test_a_new_rule_comes_back_from_its_file():
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def test_the_agent_keeps_the_contract_and_refuses_what_cannot_be():
-    spec = make(WORLDS).spec
-    check_agent(dataclasses.replace(SMALL, spec=spec), num_envs=2 * ENVS, length=T)
+@pytest.mark.slow
+def test_the_agent_keeps_the_contract():
+    agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
+    check_agent(agent, num_envs=2 * ENVS, length=T)
+
+
+def test_what_cannot_be_is_refused_before_any_compile():
     with pytest.raises(ConfigError, match="take lifetimes:catch"):
         check_agent(dataclasses.replace(SMALL, spec=make("catch").spec), length=T)
     memory = TorsoNetwork(MLP((4,)), memory="gru")

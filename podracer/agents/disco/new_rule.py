@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.agents.disco.rule import LSTM, Linear, RuleParams
 from podracer.agents.disco.rule_file import from_layers, layer_shapes
@@ -30,20 +31,17 @@ class RuleSize:
         biases of 0 the first update of each lifetime would have no target.
         """
         shapes = layer_shapes(self.predictions, self.units, self.lifetime_units)
-        keys = jax.random.split(key, len(shapes))
+        ends = np.cumsum([n * m for n, m in shapes.values()])
+        # One draw: each one of its own would be a program of its own to compile.
+        normal = jnp.split(jax.random.truncated_normal(key, -2.0, 2.0, (ends[-1],)), ends[:-1])
         layers = {
-            name: _new_layer(keys[number], *shapes[name])
-            for number, name in enumerate(sorted(shapes))
+            name: Linear(x.reshape(n, m) / n**0.5, jnp.zeros(m))
+            for (name, (n, m)), x in zip(shapes.items(), normal, strict=True)
         }
         params = from_layers(layers, _new_lstm)
         ones = jnp.ones_like(jnp.asarray(params.modulation.bias))
         modulation = dataclasses.replace(params.modulation, bias=ones)
         return dataclasses.replace(params, modulation=modulation)
-
-
-def _new_layer(key: jax.Array, inputs: int, outputs: int) -> Linear:
-    weight = jax.random.truncated_normal(key, -2.0, 2.0, (inputs, outputs)) / inputs**0.5
-    return Linear(weight, jnp.zeros(outputs))
 
 
 def _new_lstm(layer: Linear) -> LSTM:
