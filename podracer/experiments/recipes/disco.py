@@ -58,7 +58,7 @@ def disco_discovery() -> Experiment:
     """Discovery of a small rule with the inputs and outputs of Disco103, in the worlds of `lpg`."""
     return Experiment(
         environment="lifetimes:worlds:small+medium+chain,envs=16,steps=4000",
-        agent=DiscoDiscovery(lifetime_groups=2),
+        agent=DiscoDiscovery(learning_rate=3e-3, lifetime_groups=2),
         driver=AnakinConfig(num_envs=256, rollout_length=20, updates_per_chunk=50),
         frames=20_000_000,
         evaluations=0,
