@@ -1,4 +1,4 @@
-"""Discovery of a DiscoRL rule: students as `Disco` has them, the meta-gradient, and the file."""
+"""Discovery of a DiscoRL rule: students as `Disco` has them, meta-gradient, file and runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import records
 from jax.flatten_util import ravel_pytree
+from runs import anakin_setup, train_anakin
 from walk import close, doubled
 
+import podracer
 from podracer.agents.common.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.common.meta_objective import MetaBatch
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
@@ -22,8 +25,12 @@ from podracer.agents.disco.agent import DiscoState
 from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
 from podracer.agents.disco.students import StudentState
 from podracer.checks import check_agent
+from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import TaskGroups
 from podracer.envs import make
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
+from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Sample
 from podracer.types import (
@@ -253,3 +260,82 @@ def test_what_cannot_be_is_refused_before_any_compile():
     spec = make("lifetimes:catch,envs=2").spec
     with pytest.raises(ConfigError, match="need a feed-forward network"):
         check_agent(dataclasses.replace(SMALL, spec=spec, network=memory), length=T)
+
+
+DRIVER = AnakinConfig(4 * ENVS, T, 1)
+
+
+@pytest.mark.slow
+def test_the_number_of_devices_changes_nothing():
+    """Students, critics, and the moments of the rule's gradients, until a lifetime ends.
+
+    The rule itself does not move: steps of Adam along gradients that are nearly 0 show rounding.
+    """
+    agent = dataclasses.replace(SMALL, learning_rate=0.0, student_learning_rate=1e-3)
+    long = WORLDS.replace("steps=40", "steps=4000")
+
+    def trained(devices: int) -> Any:
+        setup = anakin_setup(agent, long, devices=devices, **dataclasses.asdict(DRIVER))
+        return train_anakin(*setup, 4)[0].learner
+
+    one, two = trained(1), trained(2)
+    assert not one.local.lifetime.any()
+    assert not two.local.lifetime.any()
+    for name in ("students", "critics", "window"):
+        close(getattr(two.local, name), getattr(one.local, name), atol=1e-4)
+    moments, expected = (ravel_pytree(x.shared.optimizer_state[1].mu)[0] for x in (two, one))
+    assert np.abs(expected).max() > 1e-6
+    np.testing.assert_allclose(moments, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
+    close(two.shared.metrics, one.shared.metrics, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_and_the_rule_trains_others(tmp_path, capsys):
+    """In the middle of a window and of lifetimes; then the rule, as a file, makes a `Disco`."""
+    experiment = Experiment(
+        recipe="test",
+        environment=WORLDS,
+        agent=SMALL,
+        driver=DRIVER,
+        frames=12 * DRIVER.steps_per_update,
+        evaluations=0,
+        devices=1,
+    )
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(experiment, run_dir=whole)
+    podracer.train(experiment, run_dir=cut, frames=experiment.frames // 4)
+    podracer.train(experiment, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    assert records(cut) == records(whole)
+
+    from podracer.cli import main as cli
+
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["rule", str(whole)])
+    assert leaving.value.code == 0
+    assert "rule.npz" in capsys.readouterr().out
+    _, state = podracer.load(whole)
+    rule = decode_rule((whole / "rule.npz").read_bytes(), "rule.npz")
+    close(rule, state.shared.rule, atol=1e-6)
+
+    made = recipes.with_update_rule(recipes.find("worlds_a2c"), str(whole / "rule.npz"))
+    assert isinstance(made.agent, Disco)
+    replay = dataclasses.replace(made.agent.replay, capacity=1280, batch_size=4, warmup=20)
+    agent = dataclasses.replace(made.agent, replay=replay, support_size=5, model_size=4)
+    student = dataclasses.replace(
+        made, agent=agent, driver=AnakinConfig(4, 20, 1), frames=320, evaluations=0, devices=1
+    )
+    result = podracer.train(student, run_dir=tmp_path / "student")
+    assert result.metrics["gradient_norm"] > 0
+    _, after = podracer.load(tmp_path / "student")
+    close(after.shared.rule, rule, atol=0)
+
+
+@pytest.mark.slow
+def test_the_rule_is_drawn():
+    from matplotlib.figure import Figure
+
+    agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
+    figure = Figure()
+    agent.draw(agent.init(jax.random.key(0), 2 * ENVS), figure)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["return", "return"]
