@@ -115,13 +115,18 @@ def free_bytes(mesh: Mesh) -> int | None:
     """
     device = mesh.local_devices[0]
     if device.platform == "cpu":
-        with contextlib.suppress(OSError, StopIteration):
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            kib = next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
-            return kib * 1024 // len(mesh.local_devices)
-        return None
+        free = free_host_bytes()
+        return None if free is None else free // len(mesh.local_devices)
     stats = device.memory_stats() or {}
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
+
+
+def free_host_bytes() -> int | None:
+    """Return the free memory of this host in bytes, or None where it is unknown."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
+    return None
 
 
 @contextlib.contextmanager

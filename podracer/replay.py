@@ -1,4 +1,4 @@
-"""Replay buffer on the device.
+"""Replay buffer on the device, or its observations in host memory.
 
 Every environment has a ring buffer of its newest timesteps. Leaves are `[B, C, ...]`, environments
 first, because that is the sharded axis: each device samples from its own environments. A sample is
@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Shaped
 
 from podracer.environment import action_struct
+from podracer.host_memory import HostMemory, read_windows, write_slices
 from podracer.ops import sum_tree
 from podracer.schedules import Schedule, value_at
 from podracer.types import (
@@ -58,6 +60,9 @@ class Replay:
     """Exponent alpha of the priorities, at least 0: 0 samples uniformly, 1 in proportion."""
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
+    storage: Literal["device", "host"] = "device"
+    """Memory that holds the observations: the device's, or the host's (pinned where there is an
+    accelerator), from which only samples go to the device."""
 
 
 @unchecked
@@ -74,7 +79,7 @@ class Priorities:
 class ReplayState:
     """Contents of a replay buffer. Leaves lead with B, the number of environments."""
 
-    steps: Step  # [B, C, ...]; of a stack of frames only the newest frame
+    steps: Step  # [B, C, ...]; of a stack only the newest frame; observations may be `HostMemory`
     frame_source: PyTree  # u8 [B, C] for each stack of frames, else (): CONTINUED, COPIED or BLANK
     last_stack: PyTree  # [B, ..., K] for each stack of frames, the newest one, else ()
     carry: Carry  # [B, C / stride, ...], the agent's recurrent state at each start
@@ -140,8 +145,11 @@ class Buffer:
         priorities = None
         if self.config.prioritized:
             priorities = Priorities(sum_tree.empty(num_envs, num_starts), jnp.ones(num_envs))
+        steps = jax.tree.map(zeros(num_envs, ring_size), step)
+        if self.config.storage == "host":
+            steps = _with_observation(steps, HostMemory(steps.timestep.observation))
         return ReplayState(
-            steps=jax.tree.map(zeros(num_envs, ring_size), step),
+            steps=steps,
             frame_source=self._map_stacks(
                 lambda _: jnp.zeros((num_envs, ring_size), jnp.uint8), lambda: ()
             ),
@@ -168,8 +176,6 @@ class Buffer:
         observation = steps.timestep.observation
         frame_source = self._frame_source(state, observation)
         frames = self._map_stacks(lambda _, x: x[..., -1], lambda x: x, observation)
-        timestep = dataclasses.replace(steps.timestep, observation=frames)
-        steps = dataclasses.replace(steps, timestep=timestep)
         position = state.num_added[0] % ring_size
 
         def write(ring: Shaped[Array, "B C ..."], new: Shaped[Array, "T B ..."]) -> jax.Array:
@@ -180,9 +186,14 @@ class Buffer:
             return ring.at[:, positions].set(new, mode="promise_in_bounds", unique_indices=True)
 
         start = position // self.stride
+        rings, write_frames = state.steps.timestep.observation, write
+        if isinstance(rings, HostMemory):
+            frames, write_frames = HostMemory(frames), partial(write_slices, position=position)
+        others = (_with_observation(x, ()) for x in (state.steps, steps))
+        rings = jax.tree.map(write_frames, rings, frames)
         state = dataclasses.replace(
             state,
-            steps=jax.tree.map(write, state.steps, steps),
+            steps=_with_observation(jax.tree.map(write, *others), rings),
             frame_source=jax.tree.map(write, state.frame_source, frame_source),
             last_stack=self._map_stacks(lambda _, x: x[-1], lambda _: (), observation),
             carry=jax.tree.map(lambda ring, x: ring.at[:, start].set(x), state.carry, carry),
@@ -278,19 +289,16 @@ class Buffer:
         self, state: ReplayState, rows: Int[Array, "N"], starts: Int[Array, "N"]
     ) -> Trajectory:
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
-        timestep = state.steps.timestep
-        signals = dataclasses.replace(timestep, observation=())
-        signals, action, extras, frames = (
-            jax.tree.map(lambda ring: _read(ring, rows, times), rings)
-            for rings in (signals, state.steps.action, state.steps.extras, timestep.observation)
-        )
-        observation = self._stack_frames(state, frames, rows, times)
+        observation = self._observation(state, rows, times)
+        steps = _with_observation(state.steps, ())
+        steps = jax.tree.map(lambda ring: _read(ring, rows, times), steps)
+        signals = steps.timestep
         # Mask the last step of an episode that was lost.
         next_signals = jax.tree.map(lambda x: x[1:], signals)
         lost = next_signals.begins_after_loss(signals.last[:-1])
         last = signals.last.at[:-1].set(signals.last[:-1] | lost)
         timesteps = dataclasses.replace(signals, observation=observation, last=last)
-        steps = Step(timesteps, action, extras)
+        steps = dataclasses.replace(steps, timestep=timesteps)
         return Trajectory(
             steps=jax.tree.map(lambda x: x[:-1], steps),
             final=jax.tree.map(lambda x: x[-1], steps.timestep),
@@ -328,27 +336,40 @@ class Buffer:
 
         return self._map_stacks(source, lambda *_: (), observation, state.last_stack)
 
-    def _stack_frames(
-        self, state: ReplayState, frames: PyTree, rows: Int[Array, "N"], times: Int[Array, "L N"]
+    def _observation(
+        self, state: ReplayState, rows: Int[Array, "N"], times: Int[Array, "L N"]
     ) -> PyTree:
-        """Return whole stacks `[L, N, ..., K]` from their newest frames `[L, N, ...]`."""
+        """Return the observations `[L, N, ...]` of consecutive times, with whole stacks."""
+        source, history = state.steps.timestep.observation, self._history
+        on_host, length = isinstance(source, HostMemory), times.shape[0]
+        if isinstance(source, HostMemory):
+            window = partial(read_windows, rows=rows, starts=times[0] - history)
+            source = jax.tree.map(partial(window, length=history + length), source.arrays)
 
-        def stack(
-            spec: ArraySpec, frame: jax.Array, ring: jax.Array, frame_source: jax.Array
-        ) -> jax.Array:
+        def read(source: jax.Array, back: int) -> jax.Array:
+            start = history - back
+            return source[start : start + length] if on_host else _read(source, rows, times - back)
+
+        def stack(spec: ArraySpec, source: jax.Array, frame_source: jax.Array) -> jax.Array:
+            frame = read(source, 0)
             newest_first, complete = [frame], jnp.zeros(times.shape, bool)
             for back in range(1, spec.shape[-1]):
-                source = _read(frame_source, rows, times - back + 1)
-                blank = ~complete & (source == BLANK)
-                complete = complete | (source != CONTINUED)
+                origin = _read(frame_source, rows, times - back + 1)
+                blank = ~complete & (origin == BLANK)
+                complete = complete | (origin != CONTINUED)
                 repeat, zero = (_expand(flag, frame) for flag in (complete, blank))
-                older = jnp.where(repeat, newest_first[-1], _read(ring, rows, times - back))
+                older = jnp.where(repeat, newest_first[-1], read(source, back))
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 
         return self._map_stacks(
-            stack, lambda x, *_: x, frames, state.steps.timestep.observation, state.frame_source
+            stack, lambda source, _: read(source, 0), source, state.frame_source
         )
+
+
+def _with_observation(steps: Step, observation: PyTree) -> Step:
+    timestep = dataclasses.replace(steps.timestep, observation=observation)
+    return dataclasses.replace(steps, timestep=timestep)
 
 
 def _ring_size(state: ReplayState) -> int:

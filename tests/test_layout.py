@@ -15,7 +15,7 @@ FLOORS = (
     ("types",),
     ("io",),
     ("environment",),
-    ("mesh", "agent"),
+    ("mesh", "agent", "host_memory"),
     ("ops", "schedules"),
     ("networks", "rollout", "replay", "checks"),
     ("agents.common", "envs"),

@@ -143,6 +143,19 @@ def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
             assert shown.carry[n, 0] == start
 
 
+@pytest.mark.parametrize("name", ["frames", "uneven rollouts"])
+def test_a_replay_in_host_memory_has_the_same_bits(name):
+    spec, length, stride, rollouts = CASES[name]
+    contents = []
+    for storage in ("device", "host"):
+        config = Replay(B * 40, prioritized=True, storage=storage)
+        buffer = Buffer(config, spec, length, stride)
+        _, memory = fill(spec, buffer, rollouts)
+        contents.append((memory, draw(buffer, memory, 3, 512)))
+    for leaves in zip(*map(jax.tree.leaves, contents), strict=True):
+        np.testing.assert_array_equal(*leaves)
+
+
 def test_an_episode_that_begins_without_an_end_is_cut_before_it():
     buffer = Buffer(Replay(B * 20), PLAIN, 4)
     world = World(PLAIN)

@@ -36,6 +36,7 @@ from podracer.drivers.common import (
     to_progress,
 )
 from podracer.environment import Environment
+from podracer.host_memory import keep_on_host
 from podracer.mesh import (
     DATA,
     REPLICATED,
@@ -189,7 +190,7 @@ def chunk(
     def body(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
         return _update(agent, env, config, axis, state)
 
-    state, series = jax.lax.scan(body, state, length=config.updates_per_chunk)
+    state, series = jax.lax.scan(body, keep_on_host(state), length=config.updates_per_chunk)
     episodes = state.actor.episodes
     metrics = reduce_metrics(episodes, state.fault, series, request[0], axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))

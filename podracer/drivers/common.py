@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
 from podracer.environment import Environment, action_mask, allows_action
+from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.rollout import (
     EpisodeStats,
@@ -101,8 +102,12 @@ def init_state(
 
     Without an environment its `actor` is (): acting then begins with a reset.
     """
-    target = shardings(mesh, TRAIN_SPEC)
-    return jax.jit(partial(make_initial_state, agent, env, config), out_shardings=target)(key)
+    like = without_host_memory(placed := abstract_state(agent, env, mesh, config))
+    program = jax.jit(
+        lambda key: without_host_memory(make_initial_state(agent, env, config, key)),
+        out_shardings=jax.tree.map(lambda x: x.sharding, like),
+    )
+    return zeros_in_host_memory(program(key), placed)
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:
@@ -134,8 +139,15 @@ def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         state,
-        shardings(mesh, _broadcast(specs, state)),
+        pin(shardings(mesh, _broadcast(specs, state))),
     )
+
+
+def uses_host_memory(agent: Agent, num_envs: int) -> bool:
+    """Return whether a part of the agent's state is in host memory."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(lambda agent, key: agent.init(key, num_envs), agent, key)
+    return bool(host_leaves(state.local))
 
 
 def make_initial_state(

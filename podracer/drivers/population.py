@@ -37,6 +37,7 @@ from podracer.evaluate import (
     play_episodes,
     to_evaluation,
 )
+from podracer.host_memory import host_leaves
 from podracer.io.names import nearest
 from podracer.mesh import POD, Device, check_program_memory, make_mesh
 from podracer.types import ConfigError, Metrics
@@ -118,6 +119,11 @@ def abstract_states(
     keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
     states = jax.eval_shape(make_states, stack(agent, pods), keys)
+    if host_leaves(states):
+        raise ConfigError(
+            "the pods of a population sample in one program, which reads host memory for one "
+            "learner only: take --storage device, or a tournament."
+        )
     return driver.with_shardings(states, mesh, PODS)
 
 

@@ -36,9 +36,17 @@ from podracer.experiments.serialization import (
     read_config,
     to_json,
 )
+from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
 from podracer.io.run_directory import run_directory
-from podracer.mesh import Device, find_devices, format_bytes, free_bytes, make_mesh
+from podracer.mesh import (
+    Device,
+    find_devices,
+    format_bytes,
+    free_bytes,
+    free_host_bytes,
+    make_mesh,
+)
 from podracer.types import ConfigError, EnvironmentSpec
 
 T = TypeVar("T")
@@ -273,7 +281,10 @@ def _on_device(env: Environment | HostEnvironments) -> Environment:
 
 
 def _checked_size(state: TrainState, mesh: Mesh) -> int:
-    """Return a state's bytes on each device. Raises `ConfigError` where they do not fit."""
+    """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
+
+    What it has in the memory of the host counts where that is the device's.
+    """
 
     def size(part: Any) -> int:
         return sum(
@@ -281,7 +292,14 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
             for x in jax.tree.leaves(part)
         )
 
-    needed, local = size(state), size(state.learner.local)
+    on_host = size(host_leaves(state)) if mesh.devices.flat[0].platform != "cpu" else 0
+    needed, local = size(state) - on_host, size(state.learner.local) - on_host
+    all_on_host, free_on_host = on_host * len(mesh.local_devices), free_host_bytes()
+    if free_on_host is not None and all_on_host > free_on_host:
+        raise ConfigError(
+            f"the replay needs {format_bytes(all_on_host)} in the memory of this host, but "
+            f"{format_bytes(free_on_host)} are free: take a smaller --capacity or more hosts."
+        )
     free = free_bytes(mesh)
     if free is not None and needed > free:
         raise ConfigError(

@@ -87,7 +87,12 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
         hours=hours,
         dollars=dollars,
         price_source=price_source,
-        unknown=[*speed.unknown, *_about_device(machine.device), *_ALWAYS_UNKNOWN],
+        unknown=[
+            *speed.unknown,
+            *_about_device(machine.device),
+            *_about_host(memory),
+            *_ALWAYS_UNKNOWN,
+        ],
     )
 
 
@@ -238,6 +243,16 @@ def _about_device(device: Device | None) -> list[str]:
             "XLA_CLIENT_MEM_FRACTION says otherwise."
         )
     return sentences
+
+
+def _about_host(memory: list[Memory]) -> list[str]:
+    if not any(x.host_bytes for x in memory):
+        return []
+    return [
+        "Whether a host has the memory that the replay takes there: the list of devices does not "
+        "say. JAX pins up to 64 GiB for GPUs; XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says otherwise.",
+        "How long samples travel from there to the device: no part has that time.",
+    ]
 
 
 def _price(machine: Machine, hours: float | None) -> tuple[tuple[float, float] | None, str]:

@@ -11,11 +11,12 @@ import jax
 
 from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig, abstract_request, make_chunk
-from podracer.drivers.common import abstract_state, place_agent
+from podracer.drivers.common import TrainState, abstract_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.trajectory import infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update
 from podracer.environment import Environment
+from podracer.host_memory import host_leaves
 from podracer.mesh import make_mesh, traced_for
 from podracer.plan.counted import keys_of, size_of, thread_shapes
 from podracer.plan.parts import affine_fit, largest_multiple
@@ -32,6 +33,7 @@ class Memory:
     role: str  # what the device does: `actor`, `learner`, or `device` for everything
     devices: int  # of each host that do it
     parts: dict[str, int]
+    host_bytes: int = 0  # of the host's memory that one of its devices uses beside its own
 
     @property
     def total(self) -> int:
@@ -54,15 +56,15 @@ def anakin_memory(
     actor = jax.eval_shape(partial(init_actor, agent, env), keys_of(config.num_envs))
     params = jax.eval_shape(agent.actor_params, state.learner)
     _, trajectory = jax.eval_shape(partial(rollout, agent, env), params, actor, keys, keys)
-    kept = min(size_of(trajectory), temporary)
+    kept, host_bytes = min(size_of(trajectory), temporary), _host_bytes(state, platform)
     parts = {
         "parameters and optimizer": size_of(state.learner.shared),
-        "replay and other state of environments": size_of(state.learner.local),
+        "replay and other state of environments": size_of(state.learner.local) - host_bytes,
         "environments": size_of(state.actor),
         "rollout": kept,
         "activations and temporaries": temporary - kept,
     }
-    return Memory("device", devices, parts)
+    return Memory("device", devices, parts, host_bytes)
 
 
 def sebulba_memory(
@@ -93,9 +95,10 @@ def sebulba_memory(
         act = jax.jit(partial(infer, agent), donate_argnums=1).lower(
             shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
         )
+    host_bytes = _host_bytes(state, platform)
     learner = {
         "parameters and optimizer": size_of(state.learner.shared),
-        "replay and other state of environments": size_of(state.learner.local),
+        "replay and other state of environments": size_of(state.learner.local) - host_bytes,
         # One batch of trajectories is learned from while others wait.
         "rollouts": (1 + config.queue_depth) * size_of(shards),
         "activations and temporaries": _temporary(update),
@@ -108,8 +111,13 @@ def sebulba_memory(
         "activations of actors": local * _temporary(act),
     }
     if shares_device:
-        return [Memory("device", 1, {**learner, **actor})]
-    return [Memory("actor", actors, actor), Memory("learner", learners, learner)]
+        return [Memory("device", 1, {**learner, **actor}, host_bytes)]
+    return [Memory("actor", actors, actor), Memory("learner", learners, learner, host_bytes)]
+
+
+def _host_bytes(state: TrainState, platform: str) -> int:
+    """Return the bytes in host memory; a CPU has no other, so there they are the device's."""
+    return 0 if platform == "cpu" else size_of(host_leaves(state))
 
 
 def _temporary(lowered: Any) -> int:

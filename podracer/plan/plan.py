@@ -97,6 +97,9 @@ def _memory_lines(plan: Plan) -> list[str]:
         parts = {name: size for name, size in memory.parts.items() if size}
         lines += [f"  {name:42}{format_bytes(size):>12}" for name, size in parts.items()]
         lines.append(f"  {'all':42}{format_bytes(memory.total):>12}")
+        if memory.host_bytes:
+            of_host = format_bytes(memory.devices * memory.host_bytes)
+            lines.append(f"  {'and of the memory of each host':42}{of_host:>12}")
     if plan.usable_bytes is None:
         return [*lines, "How much memory the device has is not known."]
     usable = f"the {format_bytes(plan.usable_bytes)} that a program may use there"

@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
-from podracer.drivers.common import Progress, Request, TrainState
+from podracer.drivers.common import Progress, Request, TrainState, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
@@ -39,6 +39,11 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Dev
     batch_size = rows_per_learner // config.updates_per_batch
     check_agent(agent, num_envs=batch_size, length=config.rollout_length)
     check_policy(agent, "take --arch anakin")
+    if config.updates_per_batch > 1 and uses_host_memory(agent, batch_size):
+        raise ConfigError(
+            f"updates_per_batch is {config.updates_per_batch}, but a replay in host memory takes "
+            "whole rollouts: take --updates-per-batch 1, or --storage device."
+        )
     _check_memory(env, config, split)
 
 
