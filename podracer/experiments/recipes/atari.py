@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN, btr, rainbow
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
@@ -168,6 +169,45 @@ def atari_btr(game: str = "pong") -> Experiment:
         driver=SebulbaConfig(num_envs=64, rollout_length=4, updates_per_chunk=200),
         evaluation_policy="greedy",
         evaluation_epsilon=0.01,
+    )
+
+
+@recipe
+def atari_apex(game: str = "pong") -> Experiment:
+    """Ape-X DQN on an Atari game (`--game NAME`): 14 GiB of replay in the memory of the host.
+
+    As in Horgan et al. 2018, section 4.1 and appendix: dueling double DQN with returns of three
+    rewards, an epsilon for each actor, and a learner that samples 0.8 transitions for each new one.
+    Different: 256 actors in batches instead of 360 processes, whose parameters are one or two
+    rollouts of 20 steps old (theirs up to 100 steps); a new transition has the largest priority so
+    far, where their actors compute it; RMSProp is not centered; the oldest transition gives way at
+    2^21, not at a soft limit of 2 M.
+    """
+    return dataclasses.replace(
+        atari_dqn(game),
+        agent=DQN(
+            learning_rate=6.25e-5,
+            epsilon=0.4,
+            apex_alpha=7.0,
+            max_gradient_norm=40.0,
+            optimizer=Optimizer("rmsprop", epsilon=1.5e-7, rmsprop_decay=0.95),
+            target_update_period=2_500,
+            n_step=3,
+            dueling=True,
+            stream_hidden=(512,),
+            replay=Replay(
+                capacity=2**21,
+                batch_size=512,
+                updates_per_rollout=8,
+                warmup=50_000,
+                prioritized=True,
+                storage="host",
+            ),
+            network=TorsoNetwork(CNN(hidden=())),
+        ),
+        driver=SebulbaConfig(
+            num_envs=256, rollout_length=20, updates_per_chunk=20, threads_per_actor=4
+        ),
     )
 
 

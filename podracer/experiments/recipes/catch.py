@@ -7,12 +7,14 @@ import dataclasses
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.dqn import DQN
 from podracer.agents.frodo import Frodo
 from podracer.agents.impala import Impala
 from podracer.agents.muzero import MuZero
 from podracer.agents.q_lambda import QLambda
 from podracer.agents.stacx import Stacx
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes.registry import recipe
 from podracer.networks import MLP, TorsoNetwork
@@ -76,6 +78,39 @@ def catch_stacx() -> Experiment:
         network=NETWORK,
     )
     return dataclasses.replace(catch_impala(), agent=agent)
+
+
+@recipe
+def catch_apex() -> Experiment:
+    """Ape-X DQN on Catch: 32 actors in four threads, one prioritized replay in host memory.
+
+    A small size of `atari_apex`.
+    """
+    return Experiment(
+        environment="catch",
+        agent=DQN(
+            learning_rate=5e-4,
+            epsilon=0.4,
+            apex_alpha=7.0,
+            max_gradient_norm=40.0,
+            target_update_period=100,
+            n_step=3,
+            dueling=True,
+            replay=Replay(
+                capacity=2**16,
+                batch_size=128,
+                updates_per_rollout=8,
+                prioritized=True,
+                storage="host",
+            ),
+        ),
+        driver=SebulbaConfig(
+            num_envs=32, rollout_length=8, updates_per_chunk=25, threads_per_actor=4
+        ),
+        frames=51_200,
+        evaluations=4,
+        evaluation_episodes=128,
+    )
 
 
 @recipe
