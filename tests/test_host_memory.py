@@ -63,7 +63,9 @@ def test_windows_and_writes_go_around_the_end():
 @pytest.mark.slow
 def test_training_is_that_with_a_replay_on_the_device_and_the_ring_stays_where_it_is():
     parts = anakin_setup(HOST, devices=2, rollout_length=7, updates_per_chunk=3)
-    places = []
+    places: list[Any] = []
+    arrays: Any = None
+    ring: Any = None
     for progress in anakin(*parts, num_updates=9, boundary=lambda updates: True):
         assert progress.state is not None
         [ring] = host_leaves(progress.state)
@@ -76,6 +78,7 @@ def test_training_is_that_with_a_replay_on_the_device_and_the_ring_stays_where_i
     on_device, _ = train_anakin(*parts, num_updates=9)
     assert not host_leaves(on_device)
     assert int(arrays.shared.updates) > 0
+    assert on_device is not None
     assert_same_bits(arrays, on_device.learner)
 
 
