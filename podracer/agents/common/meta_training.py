@@ -26,7 +26,7 @@ from podracer.agents.common.lifetimes import (
     lifetime_experience,
     num_lifetimes,
 )
-from podracer.agents.common.meta_objective import MetaBatch, MetaObjective, Students
+from podracer.agents.common.meta_objective import MetaBatch, MetaObjective
 from podracer.agents.common.optimizers import take_step
 from podracer.environment import TaskGroups
 from podracer.mesh import global_mean
@@ -70,7 +70,6 @@ class LifetimeStates:
 class MetaTraining:
     """Functions of an agent that learns a rule."""
 
-    students: Students
     critics: Critics
     objective: MetaObjective
     groups: TaskGroups
@@ -107,7 +106,9 @@ class MetaTraining:
         """Choose actions `[B]`, each student in its own environments."""
         observation = timestep.observation["observation"]
         time_major = jax.tree.map(lambda x: x[None], observation)
-        policy = Categorical(self.students.policy(params, time_major, timestep.first[None])[0])
+        policy = Categorical(
+            self.objective.students.policy(params, time_major, timestep.first[None])[0]
+        )
         return policy.sample(keys) if explore else policy.mode()
 
     def learn(
@@ -132,7 +133,7 @@ class MetaTraining:
             MetaBatch(local.initial_students, local.window, rollout, advantages, is_whole, task),
         )
         index = jnp.where(is_full, 0, shared.num_rollouts)
-        updated, regularizers = self.students.update(shared.rule, local.students, data)
+        updated, regularizers = self.objective.students.update(shared.rule, local.students, data)
         updated, critics = self._reset_where(is_new, (updated, critics), key)
         initial = jax.lax.cond(is_full, lambda: local.students, lambda: local.initial_students)
         local = LifetimeStates(
@@ -169,7 +170,7 @@ class MetaTraining:
 
         def init_one(key: jax.Array) -> tuple[PyTree, ParamsState]:
             keys = jax.random.split(key)
-            return self.students.init(keys[0]), self.critics.init(keys[1])
+            return self.objective.students.init(keys[0]), self.critics.init(keys[1])
 
         return init_by_lifetime(init_one, keys)
 

@@ -140,7 +140,6 @@ class DiscoDiscovery:
         groups = task_groups(self.spec, self.inner_updates, self.rollout_length)
         assert self.rollout_length is not None, "or the line above would have raised"
         return MetaTraining(
-            self._students,
             Critics(
                 self.network.build(self._student_spec.observation, {"value": Head(1)}),
                 optax.scale_by_adam(),

@@ -126,7 +126,6 @@ class LPG:
         groups = task_groups(self.spec, self.inner_updates, self.rollout_length)
         assert self.rollout_length is not None, "or the line above would have raised"
         return MetaTraining(
-            self._students,
             self._critics,
             self._objective,
             groups,
