@@ -8,8 +8,8 @@
 Every agent that has a recipe is trained for a few updates, under each architecture that can run
 it, and so are a sweep, a tournament, LPG and a student under a learned rule. A fingerprint is the
 SHA-256 of the sorted digests of all arrays (dtype, shape and bytes) of the learner's state, so
-renaming or reordering the fields of a state leaves it as it was. Bits depend on the version of JAX
-and on the kind of processor, so records are kept for each of these pairs.
+renaming or reordering the fields of a state leaves it as it was. Bits depend on the version of JAX,
+on the kind of processor and on its vectors, so a record is kept for each combination.
 """
 
 from __future__ import annotations
@@ -229,14 +229,17 @@ def prepare() -> None:
 
 
 def machine() -> str:
-    """What bits depend on: the version of JAX and the kind of processor."""
+    """What bits depend on: the version of JAX, the kind of processor and its widest vectors."""
     import jax
 
-    kind = platform.processor() or platform.machine()
+    about: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        kind = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), kind)
-    return f"jax {jax.__version__}, {platform.machine()}, {kind}"
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        about = {name.strip(): text.strip() for name, _, text in (x.partition(":") for x in lines)}
+    kind = about.get("model name") or platform.processor() or platform.machine()
+    flags = about.get("flags", "").split()
+    vectors = [name for name in ("avx512f", "avx2", "avx") if name in flags][:1]
+    return ", ".join([f"jax {jax.__version__}", platform.machine(), kind, *vectors])
 
 
 def computed_at(commit: str, only: Sequence[str]) -> dict[str, str]:
@@ -259,7 +262,7 @@ def computed_at(commit: str, only: Sequence[str]) -> dict[str, str]:
 
 
 def table(before: dict[str, str], after: dict[str, str]) -> tuple[str, bool]:
-    """A line a run, and whether all of `next_timesteps` are equal to `before`."""
+    """A line a run, and whether all of `after` equal `before`."""
     lines, equal = [], True
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name, "-"), after.get(name, "-")
