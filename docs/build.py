@@ -49,6 +49,7 @@ scaling
 reliability
 watch
 tournaments
+self-play
 meta-learning
 trading
 export

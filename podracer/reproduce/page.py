@@ -122,8 +122,8 @@ def _runs(figure: Figure, records: Sequence[Record]) -> str:
 
 def source(figure: Figure) -> str:
     """Return paper, place and page of a figure."""
-    page = f"page {figure.page}" if figure.page else "page not in our notes"
-    return f"{figure.paper.reference}, {figure.place}, {page}"
+    page = f"page {figure.page}" if figure.page else ""
+    return ", ".join(filter(None, (figure.paper.reference, figure.place, page)))
 
 
 def point_rows(curves: Iterable[Curve]) -> list[list[str]]:
