@@ -83,7 +83,7 @@ class HostEnvironment(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> TimeStep:
-        """Return the next timestep, given actions `[B]` i32 or `[B, n]` f32.
+        """Return the next timestep, given actions `[B]` i32, or `[B, n]` i32 or f32.
 
         Raises `EnvironmentFault` where the environments cannot continue.
         """

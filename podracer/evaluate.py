@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Literal, Protocol, cast
@@ -24,7 +23,7 @@ from podracer.environment import (
     call_environment,
     evaluation_environment,
 )
-from podracer.mesh import from_first_process, on_one_device
+from podracer.mesh import from_first_process, num_cores, on_one_device
 from podracer.ops.random import GOLDEN
 from podracer.rollout import (
     ActorState,
@@ -338,9 +337,7 @@ def host_steps(
     key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
     call = partial(call_environment, "evaluation")
-    with contextlib.closing(
-        call(partial(environments.make, num_envs, os.cpu_count() or 1))
-    ) as batch:
+    with contextlib.closing(call(partial(environments.make, num_envs, num_cores()))) as batch:
         timestep = call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
         for t in itertools.count(1):
             if _forbids_all(environments.spec, timestep).any():

@@ -7,6 +7,7 @@ name of a mesh axis; with `axis=None` there is one shard and nothing is reduced.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -29,6 +30,13 @@ REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(DATA)
 LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
 _TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
+
+
+def num_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def find_devices(count: int = 0) -> list[Device]:

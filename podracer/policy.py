@@ -59,7 +59,8 @@ class Policy:
         elif self._first is None:
             raise ConfigError("reset(rows) needs a call with a batch before it.")
         else:
-            self._first[np.asarray(rows)] = True
+            rows = np.asarray(rows)
+            self._first[rows if rows.dtype == bool else rows.astype(int)] = True
 
     @property
     def has_memory(self) -> bool:

@@ -39,6 +39,7 @@ from podracer.types import (
 # Source of the older frames of a stack: the previous stack, copies of its newest frame, or none
 # (they are 0).
 CONTINUED, COPIED, BLANK = 0, 1, 2
+_MANY = 2**30  # timesteps of an environment, whose count then loses whole turns of the ring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Replay:
     updates_per_rollout: int = bounded(1, low=1)
     """Number of updates after each rollout."""
     warmup: int = bounded(1_000)
-    """Minimum number of timesteps in the buffer before the first update."""
+    """Minimum number of timesteps to collect before the first update."""
     prioritized: bool = False
     """Sample in proportion to the last TD error to the power of the priority exponent (Schaul et
     al. 2016, arXiv 1511.05952)."""
@@ -83,7 +84,7 @@ class ReplayState:
     frame_source: PyTree  # u8 [B, C] for each stack of frames, else (): CONTINUED, COPIED or BLANK
     last_stack: PyTree  # [B, ..., K] for each stack of frames, the newest one, else ()
     carry: Carry  # [B, C / stride, ...], the agent's recurrent state at each start
-    num_added: Int32[Array, "B"]  # timesteps ever added, the same for all environments
+    num_added: Int32[Array, "B"]  # timesteps added (see `_MANY`), the same for all environments
     priorities: Priorities | None  # None where sampling is uniform
 
 
@@ -191,13 +192,14 @@ class Buffer:
             frames, write_frames = HostMemory(frames), partial(write_slices, position=position)
         others = (_with_observation(x, ()) for x in (state.steps, steps))
         rings = jax.tree.map(write_frames, rings, frames)
+        num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
             state,
             steps=_with_observation(jax.tree.map(write, *others), rings),
             frame_source=jax.tree.map(write, state.frame_source, frame_source),
             last_stack=self._map_stacks(lambda _, x: x[-1], lambda _: (), observation),
             carry=jax.tree.map(lambda ring, x: ring.at[:, start].set(x), state.carry, carry),
-            num_added=state.num_added + T,
+            num_added=jnp.where(num_added < _MANY, num_added, num_added - turns * ring_size),
         )
         if state.priorities is None:
             return state

@@ -78,6 +78,15 @@ def test_a_request_makes_a_boundary():
     assert int(progress.state.update) == 5
 
 
+def test_a_request_of_several_processes_counts_where_each_chunk_is_a_boundary(monkeypatch):
+    agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"])
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    progresses = anakin(
+        agent, env, mesh, config, state, num_updates=20, request=lambda: 1, boundary=lambda _: True
+    )
+    assert [progress.request for progress in progresses] == [1, 1, 1, 1]
+
+
 def test_counts_frames_and_episodes_exactly():
     """Catch episodes last nine steps and never time out."""
     *parts, state = anakin_setup(AGENTS["a2c"], num_envs=18, rollout_length=9, updates_per_chunk=4)

@@ -201,6 +201,20 @@ def test_nothing_is_learned_before_the_warm_up_is_over(name):
     assert first_moments(twice)
 
 
+@pytest.mark.parametrize("num_added", [2**29, 2**30 - 8])
+def test_learning_goes_on_however_many_timesteps_there_have_been(num_added):
+    """All environments together have more of them than an int32 counts."""
+    agent, env = agent_and_env("sac")
+    state, trajectory = begin(agent, env)
+    state, _ = learn(agent, state, trajectory)
+    added = state.local.num_added
+    assert added.shape[0] * num_added >= 2**31
+    local = dataclasses.replace(state.local, num_added=added * 0 + num_added)
+    state, metrics = learn(agent, LearnerState(state.shared, local), trajectory)
+    assert float(metrics["loss"]) != 0
+    assert int(state.local.num_added[0]) < 2**30
+
+
 def test_refuses_a_network_with_memory():
     agent, _ = agent_and_env("dqn", network=MEMORY)
     with pytest.raises(ConfigError, match="needs a feed-forward network"):

@@ -156,6 +156,24 @@ def test_a_replay_in_host_memory_has_the_same_bits(name):
         np.testing.assert_array_equal(*leaves)
 
 
+@pytest.mark.parametrize("name", ["frames", "sequences"])
+def test_a_count_that_grows_large_changes_no_sample(name):
+    spec, length, stride, rollouts = CASES[name]
+    buffer = Buffer(Replay(B * 40, prioritized=True), spec, length, stride)
+    world, memory = fill(spec, buffer, rollouts)
+    ring_size = memory.steps.timestep.reward.shape[1]
+    turns = 2**30 // ring_size * ring_size
+    old = dataclasses.replace(memory, num_added=memory.num_added % ring_size + turns - ring_size)
+    assert int(old.num_added[0]) < 2**30
+    add, sample = jax.jit(buffer.add), jax.jit(partial(buffer.sample, num=64))
+    for _ in range(2 * ring_size // rollouts[0]):
+        steps, carry = world.rollout(rollouts[0]), jnp.zeros((B, 1))
+        old, memory = add(old, steps, carry), add(memory, steps, carry)
+        samples = (sample(x, jax.random.key(3)) for x in (old, memory))
+        jax.tree.map(np.testing.assert_array_equal, *samples)
+    assert 2**28 < int(old.num_added[0]) < 2**30 - ring_size
+
+
 def test_an_episode_that_begins_without_an_end_is_cut_before_it():
     buffer = Buffer(Replay(B * 20), PLAIN, 4)
     world = World(PLAIN)

@@ -111,6 +111,13 @@ def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
     assert fingerprint(one) == fingerprint(two)
 
 
+def test_a_request_of_several_processes_counts_where_a_chunk_is_an_update(monkeypatch):
+    *parts, state = sebulba_setup(updates_per_chunk=1)
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    _, reports = train_sebulba(*parts, state, num_updates=4, request=lambda: 2)
+    assert [report.request for report in reports] == [2, 2, 2, 2]
+
+
 def test_lags_are_what_they_are_said_to_be():
     for lag in (0, 1, 3):
         _, progress = train_sebulba(*sebulba_setup(policy_lag=lag))

@@ -72,9 +72,9 @@ def test_sessions_remember_apart_from_each_other(recurrent):
 def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
     expected = recurrent.model.policy.copy()
     for step, rows in enumerate(OBSERVATIONS):
-        reset = {0: True, 3: [1]}.get(step, False)
-        if step == 3:
-            expected.reset([1])
+        reset = {0: True, 3: [1], 4: []}.get(step, False)
+        if step in (3, 4):
+            expected.reset(reset)
         request = {"observation": rows.tolist(), "session": "batch", "reset": reset}
         assert recurrent.act(request)["actions"] == np.asarray(expected(rows)).tolist()
 

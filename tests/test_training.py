@@ -42,6 +42,18 @@ EXPERIMENT = Experiment(
 )
 
 
+def test_a_longer_run_is_evaluated_where_its_chunks_pass_an_evaluation(tmp_path):
+    """A short run has a shorter chunk, so the ends of a resumed run's chunks are elsewhere."""
+    short = dataclasses.replace(EXPERIMENT, frames=3 * STEPS, evaluations=1)
+    podracer.train(short, run_dir=tmp_path / "run")
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    evaluated = [
+        record["updates"] for record in map(json.loads, lines) if "evaluation_return" in record
+    ]
+    assert evaluated == [3, 13, 23, 33, 43]
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
@@ -274,6 +286,7 @@ def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text)
 
 BAD = [
     ({"frames": 0}, "frames must be at least 1"),
+    ({"driver": AnakinConfig(1024, 1024, 4096), "frames": 2**40}, "a chunk has at most 2,147"),
     ({"seed": -1}, "seed must be at least 0"),
     ({"seed": 2**32}, "seed must be at most 4,294,967,295"),
     ({"evaluations": -1}, "evaluations"),

@@ -112,7 +112,8 @@ class Frodo:
         """Take the inner steps on the parameters, then an outer one on the target network."""
         learner: FrodoState = state.shared
         num_frames = schedules.frames_of(trajectory, axis)
-        parts = split(trajectory, self.inner_updates + 1, learner.frames // num_frames)
+        num_updates = optax.tree.get(learner.meta_optimizer_state, "count")
+        parts = split(trajectory, self.inner_updates + 1, num_updates)
         held_out = jax.tree.map(lambda x: x[-1], parts)
         meta_grads, (inner, metrics) = meta_grad(
             partial(self._inner_update, axis),

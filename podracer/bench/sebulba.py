@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import statistics
 import threading
 import time
@@ -33,7 +32,7 @@ from podracer.drivers.sebulba.driver import check, sebulba
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
-from podracer.mesh import SHARDED, shardings
+from podracer.mesh import SHARDED, num_cores, shardings
 from podracer.types import Discrete, EnvironmentSpec, MultiDiscrete, Step, TimeStep, Trajectory
 
 
@@ -162,7 +161,7 @@ def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
     key = jax.random.key(0)
     state = agent.init(key, config.num_envs)
     keys = jax.random.split(key, config.num_envs)
-    cores = config.env_threads or os.cpu_count() or 1
+    cores = config.env_threads or num_cores()
     with contextlib.closing(setup.env.make(config.num_envs, cores)) as batch:
         timestep = batch.reset(0, np.arange(config.num_envs, dtype=np.uint32), 0)
 

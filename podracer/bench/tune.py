@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from podracer.bench import sebulba as bench
 from podracer.drivers.sebulba.config import SebulbaConfig
 from podracer.environment import HostEnvironments
-from podracer.mesh import Device
+from podracer.mesh import Device, num_cores
 from podracer.types import ConfigError
 
 
@@ -74,7 +73,7 @@ def _changes(config: SebulbaConfig, devices: int) -> Iterator[dict[str, int]]:
         actors *= 2
     for threads in (1, 2, 4):
         yield {"threads_per_actor": threads}
-    for threads in (1, os.cpu_count() or 1):
+    for threads in (1, num_cores()):
         yield {"env_threads": threads}
     for factor in (2, 4):
         yield {"num_envs": factor * config.num_envs}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
@@ -225,7 +224,7 @@ def _measured_by_processes(arguments: Sequence[str], seconds: float) -> Iterator
     from podracer.drivers.sebulba import SebulbaConfig
 
     code, num_trials = 0, 0
-    for devices in (1, 1 + len(os.sched_getaffinity(0))):
+    for devices in (1, 1 + num_cores()):
         limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
         command = [sys.executable, "-m", "podracer", "tune", *arguments, *limits]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import itertools
 import json
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,8 +77,10 @@ def sweep(arguments: Sequence[str]) -> int:
     exchange = make_exchange(rule, options.average, options.every, options.vary)
     experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange, target_return=None)
     experiment.check()
+    from podracer.mesh import num_cores
+
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
-    initialize_devices(Hosts(), experiment.devices or os.cpu_count() or 1)
+    initialize_devices(Hosts(), experiment.devices or num_cores())
     from podracer.experiments.training import train
     from podracer.reports.console import console
     from podracer.reports.tracking import trackers

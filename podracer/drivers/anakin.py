@@ -296,6 +296,8 @@ def run_chunks(
         current_request = agreed_request if multi_host else request()
         if current_request or updates >= num_updates or boundary(updates):
             progress = to_progress(updates, jax.device_get(metrics))
+            if multi_host:  # where every chunk is a boundary, only here
+                current_request = max(current_request, progress.request)
             agreed_request = Request.NONE.value  # answered; a host that still has one repeats it
             pending = None
             yield dataclasses.replace(

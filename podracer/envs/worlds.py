@@ -78,7 +78,7 @@ class Worlds:
     in noisy chains 1 or -1 by chance.
 
     Where some kinds are random grids (`rand_...`) observations are dictionaries: `index`, 0 in
-    random grids, and `render`, f32 `[M, M, types + 1]`, the agent and the objects of each type,
+    random grids, and `picture`, f32 `[M, M, types + 1]`, the agent and the objects of each type,
     blank in the others.
 
     As an environment all copies are one world, drawn with the seed `layout`; `draw` and `enter`

@@ -138,9 +138,15 @@ class Experiment:
                 f"a run has at most {_MOST_UPDATES:,} updates, but frames {self.frames:,} takes "
                 f"{self.num_updates:,} of {steps:,} environment steps."
             )
+        chunk = self.chunk.updates_per_chunk
+        if self.arch == "anakin" and steps * chunk > _MOST_STEPS:
+            raise ConfigError(
+                f"a chunk has at most {_MOST_STEPS:,} environment steps, but updates_per_chunk "
+                f"{chunk:,} times {steps:,} steps in an update is {steps * chunk:,}."
+            )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
         if self.exchange is not None:
-            num_pods, chunk = len(self.pods), self.chunk.updates_per_chunk
+            num_pods = len(self.pods)
             check_period(self.exchange.every, num_pods, chunk, self.num_updates)
             self.exchange.check(num_pods)
         if isinstance(self.exchange, Selection):

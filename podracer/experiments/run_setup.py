@@ -8,7 +8,6 @@ import datetime
 import functools
 import importlib.metadata
 import math
-import os
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +45,7 @@ from podracer.mesh import (
     free_bytes,
     free_host_bytes,
     make_mesh,
+    num_cores,
 )
 from podracer.types import ConfigError, EnvironmentSpec
 
@@ -135,7 +135,7 @@ class RunSetup:
         device = self.mesh.devices.flat[0]
         devices = f"{self.num_devices} x {device.device_kind}"
         if device.platform == "cpu":
-            devices += f" with {len(os.sched_getaffinity(0))} cores"
+            devices += f" with {num_cores()} cores"
         processes = jax.process_count()
         return devices if processes == 1 else f"{devices} in {processes} processes"
 

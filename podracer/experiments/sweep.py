@@ -135,7 +135,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     `recipe` is as in `read_experiment`. Raises `ConfigError` if the run has no population.
     """
     experiment = read_experiment(directory, recipe)
-    returns = _last_evaluation(directory)
+    returns = _returns(_last_evaluation(directory))
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, pod in enumerate(current_pods(directory, experiment)):
         groups.setdefault(pod.hyperparameters, []).append(number)
@@ -157,7 +157,7 @@ def best_pod(directory: Path, restored: Restored) -> int:
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."
         )
-    returns = _last_evaluation(directory, restored.step)
+    returns = _returns(_last_evaluation(directory, restored.step))
     return int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
 
 
@@ -173,9 +173,9 @@ def write_best(directory: Path, recipe: Experiment | None = None) -> Path:
 
 
 def current_pods(directory: Path, experiment: Experiment) -> tuple[Pod, ...]:
-    """Return the pods with the hyperparameters that the last selection has given them."""
-    pods = list(experiment.pods)
-    if records := selections(directory):
+    """Return the pods with the hyperparameters that they had at the last evaluation."""
+    pods, evaluated = list(experiment.pods), _last_evaluation(directory)["updates"]
+    if records := [record for record in selections(directory) if record["updates"] <= evaluated]:
         names = [name for name in records[-1] if name.startswith(HYPERPARAMETER)]
         for number, pod in enumerate(pods):
             values = (
@@ -204,18 +204,20 @@ def ancestors(records: Sequence[dict[str, Any]]) -> list[int]:
     return numbers
 
 
-def _last_evaluation(directory: Path, updates: float = math.inf) -> np.ndarray:
-    """Return each pod's return in the last evaluation up to an update, f64 `[P]`.
+def _returns(record: dict[str, Any]) -> np.ndarray:
+    """Return each pod's return in an evaluation, f64 `[P]`; NaN for one that met a fault."""
+    # JSON has null for what is not finite.
+    returns = np.asarray(record["evaluation_return"], float)
+    failed = [episodes is None for episodes in record["episodes"]]
+    return np.where(failed, np.nan, returns)
 
-    NaN stands for a pod that met a fault.
-    """
+
+def _last_evaluation(directory: Path, updates: float = math.inf) -> dict[str, Any]:
+    """Return the record of the last evaluation up to an update."""
     path = directory / RECORDS
     if not path.exists():
         raise ConfigError(f"{directory} holds no population: there is no pods.jsonl in it.")
     for record in reversed(read_metrics(path)):
         if "evaluation_return" in record and record["updates"] <= updates:
-            # JSON has null for what is not finite.
-            returns = np.asarray(record["evaluation_return"], float)
-            failed = [episodes is None for episodes in record["episodes"]]
-            return np.where(failed, np.nan, returns)
+            return record
     raise ConfigError(f"{directory} was never evaluated: train it with --evaluations 1 or more.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from bisect import bisect
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from podracer.agent import Agent
 from podracer.drivers.common import Progress, Request, TrainState
@@ -151,6 +153,8 @@ class Run:
         self.is_main = jax.process_index() == 0
         self.topologies = [setup.topology]  # that the run has had, one after the other
         self.saved: int | None = None  # updates at the newest checkpoint
+        self._evaluations = sorted(experiment.evaluation_updates)
+        self._evaluated = 0  # updates at the newest evaluation, or where the run began
         self._pods: Sink | None = None  # of a population: a record of each pod
         self._files: dict[str, JsonlSink] = {}  # of records, by name
         self._sealed: dict[str, Any] = {}  # these files at the restored checkpoint
@@ -257,11 +261,11 @@ class Run:
         watchdog: Watchdog,
     ) -> Result:
         """Record each chunk; at boundaries evaluate, call back, save and stop."""
-        experiment = self.experiment
         times = Stopwatch()
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
         exit_code, learner = 0, state.learner
+        self._evaluated = int(np.max(jax.device_get(state.update)))
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
@@ -272,7 +276,8 @@ class Run:
                     self._write(sinks, record, progress)
                     continue
                 learner = progress.state.learner
-                if progress.updates in experiment.evaluation_updates:
+                if self._is_evaluation(progress.updates):
+                    self._evaluated = progress.updates
                     with tag_component("evaluator"):
                         evaluation = self.setup.evaluate(progress.state)
                     self.recorder.add_evaluation(evaluation, record, progress)
@@ -320,13 +325,17 @@ class Run:
             state=state,
             num_updates=experiment.num_updates,
             request=request,
-            boundary=experiment.evaluation_updates.__contains__,
+            boundary=self._is_evaluation,
         )
 
     def _call_back(self, boundary: Boundary) -> bool:
         """Call all callbacks, and return whether one of them ends the run."""
         with tag_component("callback"):
             return any([callback(boundary) for callback in self.callbacks])
+
+    def _is_evaluation(self, updates: int) -> bool:
+        """Return whether an evaluation is due: a resumed run may pass its update within a chunk."""
+        return bisect(self._evaluations, updates) > bisect(self._evaluations, self._evaluated)
 
     def _is_best(self) -> bool:
         """Return whether this update has the best evaluation so far, to be kept."""

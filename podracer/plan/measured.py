@@ -17,7 +17,7 @@ from podracer.bench.anakin import Program, acting, prepare, training
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
-from podracer.mesh import find_devices
+from podracer.mesh import find_devices, num_cores
 from podracer.plan.parts import Part
 from podracer.types import PyTree
 
@@ -94,4 +94,4 @@ def measure_simulator(
 ) -> float:
     """Return the steps a second of the environments alone, of one core of this machine."""
     setup = bench.make_setup(agent, env, config, find_devices(1))
-    return bench.measure_simulator(setup, seconds) / len(os.sched_getaffinity(0))
+    return bench.measure_simulator(setup, seconds) / num_cores()

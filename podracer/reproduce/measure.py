@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from podracer.bench.anakin import commit, processor
+from podracer.mesh import num_cores
 from podracer.reproduce.figure import Case, Figure, Record, Scale, Values
 from podracer.reproduce.records import append_record, read_records
 
@@ -124,7 +125,7 @@ def _machine() -> Values:
     """Return what a record says about its machine; no device is touched here."""
     return {
         "machine": f"{os.cpu_count()} x {processor()}",
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
         "podracer": importlib.metadata.version("podracer"),

@@ -109,7 +109,7 @@ class Cluster:
             return 70
 
     def beat(self) -> None:
-        """Check once a second that the cluster answers, and log which attempts wait for room."""
+        """Check that the cluster answers, and let no attempt stall that waits for room."""
         if not any(node["Alive"] and node["NodeID"] == self._node for node in self._ray.nodes()):
             print("Ray has lost this machine", file=sys.stderr, flush=True)
             os._exit(1)  # Ray's regular exit might never end

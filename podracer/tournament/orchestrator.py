@@ -219,7 +219,7 @@ class Orchestrator:
     # --- starts of rounds -------------------------------------------------------------------------
 
     def _waiting(self) -> Iterator[tuple[int, int]]:
-        """Return idle pods with their next rounds, the furthest behind first."""
+        """Yield idle pods with their next rounds, the furthest behind first."""
         running, pods = set(self._running.values()), self.state.pods
         live = {number: pod.round for number, pod in pods.items() if pod.live}
         begin = min(  # a new pod begins at the round of the slowest
@@ -378,7 +378,7 @@ class Orchestrator:
         return list(itertools.islice((*retired, *range(len(pods), capacity)), free))
 
     def _leave(self) -> int:
-        """Stop and save all pods, and print why."""
+        """Stop and save all pods; return the exit code."""
         for token in self._running:
             self._stopping[token] = ""
             self.engine.stop(token)

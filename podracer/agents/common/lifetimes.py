@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common.actor_critic import require_spec
+from podracer.agents.common.recurrent import check_rollout
 from podracer.environment import TaskGroups
 from podracer.networks import Network
 from podracer.types import (
@@ -97,9 +98,7 @@ def lifetime_experience(
 
     Both are i32 `[L]`. Raises `ConfigError` for a trajectory of another length.
     """
-    length = trajectory.steps.action.shape[0]
-    if length != rollout_length:
-        raise ConfigError(f"rollout_length is {rollout_length}, but a rollout has {length} steps.")
+    check_rollout(rollout_length, trajectory)
     data, final = to_experience(trajectory), trajectory.final.observation
     data = dataclasses.replace(data, observation=data.observation["observation"])
     return data, final["task_count"][:: groups.num_envs], final["task"][:: groups.num_envs]

@@ -54,7 +54,10 @@ def require_feed_forward(network: Network) -> Network:
     Samples that start anywhere have no recurrent state to start from.
     """
     if jax.tree.leaves(network.carry(1)):
-        raise ConfigError("the agent needs a feed-forward network; for a recurrent one take R2D2.")
+        raise ConfigError(
+            "the agent needs a feed-forward network: for a recurrent one take R2D2, or for "
+            "continuous actions SAC, TD3 or DDPG."
+        )
     return network
 
 
@@ -98,8 +101,9 @@ def learn_from_replay(
     loop = (state.shared, replay.priorities)
     metric_shapes = jax.eval_shape(run_updates, loop)[1]
     no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
-    num_added = replay.num_added[0] * replay.num_added.shape[0] * shards
-    ready = (num_added >= config.warmup) & (buffer.size(replay) > 0)
+    # Per environment: the number of all timesteps overflows in long runs.
+    warmup = -(-config.warmup // (replay.num_added.shape[0] * shards))
+    ready = (replay.num_added[0] >= warmup) & (buffer.size(replay) > 0)
     (shared, priorities), metrics = jax.lax.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
     )

@@ -33,7 +33,7 @@ def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
     if isinstance(spec.action, MultiDiscrete):
         raise ConfigError(
             f"the agent needs one discrete action at a time; {spec.name} has {spec.action.size} at "
-            "once, which A2C, PPO, IMPALA and STACX learn."
+            "once, which A2C, PPO, IMPALA, STACX and FRODO learn."
         )
     if not isinstance(spec.action, Discrete):
         raise ConfigError(f"the agent needs discrete actions; {spec.name} has continuous ones.")

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic, off_policy
+from podracer.agents.common import actor_critic, off_policy, recurrent
 from podracer.agents.common.optimizers import take_step
 from podracer.agents.disco.experience import to_experience
 from podracer.agents.disco.loss import student_loss
@@ -157,6 +157,7 @@ class Disco:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
+        recurrent.check_rollout(self.rollout_length, trajectory)
         update = partial(self._update, axis=axis)
         carry = trajectory.carry
         return off_policy.learn_from_replay(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ from podracer.environment import (
     HostEnvironments,
     call_environment,
 )
-from podracer.mesh import SHARDED, on_one_device, shardings
+from podracer.mesh import SHARDED, num_cores, on_one_device, shardings
 from podracer.rollout import ActorState, zero_episode_stats
 from podracer.types import EnvironmentSpec, Params, PyTree
 
@@ -285,7 +284,7 @@ def _make_environments(
 
 def native_threads(config: SebulbaConfig, split: DeviceSplit) -> int:
     """Return the number of threads or processes that step the environments of one actor."""
-    return config.env_threads or max(1, (os.cpu_count() or 1) // split.threads)
+    return config.env_threads or max(1, num_cores() // split.threads)
 
 
 def _host_rows(tree: PyTree) -> PyTree:

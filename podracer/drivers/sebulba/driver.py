@@ -121,6 +121,8 @@ def sebulba(
             if not is_chunk_end and current_request < Request.UPDATE_END:
                 continue
             progress = learner.progress(updates)
+            if multi_host:  # where a chunk is an update, only here
+                current_request = max(current_request, learner.agreed_request)
             progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
             if current_request or updates >= num_updates or boundary(updates):
                 full_state = dataclasses.replace(state, actor=actors.actor_state())

@@ -182,6 +182,6 @@ def _total(values: list[Any]) -> Any:
     sums = ("frames", "episodes", "episode_return", "episode_length")
     return {
         **values[-1],
-        **{name: sum(value[name] for value in values) for name in sums},
+        **{name: sum(value[name].item() for value in values) for name in sums},
         "mean": jax.tree.map(lambda *x: np.mean(x), *(value["mean"] for value in values)),
     }
