@@ -21,6 +21,7 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_cases_are_measured_once_and_recorded_as_they_end(tmp_path):
     words = ["catch/8", "convolution/minatar", "replay/vectors", "transfer", "sebulba"]
     flags = ["--quick", "--out", str(tmp_path / "new" / "out.jsonl"), "--only", *words]

@@ -29,7 +29,9 @@ def test_two_runs_are_equal_to_the_bit(name):
     assert fingerprint(first) == fingerprint(second)
 
 
-@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(
+    "devices", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 8]
+)
 def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
     state, _ = train_anakin(*anakin_setup(AGENTS["a2c"], devices=devices), 50)
     for leaf in jax.tree.leaves(state.learner.shared):
@@ -275,7 +277,7 @@ def collect(agent, env, devices, num_updates=100):
     ("where", "value"),
     [
         ("reward", np.nan),
-        ("reward", np.inf),
+        pytest.param("reward", np.inf, marks=pytest.mark.slow),
         ("observation", -np.inf),
         pytest.param("reward", -np.inf, marks=pytest.mark.slow),
         pytest.param("observation", np.nan, marks=pytest.mark.slow),

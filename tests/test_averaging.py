@@ -90,6 +90,7 @@ def test_a_pod_with_a_fault_is_not_averaged_and_counters_stay():
         np.testing.assert_array_equal(result["count"], np.arange(4))
 
 
+@pytest.mark.slow
 def test_pods_are_equal_after_an_average_and_learn_apart_between():
     env = make("catch")
     agent = dataclasses.replace(EXPERIMENT.agent, spec=env.spec)

@@ -178,6 +178,7 @@ def test_doctor_finds_that_everything_works():
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
+@pytest.mark.slow
 def test_bench_separates_compile_time():
     code, out, error = call("bench", "anakin", "--repetitions", 1, "--envs-per-device", 8, "--json")
     assert code == 0, error
@@ -259,11 +260,16 @@ def test_tune_names_the_fastest():
     ("arguments", "message"),
     [
         (("catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
-        (("cartpole_sebulba", "--actors", "2"), "more than the one device"),
-        (("cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"), "fit"),
-        (("cartpole_sebulba", "--num-envs", "31", "--threads-per-actor", "2"), "take 30 or 32"),
         (("cartpole_dqn", "--capacity", "2000000000"), "GiB are free: take a smaller"),
-        (("catch", "--devices", "10000"), "more than the 1,024 that a process may have"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (("cartpole_sebulba", "--actors", "2"), "more than the one device"),
+                (("cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"), "fit"),
+                (("cartpole_sebulba", "--num-envs", "31", "--threads-per-actor", "2"), "30 or 32"),
+                (("catch", "--devices", "10000"), "more than the 1,024 that a process may have"),
+            )
+        ),
     ],
 )
 def test_mistakes_about_devices(arguments, message, tmp_path, monkeypatch):

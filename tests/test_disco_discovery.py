@@ -235,6 +235,7 @@ def test_the_meta_gradient_equals_finite_differences():
 # --- the file ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_rule_comes_back_from_its_file():
     rule, _ = random_batch()
     content = encode_rule(rule)

@@ -54,9 +54,18 @@ def page_id(page: Path) -> str:
 
 # Those of tutorials are run with their commands, by test_tutorials.py.
 WITH_CODE = [page for page in PAGES if blocks(page) and page.parent.name != "tutorials"]
+LONG = ("docs/add-an-environment", "docs/add-an-agent")  # they train
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=page_id)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page, id=page_id(page), marks=pytest.mark.slow if page_id(page) in LONG else ()
+        )
+        for page in WITH_CODE
+    ],
+)
 def test_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)

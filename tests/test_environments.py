@@ -426,7 +426,13 @@ def of_gymnax(test: Any) -> Any:
 
 
 @of_gymnax
-@pytest.mark.parametrize("name", GYMNAX)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "Asterix-MinAtar" else ())
+        for name in GYMNAX
+    ],
+)
 def test_gymnax_environment(name: str) -> None:
     env = make(f"gymnax:{name}")
     spec = check_environment(env)

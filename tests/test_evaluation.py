@@ -226,6 +226,7 @@ def test_evaluations_are_the_same_under_every_driver():
             assert (one == (other[0] if "pods" in changes else other)).all()
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_as_it_says_and_again_by_eval(tmp_path, capsys):
     run = tmp_path / "run"
     result = podracer.train(EXPERIMENT, run_dir=run)

@@ -12,8 +12,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     ("name", "frames", "least"),
     [
         ("own_agent", 307_200, 60.0),  # an untrained policy balances for 10 to 30 steps
-        ("own_environment", 81_920, 0.9),  # one that walks at random earns less than 0.3
-        ("own_network", 81_920, 150.0),
+        pytest.param(
+            "own_environment", 81_920, 0.9, marks=pytest.mark.slow
+        ),  # one that walks at random earns less than 0.3
+        pytest.param("own_network", 81_920, 150.0, marks=pytest.mark.slow),
     ],
 )
 def test_an_example_learns(
@@ -38,6 +40,7 @@ def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 100
 
 
+@pytest.mark.slow
 def test_the_research_loop_reaches_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     assert importlib.import_module("research_loop").main() >= 0.95

@@ -128,6 +128,7 @@ def test_an_agent_and_an_environment_of_ones_own_on_the_command_line(folder, cap
         assert "--recipe" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_agent_of_ones_own_in_a_sweep(folder, capsys):
     sweep = ("sweep", "lab.recipes:mine", "--seeds", 2, "--vary", "reward_shift=-1,1")
     # In a process of its own a sweep would set up a device for each core.
@@ -194,6 +195,7 @@ class Recorder:
         self.closed = True
 
 
+@pytest.mark.slow
 def test_a_sink_gets_every_record_and_its_fault_costs_nothing(tmp_path, caplog):
     runs, sink = [], Recorder()
 

@@ -141,6 +141,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     assert "without saving" in error
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
     run = tmp_path / "run"
     process = start(*LONG, "--run-dir", run)
@@ -167,6 +168,7 @@ def test_a_chunk_that_never_ends_is_noticed(tmp_path):
     assert crash["component"] == "watchdog"
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
     run = tmp_path / "run"
     process = start(*RUN, "--frames", CHUNK * 30, "--save-seconds", 1000, "--run-dir", run)

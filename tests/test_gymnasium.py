@@ -999,7 +999,11 @@ podracer.train("cartpole_sebulba", environment=podracer.Gymnasium(Mine), run_dir
 
 
 @pytest.mark.parametrize(
-    "code", [SCRIPT + "\n    main()\n", TRAINING_SCRIPT], ids=["make", "train"]
+    "code",
+    [
+        pytest.param(SCRIPT + "\n    main()\n", id="make"),
+        pytest.param(TRAINING_SCRIPT, id="train", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,7 @@ def objective(agent, batch, rule):
     )
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_two_updates_written_out():
     agent, rule, batch, _ = judged()
     grads, loss, _ = rule_grad()(rule, batch)
@@ -324,6 +325,7 @@ def learners():
     return [begin, *(jax.device_get(p.state.learner) for p in progress)]
 
 
+@pytest.mark.slow
 def test_lives_end_alone_and_learners_begin_anew():
     """After every update a learner whose life has just begun is blank, and others are not."""
     begin, *updates = learners()
@@ -385,6 +387,7 @@ EXPERIMENT = Experiment(
 )
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_and_the_rule_can_be_used(tmp_path, capsys):
     """In the middle of a window and of lives; then the rule, as a file, teaches others."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -272,6 +272,7 @@ def test_a_file_of_another_form_is_refused(tmp_path, content):
         read_catalog(file)
 
 
+@pytest.mark.slow
 def test_a_plan_proposes_the_largest_batch_that_fits(small):
     catalog = read_catalog(small)
     experiment = recipes.find("catch").with_fields({"driver": {"num_envs": 4096}, "frames": 10**9})

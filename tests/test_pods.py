@@ -148,6 +148,7 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
 
 
+@pytest.mark.slow
 def test_fusion_is_the_mean_of_weights_and_moments(tmp_path):
     rule = selection.Generational(group_size=2, parents=1)
     entries = play(tmp_path, dataclasses.replace(TOURNAMENT, selection=rule, pods=2))
@@ -199,6 +200,7 @@ def own_recipe(tmp_path, monkeypatch):
     sys.modules.pop("own_pods", None)
 
 
+@pytest.mark.slow
 def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
     """In this process as objects, and as in processes, which know the recipe's name only."""
     tournament = podracer.Tournament(
@@ -343,6 +345,7 @@ def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
     assert not any(type(event).__name__ == "Failed" for event in events)
 
 
+@pytest.mark.slow
 def test_the_leaderboard_is_shown_as_json(tmp_path):
     play(tmp_path / "t", dataclasses.replace(TOURNAMENT, rounds=1))
     result = subprocess.run(

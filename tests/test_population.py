@@ -199,6 +199,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(EXPERIMENT, run_dir=whole)

@@ -355,6 +355,7 @@ def test_a_selection_is_made_of_flags():
         sweep.make_exchange(Truncation(), "ring", 10, vary)
 
 
+@pytest.mark.slow
 def test_the_leaderboard_of_a_sweep_is_json_by_choice_and_is_not_watched(tmp_path, capsys):
     from podracer.cli.pods import leaderboard
 

@@ -76,7 +76,13 @@ def computed(name, compute_dtype):
     return outputs, carry, grads, program.as_text()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("resnet", "noisy", "gru") else ())
+        for name in NETWORKS
+    ],
+)
 def test_outputs_and_gradients_in_bfloat16_are_float32_and_near_those_in_float32(name):
     outputs, carry, grads, program = computed(name, "bfloat16")
     plain_outputs, plain_carry, plain_grads, plain_program = computed(name, "float32")

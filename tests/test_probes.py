@@ -131,12 +131,9 @@ FAST = (
     ("q_lambda", "policy"),
     ("pqn", "timeout"),
     ("dqn", "timeout"),
-    ("alphazero", "timeout"),
     ("a2c", "continuous"),
-    ("sac", "continuous"),
     ("ppo", "multidiscrete"),
     ("ppo", "memory"),
-    ("r2d2", "memory"),
 )
 
 

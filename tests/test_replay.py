@@ -114,7 +114,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
     spec, length, stride, rollouts = CASES[name]

@@ -332,6 +332,7 @@ def test_the_summary_of_sebulba_runs(tmp_path):
     assert "Environment faults" not in page.text
 
 
+@pytest.mark.slow
 def test_runs_of_both_kinds_are_compared(tmp_path):
     runs = [make_run(tmp_path / "anakin")]
     runs += [make_sebulba_run(tmp_path / f"<b>{i}", queue=1.2) for i in range(5)]

@@ -202,6 +202,7 @@ def test_measuring_resumes_and_repeats_only_what_failed(tmp_path, monkeypatch):
     assert any("measured before" in line for line in said)
 
 
+@pytest.mark.slow
 def test_a_small_figure_from_the_command_to_the_page(tmp_path, monkeypatch, capsys):
     figure = a_figure(curves=lambda measured: [Curve("return", ((1.0, 0.5),))])
     monkeypatch.setitem(FIGURES, "figure", figure)

@@ -109,6 +109,7 @@ def worse(row):
     return {**row, **other}
 
 
+@pytest.mark.slow
 def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options, tmp_path, capsys):
     assert results_suite.measure(TINY, options, math.inf)
     rows = records.read(options.out)

@@ -58,18 +58,14 @@ def _nothing_left():
 # --- the golden property -------------------------------------------------------------------------
 
 
-# Every agent's file on one learner, and one agent on several; Disco takes long to compile.
-ONCE_MORE = (
-    *("ppo-gru", "pqn-gru", "rainbow", "btr", "fast_td3", "muzero-reanalyze"),
-    *("qt_opt", "muzero-sampled", "disco", "sac-gru", "td3-lstm"),
-)
-EACH_ONCE = {*((name, 1) for name in AGENTS if name not in ONCE_MORE), ("ppo", 4)}
+# By default agents on one device, without and with a replay, and one on several.
+DEFAULT = {("impala", 1), ("dqn", 1), ("ppo", 4)}
 
 
 @pytest.mark.parametrize(
     ("name", "learners"),
     [
-        pytest.param(name, n, marks=() if (name, n) in EACH_ONCE else pytest.mark.slow)
+        pytest.param(name, n, marks=() if (name, n) in DEFAULT else pytest.mark.slow)
         for name in AGENTS
         for n in (1, 2, 4)
     ],
@@ -104,7 +100,7 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
             assert one.metrics[metric] == expect, metric
 
 
-@pytest.mark.parametrize("lag", [1, 2])
+@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_runs_with_one_seed_are_equal_to_the_bit(lag):
     one, _ = train_sebulba(*sebulba_setup(policy_lag=lag))
     two, _ = train_sebulba(*sebulba_setup(policy_lag=lag))
@@ -198,8 +194,16 @@ def expected_rows(num_envs, length, rollouts):
     return shown
 
 
-@pytest.mark.parametrize(("devices", "threads", "learners"), [(1, 1, 1), (1, 4, 1), (4, 2, 2),
-                                                              (6, 1, 4), (5, 2, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("devices", "threads", "learners"),
+    [
+        (1, 1, 1),
+        (1, 4, 1),
+        (5, 2, 4),
+        pytest.param(4, 2, 2, marks=pytest.mark.slow),
+        pytest.param(6, 1, 4, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("lag", [0, 1])
 def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
     devices, threads, learners, lag

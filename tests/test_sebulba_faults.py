@@ -668,7 +668,7 @@ def _maps():
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize("kind", ["counter", "gymnasium"])
+@pytest.mark.parametrize("kind", ["counter", pytest.param("gymnasium", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("times", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_starting_and_stopping_leaves_nothing(kind, times, once, cases):
     """Some runs end, some are stopped half way, some fail; environments in processes too."""
@@ -808,8 +808,8 @@ def random_fault(number, made):
 @pytest.mark.figure(5)
 @pytest.mark.parametrize(
     ("times", "first"),
-    [(10, 0), pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
-    ids=["10", "1000"],
+    [(5, 0), pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ids=["5", "1000"],
 )
 def test_random_faults_end_clean(times, first, once, cases):
     seconds = []

@@ -86,6 +86,7 @@ def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path, ca
 
 
 @pytest.mark.figure(1, 4)
+@pytest.mark.slow
 def test_lock_step_killed_and_preempted_equals_an_uninterrupted_run(tmp_path, cases):
     arguments = (*RUN, "--policy-lag", 0, "--save-seconds", 0, "--frames", STEPS * 80)
     twin, run = tmp_path / "twin", tmp_path / "run"
@@ -212,8 +213,8 @@ def child(kind, *arguments):
     ("kind", "code", "component", "words"),
     [
         ("raise", 72, "actor 0", "the environment raised RuntimeError: a fault for the test"),
-        ("hang", 72, "actor 0", "the environment did not answer for"),
-        ("learner", 70, "learner", "a fault for the test"),
+        pytest.param("hang", 72, "actor 0", "did not answer for", marks=pytest.mark.slow),
+        pytest.param("learner", 70, "learner", "a fault for the test", marks=pytest.mark.slow),
         pytest.param("leave", 72, "actor 0", "raised SystemExit: 0", marks=pytest.mark.slow),
         pytest.param("nonsense", 72, r"actor \d", "observation must be", marks=pytest.mark.slow),
     ],
@@ -254,6 +255,7 @@ def end(processes, expected):
 HOSTS = (*RUN[:-1], 2)  # devices of all hosts
 
 
+@pytest.mark.slow
 def test_two_hosts_hold_the_same_parameters_and_other_environments(tmp_path):
     run = tmp_path / "run"
     one, two = end(hosts("hosts", *HOSTS, "--frames", STEPS * 20, "--run-dir", run), 0)

@@ -210,6 +210,7 @@ def test_only_the_few_starts_are_computed():
     assert rows_of_reset(auto_reset(Dear(), resets_per_step=2)) == ["2"]
 
 
+@pytest.mark.slow
 def test_masks_keep_impossible_actions_from_being_chosen():
     """Every agent that knows masks chooses only what is possible, exploring or not."""
     from podracer.agents.a2c import A2C

@@ -394,6 +394,7 @@ def test_a_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- a run ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ppo_trains_on_it(tmp_path: Path) -> None:
     """Under Anakin, without a second compile of the chunk, evaluated in the validation period."""
     experiment = Experiment(

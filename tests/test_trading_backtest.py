@@ -143,6 +143,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return podracer.train(EXPERIMENT, run_dir=tmp_path_factory.mktemp("runs") / "run").run_dir
 
 
+@pytest.mark.slow
 def test_the_validation_is_the_runs_own(run: Path) -> None:
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     book = backtest(run).validation.portfolio
@@ -150,6 +151,7 @@ def test_the_validation_is_the_runs_own(run: Path) -> None:
     assert gained == pytest.approx(last["evaluation_return"], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["backtest", str(run)])

@@ -64,6 +64,7 @@ def called(*arguments: Any) -> Any:
     return left.value.code
 
 
+@pytest.mark.slow
 def test_better_ones_are_promoted(
     runs: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +103,7 @@ def test_rolling_back_goes_further_each_time(runs: tuple[Path, Path, Path], tmp_
     assert current_model(tmp_path).name == "000001"
 
 
+@pytest.mark.slow
 def test_a_model_outlives_its_run(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs[1], run)
@@ -116,6 +118,7 @@ def test_a_model_outlives_its_run(runs: tuple[Path, Path, Path], tmp_path: Path)
     assert promote(tmp_path / "models", runs[0]).action == "refuse"
 
 
+@pytest.mark.slow
 def test_both_are_judged_in_the_newer_window(runs: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The old model is played in the validation period of the new run, not in its own."""
     later = f"{MARKET},train_until=0.7,validate_until=0.9"

@@ -221,6 +221,7 @@ def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
     assert "bit-exact" not in caplog.text
 
 
+@pytest.mark.slow
 def test_other_devices_are_said_at_every_resume_and_chosen_by_a_setting(
     tmp_path, monkeypatch, caplog
 ):

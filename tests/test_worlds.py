@@ -304,7 +304,24 @@ def test_what_chains_are_drawn_from(name: str) -> None:
 # --- worlds as environments ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*KINDS, *FAMILIES, "sparse+chain_short+rand_small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "dense",
+            "small",
+            "rand_small",
+            "chain_short",
+            "tabular",
+            "sparse+chain_short+rand_small",
+        ),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (*KINDS, *FAMILIES)
+            if name not in ("dense", "small", "rand_small", "chain_short", "tabular")
+        ),
+    ],
+)
 def test_every_kind_is_an_environment(name: str) -> None:
     env = make(f"worlds:{name}")
     spec = check_environment(env)
@@ -396,6 +413,7 @@ def test_names_of_lifetimes() -> None:
     assert make("lifetimes:cartpole").spec.extension == TaskGroups(64, 10_000, ("cartpole",))
 
 
+@pytest.mark.slow
 def test_lives_end_and_begin_in_new_worlds() -> None:
     env, number, steps = make("lifetimes:worlds:all,envs=4,steps=60"), 90, 200
     states, shown, _ = run(env, batch(number), steps)
