@@ -23,7 +23,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import continuous
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
-from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
+from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
@@ -185,7 +185,7 @@ class DDPG:
         return jnp.tanh(self._networks.policy(params, observation))
 
     @property
-    def _networks(self) -> ActorCritic:
+    def _networks(self) -> ContinuousNetworks:
         return continuous.build_networks(self, policy_outputs=1)
 
 

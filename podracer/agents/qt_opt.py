@@ -17,7 +17,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import continuous, off_policy
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
-from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
+from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
@@ -175,7 +175,7 @@ class QTOpt:
         return elites[0]
 
     @property
-    def _networks(self) -> ActorCritic:
+    def _networks(self) -> ContinuousNetworks:
         networks = continuous.build_networks(self, policy_outputs=1)
         off_policy.require_feed_forward(networks.actor)
         return networks

@@ -21,7 +21,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import continuous
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
-from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
+from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
@@ -192,7 +192,7 @@ class SAC:
         return _distribution(self._networks.policy(actor.policy, observation))
 
     @property
-    def _networks(self) -> ActorCritic:
+    def _networks(self) -> ContinuousNetworks:
         return continuous.build_networks(self, policy_outputs=2)
 
 

@@ -13,7 +13,7 @@ from podracer.cli.arguments import parse, require_in_range
 from podracer.cli.run_options import AtCheckpoint, PolicyName, RunOptions
 
 if TYPE_CHECKING:
-    from podracer.tournament.matches import Table
+    from podracer.tournament.matches import MatchResults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def match(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _figures(table: Table) -> dict[str, Any]:
+def _figures(table: MatchResults) -> dict[str, Any]:
     elo, std = (ratings.round(2).tolist() for ratings in table.ratings)
     return {
         "players": list(table.players), "elo": elo, "elo_std": std, "games": table.games.tolist(),
@@ -88,14 +88,14 @@ def _figures(table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print(table: Table) -> None:
+def _print(table: MatchResults) -> None:
     """Print the players, best first: Elo with its 95 % interval, and the share of points."""
     from rich.console import Console
-    from rich.table import Table as Grid
+    from rich.table import Table
 
     order = table.ratings.elo.argsort()[::-1]
     columns = [str(place + 1) for place in range(len(order))]
-    grid = Grid("", "player", "Elo", "", *columns, box=None, padding=(0, 2, 0, 0))
+    grid = Table("", "player", "Elo", "", *columns, box=None, padding=(0, 2, 0, 0))
     for place, i in enumerate(order):
         share = ["-" if i == j else f"{table.scores[i, j] / table.games[i, j]:.1%}" for j in order]
         elo, margin = table.ratings.elo[i], 1.96 * table.ratings.std[i]

@@ -245,8 +245,8 @@ class Selection:
                 "one, such as --vary learning_rate=1e-5:1e-2 --draws 16."
             )
         if isinstance(self.rule, Generational):
-            num_groups, rest = divmod(num_pods, self.rule.group_size)
-            if rest or num_groups <= self.rule.parents:
+            num_groups, remainder = divmod(num_pods, self.rule.group_size)
+            if remainder or num_groups <= self.rule.parents:
                 raise ConfigError(
                     f"generational selection with {self.rule.parents} parents needs more groups "
                     f"than these, all of group_size {self.rule.group_size}, but there are "

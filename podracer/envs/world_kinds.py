@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
 
 def _random_objects(number: int) -> tuple[ObjectKind, ...]:
-    """Objects with random parameters, of which the first has a positive reward."""
+    """Return objects with random parameters, of which the first has a positive reward."""
     probabilities: tuple[Interval, Interval] = ((0.01, 1), (0.001, 0.1))
     return (((0, 1), *probabilities), *(number - 1) * [((-1, 1), *probabilities)])
 

@@ -203,8 +203,8 @@ def _find(name: str, game: str, recipe: Any) -> TrainedOpponent:
     updates = chosen_step(run, choice, lambda text: print(f"podracer: {text}", file=sys.stderr))
     manifest = digest(run / CHECKPOINTS / step_name(updates))
     opponent = TrainedOpponent(str(run), pod, updates, manifest, recipe)
-    if (learned := _read(opponent).game) != game:
-        raise ConfigError(f"{run} learned {learned}, so it is no opponent in {game}.")
+    if (own_game := _read(opponent).game) != game:
+        raise ConfigError(f"{run} learned {own_game}, so it is no opponent in {game}.")
     return opponent
 
 

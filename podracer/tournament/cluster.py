@@ -155,16 +155,16 @@ def main(cpus: str, gpus: str, *recipes: str) -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # Ray's output goes to the log
     cluster, commands = Cluster(connect(), float(cpus), float(gpus), recipes), Lines(0)
-    beaten = -math.inf
+    last_beat = -math.inf
     while (lines := commands.read()) is not None:
         for verb, *arguments in lines:
             {"start": cluster.start, "stop": cluster.stop, "kill": cluster.kill}[verb](*arguments)
         for token, code in cluster.ended().items():
             _say(out, [token, code])
-        if time.monotonic() - beaten > 1.0:
+        if time.monotonic() - last_beat > 1.0:
             cluster.beat()  # hangs, as any call of Ray may, when the cluster is gone
             _say(out, [])
-            beaten = time.monotonic()
+            last_beat = time.monotonic()
         time.sleep(0.05)
     cluster.leave()
 

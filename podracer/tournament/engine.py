@@ -201,8 +201,8 @@ class RayEngine:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._commands, self._said = self._process.stdin, Lines(self._process.stdout.fileno())
-        self._patience = time.monotonic() + START_SECONDS
+        self._commands, self._replies = self._process.stdin, Lines(self._process.stdout.fileno())
+        self._deadline = time.monotonic() + START_SECONDS
         self._running: set[int] = set()
 
     def start(self, token: int, directory: Path) -> None:
@@ -210,12 +210,12 @@ class RayEngine:
         self._tell("start", token, str(directory.absolute()))
 
     def ended(self) -> dict[int, int]:
-        replies = self._said.read()
+        replies = self._replies.read()
         if replies is None:
             raise self._lost(_last_line(self._log))
         if replies:
-            self._patience = time.monotonic() + SILENCE_SECONDS
-        if time.monotonic() > self._patience:
+            self._deadline = time.monotonic() + SILENCE_SECONDS
+        if time.monotonic() > self._deadline:
             raise self._lost("Ray does not answer")
         finished = {token: code for token, code in filter(None, replies)}
         self._running -= finished.keys()
@@ -259,7 +259,7 @@ class Lines:
 
     def __init__(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
-        self._pipe, self._rest = pipe, b""
+        self._pipe, self._partial_line = pipe, b""
 
     def read(self) -> list[Any] | None:
         """Return the values since the last call, or None at the end of the pipe; never wait."""
@@ -267,7 +267,7 @@ class Lines:
             read = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
             return []
-        *lines, self._rest = (self._rest + read).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + read).split(b"\n")
         return [json.loads(line) for line in lines] if read else None
 
 

@@ -29,7 +29,7 @@ class Player(NamedTuple):
     """Arguments of the compiled games, so that equal networks share one program."""
 
 
-class Table(NamedTuple):
+class MatchResults(NamedTuple):
     """Results of matches between all pairs of players, arrays `[players, players]`."""
 
     players: tuple[str, ...]
@@ -72,7 +72,7 @@ def game_of(environments: Sequence[Any]) -> str:
     return names[0]
 
 
-def play_matches(game_name: str, players: Sequence[Player], games: int, seed: int) -> Table:
+def play_matches(game_name: str, players: Sequence[Player], games: int, seed: int) -> MatchResults:
     """Let each pair of players play so many games, and rate the players.
 
     Who moves first is drawn for each game. Equal arguments give the same games.
@@ -87,7 +87,7 @@ def play_matches(game_name: str, players: Sequence[Player], games: int, seed: in
         draws[i, j] = draws[j, i] = (outcomes == 0).sum()
     counts = games * (1 - np.eye(num, dtype=int))
     ratings = rate(wins + 0.5 * draws, counts)
-    return Table(tuple(player.name for player in players), counts, wins, draws, ratings)
+    return MatchResults(tuple(player.name for player in players), counts, wins, draws, ratings)
 
 
 def games_of(

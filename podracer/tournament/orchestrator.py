@@ -186,8 +186,8 @@ class Orchestrator:
             pod = self._running.pop(token)
             self._since.pop(token)
             self._end(pod, token, code)
-            if retired := self._stopping.pop(token, ""):
-                self.board.record(Stopped(pod, "retired", retired))
+            if reason := self._stopping.pop(token, ""):
+                self.board.record(Stopped(pod, "retired", reason))
 
     def _end(self, pod: int, token: int, code: int) -> None:
         reason = self._accept(pod, token, code)
@@ -213,8 +213,8 @@ class Orchestrator:
         if report is None:
             return reason_of_failure(directory, code)
         submitted = Submitted(pod, round, evaluation=self.tournament.evaluation, **report)
-        refused = self.board.submit(submitted)
-        return refused and f"its report was refused: {refused}"
+        reason = self.board.submit(submitted)
+        return reason and f"its report was refused: {reason}"
 
     # --- starts of rounds -------------------------------------------------------------------------
 
@@ -232,10 +232,10 @@ class Orchestrator:
 
     def _start_waiting(self) -> None:
         """Decide for all idle pods first, so that all see the same state, then start them."""
-        decided = [(pod, round, self._decide(pod, round)) for pod, round in self._waiting()]
-        for pod, round, task in decided:
-            if task is not None:
-                self._start(pod, round, task)
+        decisions = [(pod, round, self._decide(pod, round)) for pod, round in self._waiting()]
+        for pod, round, decision in decisions:
+            if decision is not None:
+                self._start(pod, round, decision)
 
     def _decide(self, pod: int, round: int) -> dict[str, Any] | None:
         """Return parents, hyperparameters and experiment of a round; None if it has to wait."""
@@ -282,8 +282,8 @@ class Orchestrator:
         pods = tuple(_changed(member, changed) for member in experiment.pods)
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
-    def _start(self, pod: int, round: int, decided: dict[str, Any]) -> None:
-        started = self.board.start(pod, round, **decided)
+    def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
+        started = self.board.start(pod, round, **decision)
 
         def checkpoint(entry_id: str) -> Parent:
             entry = find(self.state, pod, entry_id)

@@ -12,7 +12,7 @@ import optax
 
 from podracer import schedules
 from podracer.agents.common import actor_critic, continuous_networks, off_policy, recurrent
-from podracer.agents.common.continuous_networks import ActorCritic, ReturnDistribution
+from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.common.recurrent import History, Recurrence
@@ -95,7 +95,7 @@ class Agent(Protocol):
     def spec(self) -> EnvironmentSpec | None: ...
 
     @property
-    def _networks(self) -> ActorCritic: ...
+    def _networks(self) -> ContinuousNetworks: ...
 
     @property
     def _update(self) -> Callable[..., tuple[Any, Metrics, jax.Array]]:
@@ -103,7 +103,7 @@ class Agent(Protocol):
         ...
 
 
-def build_networks(agent: Agent, *, policy_outputs: int) -> ActorCritic:
+def build_networks(agent: Agent, *, policy_outputs: int) -> ContinuousNetworks:
     """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
     return continuous_networks.build(
         agent.network,

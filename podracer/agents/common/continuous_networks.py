@@ -35,7 +35,7 @@ ReturnDistribution = Atoms | Quantiles
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCritic:
+class ContinuousNetworks:
     """Policy network and Q-network; each coordinate of their actions is in [-1, 1].
 
     A critic has Z outputs: the value itself, or those of a distribution of returns. Recurrent
@@ -121,7 +121,7 @@ def build(
     head_size: int,
     *,
     policy_outputs: int,
-) -> ActorCritic:
+) -> ContinuousNetworks:
     """Build the networks; the policy has `policy_outputs` numbers for each action coordinate.
 
     Where `network` is recurrent, `head_size` units are behind the memories.
@@ -132,7 +132,7 @@ def build(
     actor = network.build(observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):
         critic = network.build({"action": action, "observation": observation}, {"q": q})
-        return ActorCritic(space, actor, critic, distribution)
+        return ContinuousNetworks(space, actor, critic, distribution)
 
     observation = recurrent.last_step_spec(observation, space.size)
     policy = dataclasses.replace(policy, hidden=(head_size,))
@@ -140,4 +140,4 @@ def build(
     history = network.build(observation, {"history": Head(head_size)})
     inputs = {"action": action, "observation": ArraySpec((head_size,))}
     critic = TorsoNetwork(MLP((head_size,))).build(inputs, {"q": q})
-    return ActorCritic(space, actor, critic, distribution, history)
+    return ContinuousNetworks(space, actor, critic, distribution, history)

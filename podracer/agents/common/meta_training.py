@@ -166,7 +166,7 @@ class MetaTraining:
         )
 
     def _untrained(self, keys: jax.Array) -> Any:
-        """Students and critics that have learned nothing, for keys `[L]`."""
+        """Return students and critics that have learned nothing, for keys `[L]`."""
 
         def init_one(key: jax.Array) -> tuple[PyTree, ParamsState]:
             keys = jax.random.split(key)
@@ -175,7 +175,7 @@ class MetaTraining:
         return init_by_lifetime(init_one, keys)
 
     def _reset_where(self, is_new: jax.Array, states: PyTree, key: jax.Array) -> PyTree:
-        """Students and critics, untrained ones where a lifetime is new, bool `[L]`.
+        """Return students and critics, untrained ones where a lifetime is new, bool `[L]`.
 
         New ones are computed only if any lifetime is new.
         """

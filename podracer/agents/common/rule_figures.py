@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from podracer.ops.returns import generalized_advantages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 15
 _PROBABILITIES = (0.1, 0.5, 0.9)  # of the action that was taken
+_EPISODES, _STEPS = 2000, 20
+
+
+class SyntheticEpisodes(NamedTuple):
+    """Episodes with random rewards and ends, `[T, B]` each."""
+
+    reward: jax.Array
+    discount: jax.Array  # 0.0 where an episode ends, else 1.0
+    valid: jax.Array
+    returns: jax.Array  # discounted, that follow each step
+
+
+def synthetic_episodes(discount: float) -> SyntheticEpisodes:
+    """Return 2000 environments of 20 steps, of which one in seven has a reward."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    shape = (_STEPS, _EPISODES)
+    is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
+    reward = jnp.where(is_rewarded, jax.random.normal(keys[1], shape), 0.0)
+    continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
+    valid, zeros = jnp.ones(shape, bool), jnp.zeros(shape)
+    returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
+    return SyntheticEpisodes(reward, continues, valid, returns)
 
 
 def draw_over_returns(
@@ -47,9 +73,9 @@ def draw_over_returns(
 
 
 def _bins(returns: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Equally wide bins over the middle 98 % of the returns.
+    """Return centers and members (indices) of the bins with more than 20 members.
 
-    Returns the centers of those with more than 20 members, and the indices of the members.
+    Bins are equally wide and cover the middle 98 % of the returns.
     """
     low, high = np.percentile(returns, [1, 99])
     edges = np.linspace(low, high, _BINS + 1)

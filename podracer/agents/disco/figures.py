@@ -13,17 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.common.rule_figures import draw_over_returns
+from podracer.agents.common.rule_figures import draw_over_returns, synthetic_episodes
 from podracer.agents.disco.experience import Experience
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.rule import RuleParams, apply_rule, init_memory
 from podracer.agents.disco.values import estimate_values, init_moments
-from podracer.ops.returns import generalized_advantages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_EPISODES, _STEPS = 2000, 20
 
 
 def targets_over_returns(
@@ -34,14 +31,10 @@ def targets_over_returns(
     Returns, for each of n steps, the discounted return that follows `[n]`, the probability that the
     policy's target gives to the action taken `[n]`, and the target of y `[n, m]`.
     """
-    keys = jax.random.split(jax.random.key(0), 3)
-    shape = (_STEPS, _EPISODES)
-    is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
-    reward = jnp.where(is_rewarded, jax.random.normal(keys[1], shape), 0.0)
-    continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
-    valid = jnp.ones(shape, bool)
+    episodes = synthetic_episodes(discount)
+    num_steps, num_envs = episodes.reward.shape
     logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
-    timesteps, predictions = (_STEPS + 1, _EPISODES), jnp.asarray(params.prediction.bias).size
+    timesteps, predictions = (num_steps + 1, num_envs), jnp.asarray(params.prediction.bias).size
     outputs = Outputs(
         policy=jnp.broadcast_to(logits, (*timesteps, 2)),
         prediction=jnp.zeros((*timesteps, predictions)),
@@ -49,8 +42,14 @@ def targets_over_returns(
         action_value=jnp.zeros((*timesteps, 2, 3)),
         next_policy=jnp.zeros((*timesteps, 2, 2)),
     )
-    action = jnp.zeros(shape, jnp.int32)
-    data = Experience((), action, reward, continues, valid, behavior=outputs.policy[:-1])
+    data = Experience(
+        observation=(),
+        action=jnp.zeros((num_steps, num_envs), jnp.int32),
+        reward=episodes.reward,
+        discount=episodes.discount,
+        valid=episodes.valid,
+        behavior=outputs.policy[:-1],
+    )
     support = jnp.asarray([-1.0, 0.0, 1.0])
     values = estimate_values(outputs, outputs, data, support, discount, trace_lambda)
     advantages = values.advantages
@@ -58,10 +57,8 @@ def targets_over_returns(
     memory = init_memory(jnp.asarray(params.lifetime.hidden).shape[0])
     values = values.normalized(moments)
     targets, _ = apply_rule(params, memory, data, outputs, outputs, values)
-    zeros = jnp.zeros(shape)
-    returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
     policy_target = jax.nn.softmax(targets.policy)[..., 0]
-    flat = (returns, policy_target, jax.nn.softmax(targets.prediction))
+    flat = (episodes.returns, policy_target, jax.nn.softmax(targets.prediction))
     return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in flat)  # type: ignore[return-value]
 
 

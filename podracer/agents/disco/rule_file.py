@@ -127,7 +127,7 @@ def _read_layers(archive: zipfile.ZipFile) -> dict[str, Linear]:
 
 
 def _to_layers(params: RuleParams) -> dict[str, Linear]:
-    """Layers of a rule by their names in the file: the inverse of `from_layers`."""
+    """Return the layers of a rule by their names in the file: the inverse of `from_layers`."""
     core, lifetime = _CORE, _LIFETIME
     layers = {
         f"{core}/lstm/linear": _linear(params.core),

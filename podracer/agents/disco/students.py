@@ -145,7 +145,7 @@ class DiscoStudents:
 
 
 def _rule_experience(data: Experience, outputs: Outputs) -> RuleExperience:
-    """Experience as a rule reads it, where the policies themselves acted."""
+    """Return experience as a rule reads it, where the policies themselves acted."""
     return RuleExperience(
         data.observation, data.action, data.reward, data.discount, data.valid,
         behavior=outputs.policy[:-1],
@@ -155,7 +155,7 @@ def _rule_experience(data: Experience, outputs: Outputs) -> RuleExperience:
 def _moments_and_weights(
     moments: AdvantageMoments, mask: jax.Array, advantages: jax.Array
 ) -> tuple[AdvantageMoments, jax.Array]:
-    """Moments `[L]` after a batch, and weights `[T, B]` of means over a lifetime's valid steps."""
+    """Return moments `[L]` after a batch, and weights `[T, B]` for means over valid steps."""
     lifetimes = moments.mean.shape[0]
     share = jnp.maximum(lifetime_means(mask, lifetimes), 1e-8)
     mean, mean_square = (
@@ -166,7 +166,7 @@ def _moments_and_weights(
 
 
 def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-    """Mean entropies of policy and of both predictions over each lifetime's steps, `[L]`."""
+    """Return mean entropies of policy and of both predictions over each lifetime's steps, `[L]`."""
     before = jax.tree.map(lambda x: x[:-1], outputs)
     of_action = Categorical(gather_action(before.action_prediction, data.action))
     prediction = Categorical(before.prediction).entropy() + of_action.entropy()

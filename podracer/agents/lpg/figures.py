@@ -9,20 +9,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.common.lifetimes import Experience
-from podracer.agents.common.rule_figures import draw_over_returns
+from podracer.agents.common.rule_figures import draw_over_returns, synthetic_episodes
 from podracer.agents.lpg.rule import Outputs, UpdateRule
-from podracer.ops.returns import generalized_advantages
 from podracer.types import Params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_EPISODES, _STEPS = 2000, 20
 
 
 def targets_over_returns(
@@ -33,28 +29,22 @@ def targets_over_returns(
     Returns, for each of n steps, the discounted return that follows `[n]`, the policy target
     `[n]` and the prediction target `[n, m]`.
     """
-    keys = jax.random.split(jax.random.key(0), 3)
-    shape = (_STEPS, _EPISODES)
-    is_rewarded = jax.random.bernoulli(keys[0], 0.15, shape)
-    reward = jnp.where(is_rewarded, jax.random.normal(keys[1], shape), 0.0)
-    continues = (~jax.random.bernoulli(keys[2], 0.05, shape)).astype(jnp.float32)
-    valid = jnp.ones(shape, bool)
+    episodes = synthetic_episodes(discount)
+    num_steps, num_envs = episodes.reward.shape
     data = Experience(
         observation=(),
-        first=jnp.zeros((_STEPS + 1, _EPISODES), bool),
-        action=jnp.zeros(shape, jnp.int32),
-        reward=reward,
-        discount=continues,
-        valid=valid,
+        first=jnp.zeros((num_steps + 1, num_envs), bool),
+        action=jnp.zeros((num_steps, num_envs), jnp.int32),
+        reward=episodes.reward,
+        discount=episodes.discount,
+        valid=episodes.valid,
         carry=(),
     )
     logits = jnp.log(jnp.asarray([probability, 1.0 - probability]))
-    policy = jnp.broadcast_to(logits, (_STEPS + 1, _EPISODES, 2))
-    outputs = Outputs(policy, jnp.zeros((_STEPS + 1, _EPISODES, rule.predictions)))
+    policy = jnp.broadcast_to(logits, (num_steps + 1, num_envs, 2))
+    outputs = Outputs(policy, jnp.zeros((num_steps + 1, num_envs, rule.predictions)))
     targets = rule.apply(params, data, outputs, discount)
-    zeros = jnp.zeros(shape)
-    returns = generalized_advantages(zeros, zeros, reward, discount * continues, valid, 1.0)
-    flat = (returns, targets.policy, targets.prediction)
+    flat = (episodes.returns, targets.policy, targets.prediction)
     return tuple(np.asarray(x).reshape(-1, *x.shape[2:]) for x in flat)  # type: ignore[return-value]
 
 

@@ -102,7 +102,7 @@ class UpdateRule:
 
 
 def _embed(params: RuleParams, prediction: jax.Array) -> jax.Array:
-    """One number for each prediction `[..., m]`."""
+    """Return one number for each prediction `[..., m]`."""
     hidden = jax.nn.relu(apply_linear(params.embed, prediction))
     return apply_linear(params.narrow, hidden)[..., 0]
 

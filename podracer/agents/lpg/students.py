@@ -79,7 +79,7 @@ class LPGStudents:
 
 
 def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:
-    """Mean entropies of policy and prediction over the steps of each lifetime, `[L]`."""
+    """Return mean entropies of policy and prediction over the steps of each lifetime, `[L]`."""
     policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
     return {
         "policy_entropy": lifetime_means(data.valid * policy.entropy(), lifetimes),

@@ -33,10 +33,10 @@ class StageTimer:
 
     def start(self, stage: str) -> None:
         """End the current stage and start another."""
-        now = time.perf_counter()
+        time_now = time.perf_counter()
         previous, since = self.current
-        self._seconds[previous] += now - since
-        self.current = (stage, now)
+        self._seconds[previous] += time_now - since
+        self.current = (stage, time_now)
 
     def restart(self) -> None:
         """Start the current stage again, without counting the time that it took so far."""

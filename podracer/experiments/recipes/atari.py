@@ -51,13 +51,13 @@ def atari_impala_deep(game: str = "pong") -> Experiment:
 @recipe
 def pong_impala() -> Experiment:
     """IMPALA on Atari Pong."""
-    return dataclasses.replace(atari_impala("pong"), recipe="pong_impala")
+    return atari_impala("pong")
 
 
 @recipe
 def breakout_impala() -> Experiment:
     """IMPALA on Atari Breakout."""
-    return dataclasses.replace(atari_impala("breakout"), recipe="breakout_impala")
+    return atari_impala("breakout")
 
 
 @recipe
