@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from podracer.mesh import (
     global_grad_in_blocks,
     global_mean,
     make_mesh,
+    num_cores,
     shardings,
     split_evenly,
 )
@@ -171,3 +173,10 @@ def test_blocks_keep_the_order_and_the_limit(n, limit, blocks):
     split = split_evenly(indices, limit)
     assert split.shape == (blocks, n // blocks)
     np.testing.assert_array_equal(split.ravel(), indices)
+
+
+def test_cores_are_counted_where_a_process_has_no_affinity(monkeypatch):
+    """As on macOS."""
+    assert num_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert num_cores() == os.cpu_count()
