@@ -56,7 +56,7 @@ class FrodoState(CountedState):
     """Parameters θ and those of the target network, each with the state of their optimizer."""
 
     target_params: TargetParams
-    meta_optimizer_state: optax.OptState
+    meta_optimizer_state: optax.ScaleByAdamState
 
 
 @struct
@@ -112,8 +112,7 @@ class Frodo:
         """Take the inner steps on the parameters, then an outer one on the target network."""
         learner: FrodoState = state.shared
         num_frames = schedules.frames_of(trajectory, axis)
-        num_updates = optax.tree.get(learner.meta_optimizer_state, "count")
-        parts = split(trajectory, self.inner_updates + 1, num_updates)
+        parts = split(trajectory, self.inner_updates + 1, learner.meta_optimizer_state.count)
         held_out = jax.tree.map(lambda x: x[-1], parts)
         meta_grads, (inner, metrics) = meta_grad(
             partial(self._inner_update, axis),
@@ -232,11 +231,11 @@ class Frodo:
         return optax.chain(clip, self.optimizer.build(root_epsilon=1e-10))
 
 
-def _join(learner: CountedState, eta: TargetParams, meta_state: optax.OptState) -> FrodoState:
+def _join(learner: CountedState, eta: TargetParams, meta_state: Any) -> FrodoState:
     return FrodoState(**vars(learner), target_params=eta, meta_optimizer_state=meta_state)
 
 
-def split(trajectory: Trajectory, count: int, shift: jax.Array) -> Trajectory:
+def split(trajectory: Trajectory, count: int, shift: jax.typing.ArrayLike) -> Trajectory:
     """Return parts `[count, T, B / count, ...]` of the environments, in an order that rotates.
 
     Environment i is of part i % count, so that the parts of all shards are those of one device.

@@ -222,6 +222,7 @@ def _measured_by_processes(arguments: Sequence[str], seconds: float) -> Iterator
     """
     from podracer.bench.tune import Trial
     from podracer.drivers.sebulba import SebulbaConfig
+    from podracer.mesh import num_cores
 
     code, num_trials = 0, 0
     for devices in (1, 1 + num_cores()):
