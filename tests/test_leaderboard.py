@@ -510,15 +510,18 @@ def kill_writers(directory: Path, cases: Iterator[int], rng: np.random.Generator
             place = directory / str(number // 20)
             told = told if number % 20 else {}
             print(place, file=parent.stdin, flush=True)
-            kill = None
+            kill, pid = None, 0
+            has_written = bool(number % 2)  # every other one has, however busy the machine
             for line in iter(parent.stdout.readline, "dead\n"):
-                word, *rest = line.split()
+                word, *values = line.split()
                 if word == "pid":
-                    delay = rng.uniform(0.0, 0.06)
-                    kill = threading.Timer(delay, os.kill, (int(rest[0]), signal.SIGKILL))
-                    kill.start()
+                    pid = int(values[0])
                 else:
-                    told[f"p{rest[0]}r{rest[1]}"] = float(rest[2])
+                    told[f"p{values[0]}r{values[1]}"] = float(values[2])
+                    has_written = True
+                if kill is None and pid and has_written:
+                    kill = threading.Timer(rng.uniform(0.0, 0.06), os.kill, (pid, signal.SIGKILL))
+                    kill.start()
             assert kill is not None
             kill.join()
             check_killed(place, told)
@@ -544,7 +547,7 @@ def check_killed(directory: Path, told: dict[str, float]) -> None:
 @pytest.mark.figure(14)
 def test_100_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path, cases) -> None:
     written = kill_writers(tmp_path, cases(range(100)), np.random.default_rng(5))
-    assert written > 0  # more on a machine that does nothing else
+    assert written >= 10
     for place in tmp_path.iterdir():
         with Leaderboard(place) as board:
             check_index(board)
