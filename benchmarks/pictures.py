@@ -1,4 +1,4 @@
-"""Pictures and tables of `results/` for README.md: contests with others, growth with each size.
+"""Pictures and tables of `results/` for README.md: contests with others, growth, cold starts.
 
     python benchmarks/pictures.py
 
@@ -22,6 +22,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 AHEAD, BEHIND = "#2a6f97", "#c1121f"
+COLD_GOAL = 30.0  # seconds, on two cores
 KNEE = 0.9  # share of the best rate, as in growth.py
 
 
@@ -203,11 +204,42 @@ def draw_line(axes: Axes, what: str, points: list[tuple[int, float]]) -> None:
     )
 
 
+def cold_starts() -> list[tuple[str, dict[str, Any]]]:
+    """Return the newest cold start of each recipe, the slowest first."""
+    newest = {row["recipe"]: row for row in read("start") if row["cache"] == "cold"}
+    return sorted(newest.items(), key=lambda item: -item[1]["compiled"])
+
+
+def draw_starts(target: Path) -> None:
+    """Draw, for each recipe, the seconds until its first update from an empty compile cache."""
+    starts = cold_starts()
+    figure = Figure((9, 0.17 * len(starts) + 1), layout="constrained")
+    axes = figure.add_subplot()
+    seconds = [row["compiled"] for _, row in starts]
+    colors = [BEHIND if value > COLD_GOAL else AHEAD for value in seconds]
+    axes.barh(range(len(starts)), seconds, color=colors, height=0.7)
+    axes.axvline(COLD_GOAL, color="#666666", lw=1, ls="--")
+    axes.set_yticks(range(len(starts)), [name for name, _ in starts], fontsize=7)
+    axes.set(xlabel="seconds from the command to the first update", ylim=(len(starts), -1))
+    axes.spines[["top", "right"]].set_visible(False)
+    FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
+
+
+def print_starts() -> None:
+    """Print the cold starts as a table in Markdown: wall seconds, processor seconds, size."""
+    for name, row in cold_starts():
+        figures = (row["compiled"], row["compiled_cpu"], row["trace"], row["compile"])
+        texts = " | ".join(f"{value:.1f}" for value in figures)
+        print(f"| `{name}` | {texts} | {row['instructions']:,.0f} |")
+
+
 def main() -> None:
     draw_contests(IMAGES / "contests.png")
     draw_growth(IMAGES / "growth.png")
+    draw_starts(IMAGES / "starts.png")
     print_contests()
     print_growth()
+    print_starts()
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ class MetaObjective:
         def add(total: Grads, part: MetaBatch) -> tuple[Grads, None]:
             return jax.tree.map(lambda t, x: t + x / groups, total, self.grad(rule, part)), None
 
-        shapes = jax.eval_shape(self.grad, rule, jax.tree.map(lambda x: x[0], parts))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        by_task = jnp.zeros(self.num_tasks)
+        zeros = (jax.tree.map(jnp.zeros_like, rule), jnp.float32(0), [by_task, by_task])
         return jax.lax.scan(add, zeros, parts)[0]
 
     def grad(self, rule: Params, batch: MetaBatch) -> Grads:
