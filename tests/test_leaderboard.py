@@ -147,7 +147,7 @@ def test_failures_count_until_an_attempt_comes_further(tmp_path: Path) -> None:
             attempt = start(board, 0)
             assert board.fail(Failed(0, 0, attempt.token, "killed", frames)) is None
             counts.append(board.state.pods[0].failures)
-        assert counts == [1, 2, 1, 2, 3, 1]
+        assert counts == [1, 2, 0, 1, 2, 0]
         assert board.state.pods[0].status == "failed"
         assert board.state.pods[0].reason == "killed"
         submit(board, 0, 0.0)
@@ -453,6 +453,29 @@ def test_what_is_started_from_stays_and_what_a_quarantined_pod_had_goes(tmp_path
 
 
 @pytest.mark.figure(16)
+def test_a_round_keeps_the_checkpoint_of_its_entry_alone(tmp_path: Path) -> None:
+    """Also one that ended while another process wrote."""
+    steps = [f"pods/p{pod}r0/checkpoints/{updates:012d}" for pod in (0, 1) for updates in (1, 2, 3)]
+    for step in steps:
+        (tmp_path / step).mkdir(parents=True)
+        (tmp_path / step / "weights").write_bytes(b"w")
+    (tmp_path / "pods/p1r0/checkpoints/a note").mkdir()
+    kept = {steps[2], steps[5]}
+
+    def left() -> set[str]:
+        paths = (tmp_path / "pods").glob("*/checkpoints/[0-9]*")
+        return {path.relative_to(tmp_path).as_posix() for path in paths}
+
+    with Leaderboard(tmp_path, HEADER) as board:
+        for pod, step in enumerate((steps[2], steps[5])):
+            assert board.submit(report(tmp_path, start(board, pod), checkpoint=step)) is None
+        assert left() == set(steps)
+    with Leaderboard(tmp_path) as board:
+        board.collect_garbage()
+        assert left() == kept
+    assert (tmp_path / "pods/p1r0/checkpoints/a note").is_dir()
+
+
 def test_garbage_is_never_collected_through_a_link(tmp_path: Path) -> None:
     directory, outside = tmp_path / "tournament", tmp_path / "outside"
     with Leaderboard(directory, HEADER) as board:

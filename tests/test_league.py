@@ -159,6 +159,16 @@ def test_a_draw_is_decided_by_the_seed_and_has_no_entry_twice():
     assert draw_opponents(plain, state, 1, 2, ()) == ()
 
 
+def test_win_rates_are_those_of_the_games_though_the_ratings_are_equal():
+    """Rock, paper, scissors: a wins against b, who wins against c, who wins against a."""
+    matches = [Match(name, "random", 5, 0, 5) for name in "abc"]
+    matches += [Match(*pair, 100, 0, 0) for pair in ("ab", "bc", "ca")]
+    ratings = rate_players(matches)
+    assert {rating.elo for rating in ratings.values()} == {0.0}
+    rates = win_rates("a", ["b", "a", "c"], matches, ratings)
+    np.testing.assert_allclose(rates, [100.5 / 101, 0.5, 0.5 / 101])
+
+
 def test_whoever_always_wins_still_has_somebody_to_play():
     matches = [Match("p0r0", "random", 10**6, 0, 0), Match("p1r0", "random", 0, 0, 10**6)]
     rates = win_rates("p0r0", ["p1r0"], matches, rate_players(matches))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -18,19 +19,28 @@ import pytest
 from killing import killed
 
 from podracer.agents.a2c import A2C
+from podracer.drivers.population import Pod
+from podracer.drivers.selection import Selection, Truncation
 from podracer.envs.catch import Catch
 from podracer.experiments import recipes
 from podracer.experiments.ranges import Range
-from podracer.io.run_directory import write_json
+from podracer.io.run_directory import RunLock, write_json
 from podracer.io.signals import StopSignals
 from podracer.tournament import orchestrator, selection
+from podracer.tournament import pod as pods
 from podracer.tournament.capacity import CAPACITY, CapacityFile
-from podracer.tournament.config import Tournament, check_pods_can_restore, read_tournament
+from podracer.tournament.config import (
+    Tournament,
+    check_pods_can_restore,
+    read_tournament,
+    seeded,
+)
 from podracer.tournament.engine import open_log
 from podracer.tournament.events import Failed, Submitted, history, lineage, replay
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
+from podracer.tournament.report import reason_of_failure
 from podracer.types import ConfigError, PodracerError
 
 TOURNAMENT = Tournament(
@@ -39,6 +49,12 @@ TOURNAMENT = Tournament(
     pods=4,
     rounds=4,
     episodes=10,
+)
+MIXED = (recipes.find("cartpole_ppo"), recipes.find("cartpole_dqn"))
+GENERATIONS_OF_200 = dataclasses.replace(
+    recipes.find("catch_a2c"),
+    pods=tuple(Pod(seed) for seed in range(64)),
+    exchange=Selection(Truncation(), every=200),
 )
 
 
@@ -73,7 +89,7 @@ class Pretence:
         for token, each in list(self.alive.items()):
             each["left"] -= 1
             if each["fate"] == "hang":
-                self.orchestrator._since[token] -= 3600.0  # an hour has passed
+                self.orchestrator._heartbeats._times[token] -= 3600.0  # an hour has passed
             if each["code"] is None and each["left"] <= 0 and each["fate"] != "hang":
                 each["code"] = self._end(token, each)
             if each["code"] is not None:
@@ -289,6 +305,105 @@ def test_a_slow_pod_delays_nobody(tmp_path):
     assert order.index((3, 0)) == 12
 
 
+class Deaf(Pretence):
+    """An engine whose attempts never end, whatever they are asked."""
+
+    def __init__(self) -> None:
+        super().__init__(polls=lambda pod: 10**9)
+        self.stopped: list[int] = []
+        self.killed: list[int] = []
+
+    def stop(self, token: int) -> None:
+        self.stopped.append(token)
+
+    def kill(self, token: int) -> None:
+        self.killed.append(token)
+
+
+@pytest.fixture
+def deaf(tmp_path):
+    """The loop of a tournament whose pods have started and then recorded nothing for 5 minutes."""
+    engine = Deaf()
+    with Leaderboard(tmp_path, TOURNAMENT.header()) as board:
+        loop = Orchestrator(TOURNAMENT, board, engine, StopSignals(), lambda state: None)
+        loop._start_waiting()
+        for token in loop._heartbeats._times:
+            loop._heartbeats._times[token] -= 300.0
+        yield loop, engine
+
+
+def test_a_pod_that_is_to_retire_has_time_to_save(deaf, tmp_path):
+    loop, engine = deaf
+    (tmp_path / CAPACITY).write_text("2")
+    loop._follow_capacity()
+    loop._kill_stalled()
+    assert len(engine.stopped) == 2
+    assert engine.killed == []
+    loop._heartbeats._times[engine.stopped[0]] -= orchestrator.GRACE_SECONDS
+    loop._kill_stalled()
+    assert engine.killed == engine.stopped[:1]
+
+
+def test_whoever_records_lives_whatever_the_clock_of_the_files_says(deaf):
+    loop, engine = deaf
+    for token in loop._heartbeats._times:
+        loop._heartbeats._times[token] -= 3600.0
+    paths = [loop.directory(pod, 0) / "metrics.jsonl" for pod in range(3)]
+    for path, year in zip(paths, (0, 1e9, 4e9), strict=True):  # of 1970, 2001 and 2096
+        path.write_text("{}")
+        os.utime(path, (year, year))
+    loop._kill_stalled()
+    assert [loop._running[token] for token in engine.killed] == [3]
+
+
+def test_whoever_does_not_save_in_time_is_named(deaf, monkeypatch, caplog):
+    monkeypatch.setattr(orchestrator, "GRACE_SECONDS", 0.0)
+    loop, engine = deaf
+    loop._signals.exit_code = 75
+    assert loop.run() == 75
+    assert sorted(engine.stopped) == sorted(loop._running)
+    assert "which continue from their last save: 0, 1, 2, 3." in caplog.text
+
+
+def test_the_reason_of_a_failure_is_not_that_of_an_earlier_attempt(tmp_path):
+    (tmp_path / "log.txt").write_text("a word of the newest attempt\n")
+    for name in ("crash.json", "task.json"):
+        (tmp_path / name).write_text('{"message": "an old fault"}')
+        os.utime(tmp_path / name, (0, 0))
+    assert reason_of_failure(tmp_path, 70) == "exit code 70: an old fault"
+    os.utime(tmp_path / "task.json", (1, 1))
+    assert reason_of_failure(tmp_path, 70) == "exit code 70: a word of the newest attempt"
+
+
+def test_an_attempt_that_does_not_end_keeps_its_directory(tmp_path, monkeypatch):
+    clock = itertools.count(step=61.0)
+    monkeypatch.setattr(pods.time, "monotonic", lambda: next(clock))
+    with RunLock(tmp_path), pytest.raises(PodracerError, match="in use by an earlier attempt"):
+        pods._wait_for_lock(tmp_path / "lock")
+    pods._wait_for_lock(tmp_path / "lock")
+
+
+def test_pods_that_are_sweeps_have_seeds_of_their_own():
+    sweep = dataclasses.replace(TOURNAMENT.experiments[0], pods=tuple(map(Pod, range(100))))
+    seeds = set[int]()
+    for number in (0, 1, 9_999):
+        experiment = seeded(sweep, 429_494, number)
+        experiment.check()
+        seeds |= {experiment.seed, *(member.seed for member in experiment.pods)}
+    assert len(seeds) == 3 * 101
+
+
+def test_a_league_that_trains_against_its_entries_has_a_path_that_a_name_can_hold(tmp_path):
+    league = dataclasses.replace(
+        TOURNAMENT,
+        experiments=(recipes.find("tic_tac_toe_ppo"),),
+        opponents="past",
+        train_against="past",
+    )
+    with pytest.raises(ConfigError, match=r"without these characters, not .*c\+\+"):
+        orchestrator.run_tournament(league, tmp_path / "c++")
+
+
 # --- capacity -------------------------------------------------------------------------------------
 
 
@@ -501,6 +616,12 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"seed": 10**6}, "seed must be from 0 to 429,494"),
         ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
         ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
+        ({"selection": selection.PopulationBased((Range("discount", 0.5, 5),))}, "discount must"),
+        (
+            {"selection": selection.Generational(2), "experiments": MIXED},
+            "need one agent, not DQN, PPO",
+        ),
+        ({"experiments": (GENERATIONS_OF_200,), "round_frames": 10_000}, "never reached"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):

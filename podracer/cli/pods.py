@@ -212,7 +212,7 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
     own_recipes = tuple(dict.fromkeys(own_recipes))
     with LiveStandings(settings.rounds, directory) as live:
         code = run_tournament(settings, directory, own_recipes, live.show)
-    outcome = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}[code]
+    outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
     print(f"{outcome:8}  podracer report {directory}")
     if best := best_run(directory):
         print(f"Best      podracer eval {best}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +23,12 @@ from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_js
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.matches import game_of
-from podracer.tournament.selection import SELECTION_RULES, PopulationBased, SelectionRule
+from podracer.tournament.selection import (
+    SELECTION_RULES,
+    Generational,
+    PopulationBased,
+    SelectionRule,
+)
 from podracer.types import ConfigError
 
 OpponentRule = Literal["latest", "past", "prioritized", "even"]
@@ -101,20 +107,34 @@ class Tournament:
                 raise ConfigError(f"{name} must be positive, but it is {value}.")
         if self.pod_cpus < 0 or self.pod_gpus < 0 or (self.pod_gpus > 1 and self.pod_gpus % 1):
             raise ConfigError(
-                "pod_cpus and pod_gpus must not be negative, nor pod_gpus a broken number above 1."
+                "pod_cpus and pod_gpus must not be negative, nor pod_gpus a fraction above 1."
             )
         for experiment in self.experiments:
             experiment.check()
             if isinstance(experiment.agent, MetaLearner):
                 name = type(experiment.agent).__name__
                 raise ConfigError(f"pods compete by their policies' returns: {name} has no policy.")
-            if isinstance(self.selection, PopulationBased):
-                values = {bound.name: bound.low for bound in self.selection.bounds}
-                with_hyperparameters(experiment.agent, values)
+            self._check_round(experiment)
+        agents = {type(experiment.agent) for experiment in self.experiments}
+        if isinstance(self.selection, Generational) and len(agents) > 1:
+            names = ", ".join(sorted(agent.__name__ for agent in agents))
+            raise ConfigError(
+                f"generations fuse learners, so all recipes need one agent, not {names}."
+            )
         if self.opponents is not None:
             self._check_league()
         elif self.train_against is not None:
             raise ConfigError("--train-against is for leagues: add --opponents, such as past.")
+
+    def _check_round(self, experiment: Experiment) -> None:
+        """Raise `ConfigError` if a round cannot train with all that selection may choose."""
+        experiment = of_round(experiment, self.round_frames)
+        experiment.check()
+        if isinstance(self.selection, PopulationBased):
+            for bound in self.selection.bounds:
+                for value in (bound.low, bound.high):
+                    agent = with_hyperparameters(experiment.agent, {bound.name: value})
+                    dataclasses.replace(experiment, agent=agent).check()
 
     def _check_league(self) -> None:
         find_opponent(self.anchor)
@@ -154,11 +174,25 @@ class Tournament:
         )
 
 
+def of_round(experiment: Experiment, frames: int, parent_updates: int = 0) -> Experiment:
+    """Return an experiment whose training ends at least `frames` after its parent's updates."""
+    driver = experiment.driver
+    updates = math.ceil(frames / driver.steps_per_update)
+    chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
+    return dataclasses.replace(
+        experiment,
+        driver=dataclasses.replace(driver, updates_per_chunk=chunk),
+        frames=(parent_updates + math.ceil(updates / chunk) * chunk) * driver.steps_per_update,
+        evaluations=0,
+        target_return=None,
+    )
+
+
 def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
     """Return the experiment with the seeds of a pod in a tournament with this seed."""
     own = (seed + 1) * 10_000 + pod
     pods = tuple(
-        dataclasses.replace(pod_, seed=own + 100_000_000 * index)
+        dataclasses.replace(pod_, seed=(own + 100_000_000 * index) % 2**32)
         for index, pod_ in enumerate(experiment.pods, 1)
     )
     return dataclasses.replace(experiment, seed=own, pods=pods)
@@ -195,6 +229,15 @@ def restore_experiment(data: Mapping[str, Any], own: Sequence[Experiment]) -> Ex
     """
     like = next((experiment for experiment in own if experiment.recipe == data["recipe"]), None)
     return from_json(data, KINDS if like is None else {**KINDS, **kinds_of(like)}, like)
+
+
+def check_is_nameable(directory: Path) -> None:
+    """Raise `ConfigError` for a directory whose checkpoints cannot be opponents in training."""
+    if any(mark in str(directory) for mark in ",+"):
+        raise ConfigError(
+            "--train-against names checkpoints in the name of an environment, where ',' and '+' "
+            f"separate them: take a directory without these characters, not {directory}."
+        )
 
 
 def check_pods_can_restore(tournament: Tournament, own: Sequence[Experiment]) -> None:

@@ -267,7 +267,7 @@ def apply(state: State, event: Event) -> State:
                 pod,
                 status="failed",
                 reason=event.reason,
-                failures=1 if further else pod.failures + 1,
+                failures=0 if further else pod.failures + 1,
                 frames=max(event.frames, pod.frames),
             )
         case Stopped(status="retired"):

@@ -30,6 +30,7 @@ from typing import Any
 
 from podracer.io.differences import differences
 from podracer.io.run_directory import RunLock, fsync_directory
+from podracer.io.steps import CHECKPOINTS
 from podracer.tournament import LOG
 from podracer.tournament.events import (
     EVENTS,
@@ -160,6 +161,7 @@ class Leaderboard:
                 for entry in entries.values()
                 if os.path.lexists(self.directory / entry.checkpoint)
             }
+            self._without_others = set[str]()
             self._index = self._make_index(entries.values())
             stack.callback(lambda: self._index.close())
             self._stack = stack.pop_all()
@@ -238,12 +240,16 @@ class Leaderboard:
     def collect_garbage(self) -> tuple[str, ...]:
         """Delete the `unreferenced` checkpoints and return those that are gone.
 
+        Other checkpoints of a round, from before the one of its entry, go with the first call.
         They can never be referenced again, so an interrupted deletion is harmless and the next call
         completes it.
         """
         for name in self.unreferenced():
             if _is_inside(self.directory, name):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
+        for name in self._checkpoints - self._without_others:
+            self._delete_earlier_steps(self.directory / name)
+        self._without_others = set(self._checkpoints)
         checkpoints = self._checkpoints
         self._checkpoints = {n for n in checkpoints if os.path.lexists(self.directory / n)}
         return tuple(sorted(checkpoints - self._checkpoints))
@@ -282,6 +288,14 @@ class Leaderboard:
         self._checksum, self._size = checksum, self._size + len(line)
         return _decode({k: v for k, v in json.loads(line).items() if k != "sha256"})
 
+    def _delete_earlier_steps(self, checkpoint: Path) -> None:
+        if checkpoint.parent.name != CHECKPOINTS:
+            return
+        for path in checkpoint.parent.glob("[0-9]*"):
+            name = path.relative_to(self.directory).as_posix()
+            if path != checkpoint and _is_inside(self.directory, name):
+                shutil.rmtree(path, ignore_errors=True)
+
     def _misplaced(self, checkpoint: str) -> str | None:
         if not _is_inside(self.directory, checkpoint):
             return f"the checkpoint {checkpoint[:200]!r} is not a directory inside the tournament's"
@@ -312,7 +326,10 @@ def _check_same(saved: Header, header: Header) -> None:
         if name != "time"
     ]
     if changed:
-        raise ConfigError(f"another tournament is in this directory: {'; '.join(changed)}.")
+        raise ConfigError(
+            "another tournament is in this directory, or one of another version: "
+            f"{'; '.join(changed)}."
+        )
 
 
 def _stale(pod: PodState, report: Submitted | Failed) -> str | None:

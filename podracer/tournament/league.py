@@ -81,10 +81,12 @@ def win_rates(
 
     They are those of their games and of one more, with the result that the ratings expect.
     """
-    elo = np.array([ratings[name].elo for name in (player, *opponents)])
-    expected = 1.0 / (1.0 + 10.0 ** ((elo - elo[0]) / 400.0))
-    scores, games = points(matches, [player, *opponents])
-    return ((scores[0] + expected) / (games[0] + 1.0))[1:]
+    elo = np.array([ratings[name].elo for name in opponents])
+    expected = 1.0 / (1.0 + 10.0 ** ((elo - ratings[player].elo) / 400.0))
+    players = list(dict.fromkeys((player, *opponents)))  # the player may be an opponent, too
+    scores, games = points(matches, players)
+    columns = [players.index(name) for name in opponents]
+    return (scores[0, columns] + expected) / (games[0, columns] + 1.0)
 
 
 def prioritized(win_rates: np.ndarray) -> np.ndarray:

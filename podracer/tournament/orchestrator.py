@@ -28,6 +28,7 @@ from podracer.tournament import selection
 from podracer.tournament.capacity import CapacityFile, weakest
 from podracer.tournament.config import (
     Tournament,
+    check_is_nameable,
     check_pods_can_restore,
     restore_experiment,
     seeded,
@@ -43,15 +44,10 @@ from podracer.tournament.events import (
     Submitted,
     find,
 )
+from podracer.tournament.heartbeats import Heartbeats
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.tournament.league import draw_opponents, draw_training
-from podracer.tournament.pod import (
-    Opponent,
-    Parent,
-    Task,
-    saved_updates,
-    write_task,
-)
+from podracer.tournament.pod import Opponent, Parent, Task, saved_updates, write_task
 from podracer.tournament.report import read_report, reason_of_failure
 from podracer.types import PodracerError
 
@@ -73,11 +69,14 @@ def run_tournament(
     that have an agent, a network or an environment of your own. With the engine `inline` none are
     needed. `watch` is called with the state whenever it changes.
 
-    Returns 0 once every pod has done all its rounds; 75 or 130 when SIGTERM or Ctrl-C stopped it
-    with all pods saved. Raises `ConfigError` before anything is started, `PodracerError` at the end
-    if pods were quarantined, `EngineLost` when the engine's cluster or helper process is gone.
+    Returns 0 once every pod has done all its rounds; 75 or 130 when SIGTERM or Ctrl-C stopped it,
+    after the pods had a minute to save. Raises `ConfigError` before anything is started,
+    `PodracerError` at the end if pods were quarantined, `EngineLost` when the engine's cluster or
+    helper process is gone.
     """
     tournament.check()
+    if tournament.train_against:
+        check_is_nameable(Path(directory).absolute())
     own = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
         own = tournament.experiments
@@ -118,7 +117,7 @@ class Orchestrator:
         self.tournament, self.board, self.engine = tournament, board, engine
         self._signals, self._watch = signals, watch
         self._running: dict[int, int] = {}  # token to pod
-        self._since: dict[int, float] = {}  # token to its start time
+        self._heartbeats = Heartbeats()
         self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
         self._shown = -1
@@ -184,7 +183,7 @@ class Orchestrator:
     def _take_in(self) -> None:
         for token, code in self.engine.ended().items():
             pod = self._running.pop(token)
-            self._since.pop(token)
+            self._heartbeats.forget(token)
             self._end(pod, token, code)
             if reason := self._stopping.pop(token, ""):
                 self.board.record(Stopped(pod, "retired", reason))
@@ -311,7 +310,7 @@ class Orchestrator:
         self.engine.start(started.token, directory)
         self._running[started.token] = pod
         self._is_paused = False
-        self._since[started.token] = time.time()
+        self._heartbeats.beat(started.token)
 
     def _restored(self, experiment: Mapping[str, Any]) -> Experiment:
         return restore_experiment(experiment, self.tournament.experiments)
@@ -323,16 +322,17 @@ class Orchestrator:
     # --- failures and capacity --------------------------------------------------------------------
 
     def _kill_stalled(self) -> None:
-        time_now = time.time()
         for token, pod in self._running.items():
             directory = self.directory(pod, self.state.pods[pod].round)
-            beats = [self._since[token]]
-            for name in ("metrics.jsonl", "log.txt"):
-                with contextlib.suppress(OSError):
-                    beats.append((directory / name).stat().st_mtime)
             grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
-            if time_now - max(beats) > grace:
+            if self._heartbeats.silence(token, directory) > grace:
                 self.engine.kill(token)
+
+    def _stop(self, token: int, reason: str) -> None:
+        """Ask a pod to save and end; with a reason it retires."""
+        self._stopping[token] = reason
+        self._heartbeats.beat(token)
+        self.engine.stop(token)
 
     def _mark_stragglers(self, round: int) -> None:
         """Mark pods absent that a generation has waited for too long."""
@@ -355,8 +355,7 @@ class Orchestrator:
         reason = f"the capacity is {self.state.capacity}"
         for number in weakest(busy)[: max(0, len(busy) - self.state.capacity)]:
             if number in tokens:
-                self._stopping[tokens[number]] = reason
-                self.engine.stop(tokens[number])
+                self._stop(tokens[number], reason)
             else:
                 self.board.record(Stopped(number, "retired", reason))
 
@@ -378,14 +377,19 @@ class Orchestrator:
         return list(itertools.islice((*retired, *range(len(pods), capacity)), free))
 
     def _leave(self) -> int:
-        """Stop and save all pods; return the exit code."""
+        """Stop all pods, so that they save; return the exit code."""
         for token in self._running:
-            self._stopping[token] = ""
-            self.engine.stop(token)
+            self._stop(token, "")
         deadline = time.monotonic() + GRACE_SECONDS
         while self._running and time.monotonic() < deadline:
             self._take_in()
             time.sleep(PAUSE_SECONDS)
+        if self._running:
+            _LOG.warning(
+                "killed pods that did not end in %g s, which continue from their last save: %s.",
+                GRACE_SECONDS,
+                ", ".join(map(str, sorted(self._running.values()))),
+            )
         return self._signals.exit_code or PREEMPTED
 
 

@@ -46,11 +46,11 @@ from podracer.io import checkpoint
 from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.text import redact
-from podracer.tournament.config import restore_experiment
+from podracer.tournament.config import of_round, restore_experiment
 from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
 from podracer.tournament.ratings import Match
 from podracer.tournament.report import REPORT
-from podracer.types import CheckpointError, ConfigError, PyTree
+from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
 
 TASK = "task.json"
 
@@ -192,19 +192,10 @@ def _continues(directory: Path, experiment: Experiment) -> bool:
 
 def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
     """Return the experiment, to end one budget after the parents' training."""
-    driver = task.experiment.driver
-    updates = math.ceil(task.frames / driver.steps_per_update)
-    chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
-    parent_updates, seconds = (
-        (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
-    )
+    updates, seconds = (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
     return dataclasses.replace(
-        task.experiment,
-        driver=dataclasses.replace(driver, updates_per_chunk=chunk),
-        frames=(parent_updates + math.ceil(updates / chunk) * chunk) * driver.steps_per_update,
+        of_round(task.experiment, task.frames, updates),
         max_seconds=None if task.seconds is None else seconds + task.seconds,
-        evaluations=0,
-        target_return=None,
     )
 
 
@@ -356,8 +347,11 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
 def _wait_for_lock(lock: Path) -> None:
     """Wait until an earlier attempt, whose orchestrator was killed, has saved and ended."""
     deadline = time.monotonic() + 60.0
-    while lock.exists() and time.monotonic() < deadline:
-        with lock.open("rb") as file, contextlib.suppress(BlockingIOError):
+    while lock.exists():
+        # For writing, without which NFS gives no exclusive lock.
+        with lock.open("r+b") as file, contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
+        if time.monotonic() > deadline:
+            raise PodracerError(f"{lock.parent} is still in use by an earlier attempt.")
         time.sleep(0.1)

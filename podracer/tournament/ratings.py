@@ -94,8 +94,8 @@ def rate_players(matches: Sequence[Match]) -> dict[str, Rating]:
 def points(matches: Iterable[Match], players: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return points and numbers of games of players against each other, f64 `[players, players]`.
 
-    A win is a point for the player of the row, a draw half of one. Matches with others are left
-    out.
+    No player comes twice. A win is a point for the player of the row, a draw half of one. Matches
+    with others are left out.
     """
     index = {name: number for number, name in enumerate(players)}
     scores, games = np.zeros((2, len(players), len(players)))

@@ -66,12 +66,14 @@ def _is_match(value: Any) -> bool:
 
 
 def reason_of_failure(directory: Path, code: int) -> str:
-    """Return in one line why an attempt ended without a report."""
+    """Return in one line why the attempt of a `task.json` ended without a report."""
     if code < 0:
         return f"killed by signal {-code}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
-        crash = json.loads(read_limited(directory / "crash.json"))
-        return f"exit code {code}: {crash['message']}"[:500]
+        path, task = directory / "crash.json", directory / "task.json"
+        if path.stat().st_mtime_ns >= task.stat().st_mtime_ns:  # not that of an earlier attempt
+            crash = json.loads(read_limited(path))
+            return f"exit code {code}: {crash['message']}"[:500]
     with contextlib.suppress(OSError, IndexError):
         lines = (directory / "log.txt").read_text(errors="replace").splitlines()
         return f"exit code {code}: {lines[-1]}"[:500]

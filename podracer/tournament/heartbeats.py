@@ -1,0 +1,41 @@
+"""Signs of life of running attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+FILES = ("metrics.jsonl", "log.txt")  # of a round, which grow while it is alive
+
+
+class Heartbeats:
+    """Time since each attempt started, was asked to stop, or was first seen to have recorded.
+
+    All by the monotonic clock of this process: that of the machine which writes the files may
+    differ, and the wall clock may be set, or go on while the machine sleeps.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[int, float] = {}  # by token
+        self._changes: dict[int, list[int]] = {}  # modification times of the files, by token
+
+    def beat(self, token: int) -> None:
+        """Count from now."""
+        self._times[token] = time.monotonic()
+
+    def silence(self, token: int, directory: Path) -> float:
+        """Return the seconds since the last beat, after a look at the files of the round."""
+        changes = []
+        for name in FILES:
+            with contextlib.suppress(OSError):
+                changes.append((directory / name).stat().st_mtime_ns)
+        if changes != self._changes.get(token, []):
+            self._changes[token] = changes
+            self.beat(token)
+        return time.monotonic() - self._times[token]
+
+    def forget(self, token: int) -> None:
+        """Forget an attempt that has ended."""
+        del self._times[token]
+        self._changes.pop(token, None)
