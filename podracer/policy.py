@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,8 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
+    add_start,
+    from_start,
 )
 
 
@@ -43,8 +47,9 @@ class Policy:
         params = policy_params(agent, state)
         self.spec = require_spec(agent.spec)
         self._initial_memory = agent.carry
-        rule = ActingRule("sampled" if sampled else "greedy")
-        self._act, self._params = jax.jit(partial(_act, agent, rule)), params
+        act = partial(_act, agent, ActingRule("sampled" if sampled else "greedy"))
+        self._act, self._params = jax.jit(act), params
+        self._has_memory = _changes_memory(act, params, self.spec.observation, agent.carry(1))
         self._key = jax.random.key(seed)
         self._num_calls = 0
         self.reset()
@@ -65,7 +70,7 @@ class Policy:
     @property
     def has_memory(self) -> bool:
         """Whether actions depend on what was observed before in the episode."""
-        return bool(jax.tree.leaves(self._initial_memory(1)))
+        return self._has_memory
 
     def copy(self, seed: int = 0) -> Policy:
         """Return a policy of the same parameters with a memory of its own; it compiles nothing.
@@ -90,10 +95,12 @@ class Policy:
         if self._first is None:
             self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
         if len(self._first) != rows:
-            raise ConfigError(
-                f"the policy was called with {len(self._first)} observations and now with {rows}: "
-                "call `reset` between them."
-            )
+            if self.has_memory:
+                raise ConfigError(
+                    f"the policy was called with {len(self._first)} observations and now with "
+                    f"{rows}: call `reset` between them."
+                )
+            self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
         observations = jax.tree.map(
             lambda spec, x: (x if isinstance(x, jax.Array) else np.asarray(x, spec.dtype)).reshape(
                 rows, *spec.shape
@@ -127,14 +134,34 @@ def _act(
     """Return actions `[B, ...]` and the new memory; all arrays lead with B but `key`, `call`."""
     specs = require_spec(agent.spec).observation
     timestep = TimeStep(
-        observation=jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation),
+        observation=from_start(
+            specs, jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
+        ),
         reward=reward,
         discount=jnp.ones_like(reward),
         first=first,
         last=jnp.zeros_like(first),
     )
     indices = jnp.arange(len(first), dtype=jnp.uint32)
-    return rule.act(agent, params, memory, timestep, key, indices, call)
+    actions, memory = rule.act(agent, params, memory, timestep, key, indices, call)
+    return add_start(require_spec(agent.spec).action, actions), memory
+
+
+def _changes_memory(
+    act: Callable[..., tuple[jax.Array, Carry]], params: Params, specs: PyTree, memory: Carry
+) -> bool:
+    """Return whether acting ever changes the memory, not only carries constants such as epsilon."""
+    changes = []
+
+    def call(memory: Carry) -> None:
+        observation = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), specs)
+        first, key, call = jnp.ones(1, bool), jax.random.key(0), jnp.uint32(0)
+        _, after = act(params, memory, observation, jnp.zeros(1), first, key, call)
+        changes.extend(map(operator.is_not, *map(jax.tree.leaves, (memory, after))))
+
+    if jax.tree.leaves(memory):
+        jax.eval_shape(call, memory)
+    return any(changes)
 
 
 def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:

@@ -36,8 +36,7 @@ from podracer.types import (
     unchecked,
 )
 
-# Source of the older frames of a stack: the previous stack, copies of its newest frame, or none
-# (they are 0).
+# Source of the older frames of a stack: the previous stack, copies of its newest frame, or zeros.
 CONTINUED, COPIED, BLANK = 0, 1, 2
 _MANY = 2**30  # timesteps of an environment, whose count then loses whole turns of the ring
 
@@ -190,8 +189,8 @@ class Buffer:
         rings, write_frames = state.steps.timestep.observation, write
         if isinstance(rings, HostMemory):
             frames, write_frames = HostMemory(frames), partial(write_slices, position=position)
-        others = (_with_observation(x, ()) for x in (state.steps, steps))
         rings = jax.tree.map(write_frames, rings, frames)
+        others = (_with_observation(x, ()) for x in (state.steps, steps))
         num_added, turns = state.num_added + T, _MANY // 2 // ring_size
         state = dataclasses.replace(
             state,
@@ -224,7 +223,6 @@ class Buffer:
             rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, num)
             importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
             weights = (probabilities * self.size(state)) ** -importance_exponent
-            weights = weights / jnp.max(weights)
         else:
             row_key, start_key = jax.random.split(key)
             first, last = self._start_range(state)
@@ -232,7 +230,11 @@ class Buffer:
             rows = jax.random.randint(row_key, (num,), 0, B)
             starts = jax.random.randint(start_key, (num,), first, last + 1) % num_starts
             weights = jnp.ones(num)
-        return Sample(self._trajectory(state, rows, starts), weights, rows, starts)
+        trajectory = self._trajectory(state, rows, starts)
+        # What begins at the end of an episode teaches nothing: its weight is not the measure.
+        teaches = ~trajectory.steps.timestep.last[0] if self.stride == 1 else True
+        largest = jnp.max(jnp.where(teaches, weights, 0.0))
+        return Sample(trajectory, jnp.minimum(weights / largest, 1.0), rows, starts)
 
     def update_priorities(
         self, priorities: Priorities | None, sample: Sample, errors: Float[Array, "N"]

@@ -222,12 +222,14 @@ class ArraySpec:
     shifts the previous one by one new frame, or consists of copies of its newest frame, or of its
     newest frame after blank ones (all 0). A replay buffer then stores each frame once.
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
+    The environment's own numbers may begin at another `start`, which a `Policy` is given.
     """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
     frame_stack: bool = False
     num_values: int | None = None
+    start: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -244,11 +246,14 @@ NO_ACTION = (
 class Discrete:
     """Actions 0 .. num_actions - 1, int32.
 
+    The environment's own numbers may begin at another `start`, which a `Policy` returns.
+
     Where an observation is a dictionary with the key `action_mask`, bool `[num_actions]`, agents
     choose only actions that are True there. At least one must be, but in a timestep that is `last`.
     """
 
     num_actions: int
+    start: int = 0
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -260,12 +265,16 @@ class Discrete:
 class MultiDiscrete:
     """Several discrete actions at once, int32 `[n]`; component i is 0 .. num_actions[i] - 1.
 
+    The environment's own numbers may begin at another `start` of each component, which a `Policy`
+    returns; `()` means 0 for all.
+
     An `action_mask` (see `Discrete`) has the entries of all components, one component after
     another, bool `[sum(num_actions)]`; at least one of each component must be True. Binary actions
     are components with two values.
     """
 
     num_actions: tuple[int, ...]
+    start: tuple[int, ...] = ()
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -292,6 +301,19 @@ class Continuous:
 
 
 ActionSpace = Discrete | MultiDiscrete | Continuous
+
+
+def from_start(specs: PyTree, observation: PyTree) -> PyTree:
+    """Return an observation whose numbers begin at 0, of one in the environment's own numbers."""
+    return jax.tree.map(lambda spec, x: x - spec.start if spec.start else x, specs, observation)
+
+
+def add_start(space: ActionSpace, action: Any) -> Any:
+    """Return actions `[*b, ...]` in the environment's own numbers."""
+    if isinstance(space, Continuous) or not np.any(space.start):
+        return action
+    start = np.asarray(space.start, np.int32)
+    return action + start.reshape((1,) * (action.ndim - start.ndim) + start.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ GUARDS = [
     # --- sealed directories, names and locks ---
     Guard(
         "io/seal.py",
-        'listed[name]["sha256"] != _sha256(directory / name)',
+        'listed[name]["sha256"] != file_digest(directory / name)',
         "False",
         "test_rundir.py::test_any_flipped_bit_breaks_a_seal",
     ),
@@ -35,8 +35,8 @@ GUARDS = [
     ),
     Guard(
         "io/seal.py",
-        "_sha256(directory / path, sync=True)",
-        "_sha256(directory / path)",
+        "file_digest(directory / path, sync=True)",
+        "file_digest(directory / path)",
         "test_rundir.py::test_a_seal_syncs_every_file_before_the_manifest",
     ),
     Guard(

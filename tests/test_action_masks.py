@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import AGENTS
 
 from podracer.agents.a2c import A2C
+from podracer.agents.common.actor_critic import mask_logits
 from podracer.drivers.common import Fault, _fault_bits, to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
 from podracer.types import (
@@ -22,6 +25,7 @@ from podracer.types import (
 )
 
 OBSERVATION = {"x": ArraySpec((2,)), ACTION_MASK: ArraySpec((3,), np.bool_)}
+KEY = jax.random.key(1)
 SPEC = EnvironmentSpec("masked", OBSERVATION, Discrete(3))
 
 
@@ -50,6 +54,29 @@ def test_an_update_that_chose_among_no_actions_is_a_fault(mask, last, fault):
     agent = A2C(spec=SPEC)
     bits = _fault_bits(agent, Trajectory(steps, final, (), ()), LearnerState(()), {}, None)
     assert Fault(int(bits)) == fault
+
+
+@pytest.mark.parametrize("agent", ["pqn", "q_lambda"])
+def test_a_time_out_has_a_value_though_its_mask_allows_nothing(agent):
+    """Where an episode ends there is no action, so the mask of its last timestep means nothing."""
+    agent = dataclasses.replace(AGENTS[agent], spec=SPEC)
+    state, carry = agent.init(jax.random.key(0), 2), agent.carry(2)
+    steps = [timestep([1, 1, 0], [0, 1, 1]) for _ in range(4)]
+    steps[2] = timestep([0, 0, 0], [0, 1, 1], last=[True, False])
+    steps[3] = dataclasses.replace(steps[3], first=np.array([True, False]))
+    keys = jax.random.split(KEY, 2)
+    action, extras, _ = agent.act(agent.actor_params(state), carry, steps[0], keys, True)
+    repeated = jax.tree.map(lambda x: jnp.stack([x] * 4), (action, extras))
+    rollout = Step(jax.tree.map(lambda *x: np.stack(x), *steps), *repeated)
+    rollout = Trajectory(rollout, steps[1], carry, carry)
+    _, metrics = jax.jit(agent.learn, static_argnames="axis")(state, rollout, KEY, axis=None)
+    assert 0.0 < metrics["loss"] < 100.0
+
+
+def test_a_mask_that_allows_nothing_leaves_the_values_as_they_are():
+    values = jnp.arange(6.0).reshape(2, 3)
+    masked = mask_logits(timestep([1, 0, 1], [0, 0, 0]).observation, values)
+    np.testing.assert_array_equal(masked, [[0.0, -1e9, 2.0], [3.0, 4.0, 5.0]])
 
 
 def _lead(tree):

@@ -466,7 +466,7 @@ def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) ->
 def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypatch) -> None:
     _, best = save(tmp_path, 1, 2)
     errors = [OSError(errno.ESTALE, "stale"), OSError(errno.EMFILE, "many"), None, None]
-    real = seal._sha256
+    real = seal.file_digest
 
     def flaky(path: Path, **options: bool) -> str:
         if errors and (error := errors.pop(0)):
@@ -474,7 +474,7 @@ def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypat
         return real(path, **options)
 
     monkeypatch.setattr(seal, "_RETRY_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(seal, "_sha256", flaky)
+    monkeypatch.setattr(seal, "file_digest", flaky)
     assert stored_fingerprint(tmp_path, report=pytest.fail) == (2, best)
 
 

@@ -265,7 +265,7 @@ def test_a_file_decides_as_the_agent_does(name, sampled):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_several_actions_at_once(sampled):
     """Also from a specification alone, with masks of all components."""
-    space = MultiDiscrete((3, 2, 4))
+    space = MultiDiscrete((3, 2, 4), start=(0, 5, -2))
     decision = proof_of(AGENTS["ppo"], Walk(space), sampled=sampled)
     assert decision.outputs["action"] == ArraySpec((3,), np.int32)
     assert "scores" not in decision.outputs
@@ -302,7 +302,7 @@ NETWORKS = {
     "stacked frames": (
         ResNet((4, 4), blocks=1, hidden=8), ArraySpec((9, 8, 4), np.uint8, frame_stack=True)
     ),
-    "one-hot": (MLP((8,)), ArraySpec((), np.int32, num_values=7)),
+    "one-hot": (MLP((8,)), ArraySpec((), np.int32, num_values=7, start=-3)),
 }  # fmt: skip
 
 
@@ -310,7 +310,7 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_observations_and_networks_of_all_kinds(name):
     torso, observation = NETWORKS[name]
-    spec = EnvironmentSpec(name, observation, Discrete(3))
+    spec = EnvironmentSpec(name, observation, Discrete(3, start=2))
     decision = proof_of(PPO(network=TorsoNetwork(torso)), Hosts(spec))
     expected = {f"observation.{x}" for x in MASKED} if name == "masks and images" else {
         "observation"

@@ -402,7 +402,8 @@ def test_several_actions_at_once_fit_the_environments_own_space(batches):
     spec = library("types").MultiDiscrete
     for kind, sizes, start in ((Switches, (2, 2, 2), 0), (Dials, (3, 2, 4), (0, 5, -2))):
         batch = batches(kind, 2, 2)
-        assert library().Gymnasium(kind).spec.action == spec(sizes)
+        action = library().Gymnasium(kind).spec.action
+        assert action == spec(sizes, start or ())
         batch.reset(0, np.arange(2), 0)
         actions = np.array([(0, 0, 0), np.array(sizes) - 1], np.int32)
         np.testing.assert_array_equal(batch.step(actions).observation, actions + start)
@@ -413,10 +414,13 @@ def test_the_specification():
     types, make = library("types"), library().gymnasium
     spec = library().Gymnasium(Walk).spec
     assert spec.name == "gymnasium:Walk"
-    assert spec.action == types.Discrete(3)
+    assert spec.action == types.Discrete(3, start=7)
     assert spec.observation == {
         "z": types.ArraySpec((2, 3), np.float32),
-        "a": (types.ArraySpec((), np.int32, num_values=5), types.ArraySpec((4,), np.uint8)),
+        "a": (
+            types.ArraySpec((), np.int32, num_values=5, start=-2),
+            types.ArraySpec((4,), np.uint8),
+        ),
         "b": types.ArraySpec((), np.float32),
     }
     assert make("CartPole-v1").spec.observation == types.ArraySpec((4,), np.float32)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents import AGENTS
 from child import records
 from programs import collectives_by_computation
 from runs import anakin_setup, train_anakin
@@ -60,6 +61,14 @@ SPEC = EnvironmentSpec(
     extension=TaskGroups(ENVS, 100, ("one", "two")),
 )
 WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
+
+
+def test_a_rule_does_not_learn_by_self_play():
+    """It sees neither a discount of -1 nor whose turn it is."""
+    spec = EnvironmentSpec("board", ArraySpec((4,)), Discrete(3), takes_turns=True)
+    for name in ("lpg_student", "disco"):
+        with pytest.raises(ConfigError, match="cannot learn by self-play, as in board"):
+            dataclasses.replace(AGENTS[name], spec=spec).init(jax.random.key(0), 2)
 
 
 @functools.cache

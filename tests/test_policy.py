@@ -16,6 +16,7 @@ from podracer.types import (
     ConfigError,
     Discrete,
     EnvironmentSpec,
+    MultiDiscrete,
     TimeStep,
 )
 
@@ -106,3 +107,44 @@ def test_what_does_not_fit_is_one_sentence():
         policy(np.zeros(2))
     policy.reset()
     policy([0.0, 1.0])
+
+
+SHIFTED = EnvironmentSpec(
+    "shifted",
+    {"cell": ArraySpec((), np.int32, num_values=5), "x": ArraySpec((2,))},
+    Discrete(3),
+)
+
+
+def numbered_from(start):
+    """The same environment whose own numbers begin elsewhere."""
+    observation = dict(SHIFTED.observation)
+    observation["cell"] = dataclasses.replace(observation["cell"], start=start)
+    return dataclasses.replace(SHIFTED, observation=observation, action=Discrete(3, start=-start))
+
+
+@pytest.mark.parametrize("start", [1, -4])
+def test_observations_and_actions_have_the_numbers_of_the_environment(start):
+    """A policy's programs see and choose numbers from 0; who calls it need not know."""
+    policies = [Policy(*build("a2c", spec)) for spec in (SHIFTED, numbered_from(start))]
+    expected = []
+    for cell in range(5):
+        for x in OBSERVATIONS[:, 0]:
+            inside = policies[0]({"cell": cell, "x": x})
+            outside = policies[1]({"cell": cell + start, "x": x})
+            assert outside == inside - start
+            expected.append(int(inside))
+    assert len(set(expected)) > 1
+    space = MultiDiscrete((3, 2, 4), start=(0, 5, -2))
+    agent, state = build("ppo", dataclasses.replace(SHIFTED, action=space))
+    plain = dataclasses.replace(agent.spec, action=MultiDiscrete(space.num_actions))
+    batch = {"cell": np.arange(5), "x": OBSERVATIONS[:5, 0]}
+    inside = Policy(dataclasses.replace(agent, spec=plain), state)(batch)
+    np.testing.assert_array_equal(Policy(agent, state)(batch), inside + np.array([[0, 5, -2]]))
+
+
+def test_without_memory_any_number_of_observations_follows_any_other():
+    policy = Policy(*build("a2c"))
+    alone = [int(policy(x)) for x in OBSERVATIONS[0]]
+    assert policy(OBSERVATIONS[0]).tolist() == alone
+    assert int(policy(OBSERVATIONS[0, 0])) == alone[0]

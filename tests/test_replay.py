@@ -277,6 +277,20 @@ def test_frames_are_kept_once():
     assert size <= 1.1 * 8 * 1000 * 84 * 84
 
 
+def test_weights_are_those_of_transitions_that_teach_something():
+    """One from the last timestep of an episode has no error, and would have the largest weight."""
+    buffer = Buffer(Replay(B * 40, prioritized=True, importance_exponent=1.0), PLAIN, 3)
+    _, memory = fill(PLAIN, buffer, [5] * 8)
+    everything = draw(buffer, memory, 0, 2048)
+    is_last = np.asarray(everything.trajectory.steps.timestep.last[0])
+    errors = jnp.where(is_last, 0.0, 1.0)
+    priorities = buffer.update_priorities(memory.priorities, everything, errors)
+    sample = draw(buffer, dataclasses.replace(memory, priorities=priorities), 1, 40_000)
+    is_last = np.asarray(sample.trajectory.steps.timestep.last[0])
+    assert 0 < is_last.sum() < 100
+    np.testing.assert_array_equal(np.asarray(sample.weights), 1.0)
+
+
 def test_priorities_are_only_kept_where_they_are_used():
     uniform = Buffer(Replay(B * 20), PLAIN, 2).init(B)
     assert uniform.priorities is None

@@ -28,6 +28,7 @@ from podracer.reports.curves import (
     running_mean,
 )
 from podracer.reports.run import write_report
+from podracer.reports.selection import lineages, returns_of
 from podracer.reports.timeline import segments
 from podracer.reports.video import write_video
 from podracer.types import ConfigError, PodracerError
@@ -180,6 +181,37 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     page = Page(write_report(runs, tmp_path / "report.html"))
     assert "x/run" in page.text
     assert "y/run" in page.text
+    deep = [make_run(tmp_path / parent / "seeds" / "s0", records=1) for parent in ("x", "y")]
+    page = Page(write_report([*runs, *deep, deep[0]], tmp_path / "report.html"))
+    assert all(f"{parent}/seeds/s0" in page.text for parent in ("x", "y"))
+    assert "4 seeds" in page.text  # the run that was named twice counts once
+
+
+def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path):
+    """Of its pods a line more may be there; and its error is told once."""
+    pods = [{"seed": seed, "hyperparameters": []} for seed in range(3)]
+    experiment = {"seed": 0, "agent": {}, "pods": pods, "exchange": {"kind": "Selection"}}
+    path = make_run(tmp_path / "run", records=2, experiment=experiment)
+    (path / "crash.json").write_text('{"message": "out of luck", "traceback": "here"}')
+    Page(write_report([path], tmp_path / "report.html"))  # before the first record of its pods
+    record = {"frames": [1000] * 3, "episode_return": [0.1, 0.2, 0.3]}
+    lines = (json.dumps({"updates": updates, **record}) for updates in (1, 2, 3))
+    (path / "pods.jsonl").write_text("\n".join(lines) + "\n")
+    page = Page(write_report([path], tmp_path / "report.html"))
+    assert page.text.count("out of luck") == 1
+    assert "run pod 2" in page.text
+
+
+def test_a_pod_that_met_a_fault_is_not_the_best():
+    record = {"updates": 9, "episodes": [8, None, 8], "evaluation_return": [-200.0, -100.0, None]}
+    returns = returns_of(record, "evaluation_return")
+    np.testing.assert_array_equal(returns, [-200.0, np.nan, np.nan])
+    experiment = {
+        "exchange": {"kind": "Selection", "every": 4},
+        "pods": [{"seed": seed, "hyperparameters": []} for seed in range(3)],
+    }
+    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+    assert set(drawn[0].winner[..., 1].ravel()) == {0.0}
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -23,7 +23,7 @@ from podracer.serve.arrays import arrays_of
 from podracer.serve.server import MAX_BYTES, listen, make_server
 from podracer.serve.service import Model, RequestError, Service, load_model
 from podracer.trading import delivery
-from podracer.types import ArraySpec, Discrete
+from podracer.types import ArraySpec, ConfigError, Discrete
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
 
@@ -107,6 +107,40 @@ def test_a_wrong_request_is_refused_with_a_sentence(service, request_, message):
     assert service.act({"observation": [0, 0]})["model"] == "run"
 
 
+@pytest.mark.parametrize("agent", ["dqn", "rainbow", "r2d2", "ppo-gru"])
+def test_constants_that_an_agent_carries_are_no_memory(tmp_path, agent):
+    """The exponents of epsilon; a service answers such a policy without a session."""
+    service = Service(tmp_path, lambda path: model_of("run", agent))
+    has_memory = agent in ("r2d2", "ppo-gru")
+    assert service.model.policy.has_memory == has_memory
+    request = {"observation": [0.1, 0.2]}
+    with pytest.raises(RequestError, match="session") if has_memory else contextlib.nullcontext():
+        assert service.act(request)["model"] == "run"
+
+
+def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, caplog, monkeypatch):
+    failures = [OSError("the disk is away"), OSError("the disk is away"), ConfigError("unfit")]
+
+    def load(path):
+        if path.name == "000002" and failures:
+            raise failures.pop(0)
+        return model_of(path.name, "a2c")
+
+    (tmp_path / "000001").mkdir()
+    service = Service(tmp_path / "000001", load)
+    monkeypatch.setattr("podracer.serve.service.current_model", lambda path: tmp_path / "000002")
+    for _ in range(2):
+        service.refresh()
+    assert caplog.text.count("stays: the disk is away") == 1
+    for _ in range(3):  # refused for good
+        service.refresh()
+    assert service.model.name == "000001"
+    assert caplog.text.count("stays: unfit") == 1
+    monkeypatch.setattr("podracer.serve.service.current_model", lambda path: tmp_path / "000003")
+    service.refresh()
+    assert service.model.name == "000003"
+
+
 def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
     with pytest.raises(RequestError, match="this policy has memory"):
         recurrent.act({"observation": [0, 0]})
@@ -180,6 +214,12 @@ def test_http_answers_and_errors(service):
         assert ask(act)[0] == 405
         assert ask(act, b"{}", Host="evil.example")[0] == 400
         assert ask(f"{address}/health", Host="[::1]:8000")[0] == 200
+        observation = b'{"observation": [0.1, 0.2]}'
+        for origin in ("https://evil.example", "null", "https://localhost.evil.example", "//["):
+            status, answer = ask(act, observation, Origin=origin)
+            assert status == 403
+            assert "only 127.0.0.1, ::1, localhost may ask" in answer["error"]
+        assert ask(f"{address}/health", Origin="http://localhost:3000")[0] == 200
         status, health = ask(f"{address}/health")
     assert (status, health["requests"], health["errors"], health["status"]) == (200, 7, 6, "ok")
     assert health["milliseconds_p50"] > 0

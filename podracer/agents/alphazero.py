@@ -2,7 +2,7 @@
 
 It runs in environments that show their state (`envs/model.py`). Sources: Silver et al. 2018 for the
 loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
-Different from AlphaZero: tasks of one player, with rewards and a discount; the value's targets are
+Different from AlphaZero: also tasks of one player, rewards and a discount; the value's targets are
 λ-returns of the searched values along the newest rollout, which is used once, not outcomes of games
 in a replay; Adam without weight decay. A state at a time-out is worth what the network says.
 """

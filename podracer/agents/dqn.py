@@ -12,8 +12,10 @@ clipped at 10, as by Wang et al. and in DQN Zoo's Rainbow, besides Mnih's clippi
 Huber loss). Each environment and timestep acts with noise of its own, an update has one noise for
 each of its three passes, evaluations have none; their implicit quantiles are evenly spaced.
 Priorities of C51 are cross-entropies, as in DQN Zoo, not KL divergences. Of the n rewards of a
-return Munchausen adds to the first alone. Defaults are those of small tasks; the recipes
-`atari_dqn`, `atari_rainbow` and `atari_btr` have the papers' sizes.
+return Munchausen adds to the first alone. Where it is not `double` the target's own N' quantiles
+choose the next action, or policy, not K others as in IQN. Defaults are those of small tasks; the
+recipes `atari_dqn`, whose target network is Dopamine's, `atari_rainbow` and `atari_btr` have the
+papers' sizes.
 """
 
 from __future__ import annotations

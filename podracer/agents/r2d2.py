@@ -201,7 +201,7 @@ class R2D2:
     def _buffer(self) -> Buffer:
         length = self.burn_in_length + self.unroll_length + self.n_step
         spec = actor_critic.require_spec(self.spec)
-        return recurrent.make_buffer(self, self.replay, spec, length, self.rollout_length)
+        return recurrent.make_buffer(self, self.replay, spec, length, self.unroll_length)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

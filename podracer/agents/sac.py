@@ -69,7 +69,7 @@ class SAC:
     """Discount factor gamma, in [0, 1]."""
     target_update_rate: float = bounded(0.005, high=1.0)
     """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
-    initial_temperature: float = bounded(1.0)
+    initial_temperature: float = bounded(1.0, low=1e-6)
     """Temperature alpha, the weight of the entropy, before the first update."""
     target_entropy: float = bounded(-1.0, low=-math.inf)
     """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""

@@ -62,6 +62,7 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
     """Measure the environments alone: the same threads and batches, precomputed random actions."""
     split, config = setup.split, setup.config
     actions = _random_actions(setup.env.spec, split.num_envs)
+    errors = list[Exception]()
     steps, stop = [0] * split.threads, threading.Event()
     ready = threading.Barrier(split.threads + 1)
     with contextlib.ExitStack() as stack:
@@ -72,9 +73,15 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
 
         def run(number: int) -> None:
             batch = batches[number]
-            batch.reset(0, environment_indices(split, number, 0, 1), 0)
-            batch.step(actions[0])  # which compiles a device environment
-            ready.wait(300)
+            try:
+                batch.reset(0, environment_indices(split, number, 0, 1), 0)
+                batch.step(actions[0])  # which compiles a device environment
+            except Exception as error:
+                errors.append(error)
+                ready.abort()
+                return
+            with contextlib.suppress(threading.BrokenBarrierError):
+                ready.wait(300)
             while not stop.is_set():
                 batch.step(actions[steps[number] % len(actions)])
                 steps[number] += 1
@@ -82,7 +89,12 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
         threads = [threading.Thread(target=run, args=(n,)) for n in range(split.threads)]
         for thread in threads:
             thread.start()
-        ready.wait(300)
+        try:
+            ready.wait(300)
+        except threading.BrokenBarrierError:
+            stop.set()
+            late = TimeoutError("an environment took over 300 s to reset.")
+            raise (errors or [late])[0] from None
         began = time.perf_counter()
         stop.wait(seconds)
         stop.set()

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -274,5 +275,6 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
     for configuration in configurations(options.run, options.reopen()):
         values = {parameter.name: parameter.value for parameter in configuration.hyperparameters}
         row = {"hyperparameters": values, "pods": list(configuration.pods)}
-        print(json.dumps({**row, "score": configuration.score}))
+        score = configuration.score if math.isfinite(configuration.score) else None
+        print(json.dumps({**row, "score": score}))
     return 0

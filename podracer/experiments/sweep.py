@@ -101,7 +101,10 @@ def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
     if ":" in values:
         return name, read_range(text)
     try:
-        return name, tuple(float(value) for value in values.split(","))
+        numbers = tuple(float(value) for value in values.split(","))
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return name, numbers
     except ValueError:
         raise ConfigError(
             f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."

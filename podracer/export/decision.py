@@ -15,7 +15,17 @@ from jax.extend.core import ClosedJaxpr, Literal
 from podracer.agent import Agent, policy_params
 from podracer.agents.common.actor_critic import require_spec
 from podracer.export.inline import Inliner
-from podracer.types import ArraySpec, Carry, Discrete, LearnerState, Params, PyTree, TimeStep
+from podracer.types import (
+    ArraySpec,
+    Carry,
+    Discrete,
+    LearnerState,
+    Params,
+    PyTree,
+    TimeStep,
+    add_start,
+    from_start,
+)
 
 Arrays = Mapping[str, Any]
 
@@ -103,8 +113,9 @@ def _act(
     constant_memory: set[str],
 ) -> dict[str, jax.Array]:
     """Return the named outputs of one row; add the names of memory that stays the same."""
-    specs = require_spec(agent.spec).observation
-    observation = _from_names("observation", specs, arrays)
+    spec = require_spec(agent.spec)
+    observation = _from_names("observation", spec.observation, arrays)
+    observation = from_start(spec.observation, observation)
     timestep = TimeStep(
         observation=jax.tree.map(lambda x: x[None], observation),
         reward=arrays["reward"][None],
@@ -121,7 +132,8 @@ def _act(
     after = named_leaves("memory", carry)
     constant_memory.update(name for name in before if before[name] is after[name])
     carry = jax.tree.map(lambda x: x[0], carry)
-    return {"action": action[0], **named_leaves("next_memory", carry)}
+    action = add_start(spec.action, action[0])
+    return {"action": action, **named_leaves("next_memory", carry)}
 
 
 def named_leaves(prefix: str, tree: PyTree) -> dict[str, Any]:

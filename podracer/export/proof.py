@@ -30,6 +30,7 @@ from podracer.types import (
     LearnerState,
     PyTree,
     TimeStep,
+    add_start,
 )
 
 STEPS, ROWS = 50, 20
@@ -155,7 +156,12 @@ def _reference(
 
         run = jax.jit(run)
     timesteps, actions, carries = jax.device_get(run())
-    inputs = named_leaves("observation", timesteps.observation)
+    spec = require_spec(agent.spec)
+    observation = jax.tree.map(
+        lambda leaf, x: x + x.dtype.type(leaf.start), spec.observation, timesteps.observation
+    )
+    actions = add_start(spec.action, actions)
+    inputs = named_leaves("observation", observation)
     inputs |= {"reward": timesteps.reward, "first": timesteps.first, "key": np.asarray(words)}
     return inputs, actions, named_leaves("memory", carries)
 

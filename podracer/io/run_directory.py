@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import threading
@@ -127,6 +128,16 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             draft.unlink()
         raise
     fsync_directory(path.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file of any size and make it durable; a link in the place of `target` is replaced."""
+    target.unlink(missing_ok=True)
+    with naming(source), source.open("rb") as reading, target.open("xb") as writing:
+        shutil.copyfileobj(reading, writing)
+        writing.flush()
+        os.fsync(writing.fileno())
+    fsync_directory(target.parent)
 
 
 def read_limited(path: Path) -> bytes:

@@ -54,7 +54,7 @@ def seal(directory: Path, name: str | None = None) -> None:
     It is sealed under `name`, by default its own, and valid under that name only.
     """
     files = {
-        path: {"size": size, "sha256": _sha256(directory / path, sync=True)}
+        path: {"size": size, "sha256": file_digest(directory / path, sync=True)}
         for path, size in _files(directory).items()
     }
     for folder, _, _ in os.walk(directory):
@@ -124,7 +124,7 @@ def _verify(directory: Path) -> None:
             if name not in listed:
                 raise CheckpointError(f"{directory}: {name!r} was not there when it was sealed")
             same_size = listed[name]["size"] == files[name]
-            if not same_size or listed[name]["sha256"] != _sha256(directory / name):
+            if not same_size or listed[name]["sha256"] != file_digest(directory / name):
                 raise CheckpointError(f"{directory}: {name!r} has changed since it was sealed")
 
 
@@ -175,7 +175,8 @@ def _files(directory: Path) -> dict[str, int]:
     return sizes
 
 
-def _sha256(path: Path, *, sync: bool = False) -> str:
+def file_digest(path: Path, *, sync: bool = False) -> str:
+    """Return the SHA-256 of a file in hex; with `sync` the file is durable then."""
     with naming(path), open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if sync:

@@ -16,7 +16,8 @@ _NAME = re.compile(_WORD, re.IGNORECASE)
 _NAME_OF_VARIABLE = re.compile(r"key|token|secret|pass|pwd|auth|cred|cookie|session", re.IGNORECASE)
 _AFTER_NAME = re.compile(
     # Values after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
-    rf"(?P<kept>[\w-]*{_WORD}[\w-]*['\"]?\s*[=:]\s*(?:bearer\s+|basic\s+)?"
+    # The whole name at once, without going back in it: a long text takes no longer than its length.
+    rf"(?P<kept>(?<![\w-])(?=[\w-]*?{_WORD})[\w-]*+['\"]?\s*[=:]\s*(?:bearer\s+|basic\s+)?"
     r"|\bbearer\s+|://[^/\s:@]*:(?=[^/\s@]+@))"
     r"(?:\"[^\"]*\"|'[^']*'|[^\s,;&'\"@]+)",
     re.IGNORECASE,

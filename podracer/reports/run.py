@@ -59,11 +59,9 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
-    paths = [Path(path).resolve() for path in runs]
-    unique = len({path.name for path in paths}) == len(paths)
-    loaded = [
-        run for p in paths for run in _load(p, p.name if unique else f"{p.parent.name}/{p.name}")
-    ]
+    paths = list(dict.fromkeys(Path(path).resolve() for path in runs))
+    names = _names(paths)
+    loaded = [run for pair in zip(paths, names, strict=True) for run in _load(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
     out = Path(out)
@@ -74,24 +72,37 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     return out
 
 
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return as much of the ends of different paths as tells them apart."""
+    for length in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
 def _load(path: Path, name: str) -> list[RunRecords]:
     """Return the run of a directory; for a population, one run for each member."""
-    metrics = path / "metrics.jsonl"
+    metrics, pod_records = path / "metrics.jsonl", path / "pods.jsonl"
     if not metrics.exists() and not (path / "config.json").exists():
         _refuse(f"{path} is not a run: it has neither config.json nor metrics.jsonl.")
+    # First those of the pods, so that of a run that goes on the run's own reach as far.
+    series = read_metrics(pod_records) if pod_records.exists() else None
     records = read_metrics(metrics) if metrics.exists() else []
     run = RunRecords(
         name, _object(path / "config.json"), records, _object(path / "crash.json"), path
     )
     pods = run.config.get("experiment", {}).get("pods")
-    return _pods(path, run, pods) if pods and (path / "pods.jsonl").exists() else [run]
+    return [run] if not pods or series is None else _pods(run, pods, series)
 
 
-def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[RunRecords]:
+def _pods(
+    run: RunRecords, pods: Sequence[dict[str, Any]], series: Sequence[dict[str, Any]]
+) -> list[RunRecords]:
     """Each pod of a population as a run with its seed and hyperparameters."""
     whole = {record["updates"]: record for record in run.records}
     shared = ("updates", "seconds", "frames_per_second", "time_step", "time_compile")
-    series = read_metrics(path / "pods.jsonl")
+    series = [record for record in series if record["updates"] in whole]
     experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
     members = []
     for index, pod in enumerate(pods):
@@ -106,7 +117,8 @@ def _pods(path: Path, run: RunRecords, pods: Sequence[dict[str, Any]]) -> list[R
             frames += own["frames"]
             record_of_member = {k: v for k, v in whole[record["updates"]].items() if k in shared}
             records.append({**record_of_member, **own, "frames": frames})
-        members.append(RunRecords(f"{run.name} pod {index}", config, records, run.crash))
+        crash = {} if index else run.crash  # it ended all pods, and is told once
+        members.append(RunRecords(f"{run.name} pod {index}", config, records, crash))
     return members
 
 

@@ -32,6 +32,14 @@ def has_selection(experiment: Mapping[str, Any]) -> bool:
     return (experiment.get("exchange") or {}).get("kind") == "Selection"
 
 
+def returns_of(record: Mapping[str, Any], key: str) -> np.ndarray:
+    """Return each pod's mean return in a record, f64 `[P]`; NaN without one or after a fault."""
+    returns = np.array(record[key], float)
+    if key == "evaluation_return" and "episodes" in record:  # a fault leaves the last sound state's
+        returns[[episodes is None for episodes in record["episodes"]]] = np.nan
+    return returns
+
+
 def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:
     """Return the lineage of a run's pods by their number and by each varied hyperparameter.
 
@@ -42,8 +50,8 @@ def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -
     if not selections or not has_selection(experiment):
         return []
     last = records[-1]
-    returns = np.array(last.get("evaluation_return") or last["episode_return"], float)
-    winner = int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
+    key = "evaluation_return" if "evaluation_return" in last else "episode_return"
+    winner = int(np.argmax(np.nan_to_num(returns_of(last, key), nan=-np.inf)))
     parents = np.array([record[PARENT] for record in selections])
     every = experiment["exchange"]["every"]
     updates = [*(every * k for k in range(len(selections) + 1)), last["updates"]]
@@ -89,7 +97,8 @@ def _lines(
 
 def lineage_figure(path: Path, experiment: Mapping[str, Any]) -> str:
     """Draw the `lineages` of the run at `path` beside each other, nothing if there are none."""
-    records = read_metrics(path / "pods.jsonl") if has_selection(experiment) else []
+    pods = path / "pods.jsonl"
+    records = read_metrics(pods) if has_selection(experiment) and pods.exists() else []
     drawn_lineages = lineages(experiment, records)
     if not drawn_lineages:
         return ""

@@ -20,12 +20,13 @@ class RequestError(Exception):
 
 
 def arrays_of(specs: PyTree, value: Any, name: str = "observation") -> PyTree:
-    """Return the arrays of a value as JSON has it; zeros of one observation for None.
+    """Return the arrays of a value as JSON has it; of one observation of zeros for None.
 
-    Raises `RequestError` for what does not fit the specification without loss.
+    Raises `RequestError` for what does not fit the specification; only real numbers are rounded.
     """
     if isinstance(specs, ArraySpec):
-        return np.zeros(specs.shape, specs.dtype) if value is None else _array(specs, value, name)
+        least = np.full(specs.shape, specs.start, specs.dtype)
+        return least if value is None else _array(specs, value, name)
     if isinstance(specs, dict):
         value = dict.fromkeys(specs) if value is None else value
         if not isinstance(value, dict) or value.keys() != specs.keys():
@@ -57,8 +58,10 @@ def _array(spec: ArraySpec, value: Any, name: str) -> np.ndarray:
             raise RequestError(f"{name} has numbers that are not finite as {spec.dtype}.")
     elif not np.array_equal(converted, array):
         raise RequestError(f"{name} has numbers that are no {spec.dtype}.")
-    if spec.num_values is not None and not ((converted >= 0) & (converted < spec.num_values)).all():
-        raise RequestError(f"{name} must lie in 0 to {spec.num_values - 1}.")
+    if spec.num_values is not None:
+        end = spec.start + spec.num_values
+        if not ((converted >= spec.start) & (converted < end)).all():
+            raise RequestError(f"{name} must lie in {spec.start} to {end - 1}.")
     return converted
 
 

@@ -9,12 +9,11 @@ import math
 import socket
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -37,7 +36,19 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
     counts = collections.Counter[str]()
     start = time.monotonic()
 
+    def refusal(request: Request) -> JSONResponse | None:
+        """Refuse what a page in a browser sends by a name of its own, or from another site."""
+        headers = request.headers
+        addresses = {f"//{headers.get('host', '')}": 400, headers.get("origin"): 403}
+        for address, status in addresses.items():
+            if "*" not in hosts and address is not None and _hostname(address) not in hosts:
+                error = f"only {', '.join(sorted(hosts))} may ask, not {address.strip('/')!r}."
+                return JSONResponse({"error": error}, status)
+        return None
+
     async def act(request: Request) -> JSONResponse:
+        if (response := refusal(request)) is not None:
+            return response
         begin = time.perf_counter()
         counts["requests"] += 1
         try:
@@ -52,6 +63,8 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
         return JSONResponse(answer, status)
 
     async def health(request: Request) -> JSONResponse:
+        if (response := refusal(request)) is not None:
+            return response
         model = service.model
         p50, p99 = np.quantile(seconds or [math.nan], (0.5, 0.99)) * 1e3
         return JSONResponse({
@@ -70,9 +83,15 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
         })  # fmt: skip
 
     routes = [Route("/act", act, methods=["POST"]), Route("/health", health)]
-    # Otherwise a page in a browser could call a server of this machine by a name of its own.
-    names = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, middleware=[names])
+    return Starlette(routes=routes)
+
+
+def _hostname(address: str) -> str | None:
+    """Return the host of an address, without a port and the brackets of IPv6; None for none."""
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
 
 
 async def _read(request: Request) -> bytes:
@@ -107,8 +126,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def make_server(service: Service, host: str) -> uvicorn.Server:
     """Return a server; `run(sockets=[listener])` answers until a signal, and finishes requests."""
-    names = (*LOOPBACK, "[::1]") if host in LOOPBACK else ("*",)  # a header brackets IPv6
-    app = make_app(service, hosts=names)
+    app = make_app(service, hosts=tuple(LOOPBACK) if host in LOOPBACK else ("*",))
     return uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=10

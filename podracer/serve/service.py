@@ -24,7 +24,7 @@ from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
 from podracer.serve.arrays import RequestError, arrays_of, pad
 from podracer.trading.delivery import RECORD, current_model
-from podracer.types import ArraySpec, ConfigError, PodracerError
+from podracer.types import ArraySpec, ConfigError, PodracerError, StorageError
 
 MAX_SESSIONS = 10_000
 MAX_ROWS = 4096
@@ -94,6 +94,7 @@ class Service:
         path = current_model(directory) if self._follows else directory
         self.model = load(path)
         self._refused: Path | None = None
+        self._complaint = ""
         self._batch_sizes = {1}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._seeds = itertools.count()
@@ -200,11 +201,15 @@ class Service:
             if model.policy.spec != self.model.policy.spec:
                 raise ConfigError("it has other observations or actions.")
         except Exception as error:
-            is_known = isinstance(error, PodracerError)
-            logger.warning("the model %s stays: %s", self.model.name, error, exc_info=not is_known)
-            self._refused = path
+            if str(error) != self._complaint:
+                is_known = isinstance(error, PodracerError)
+                text = "the model %s stays: %s"
+                logger.warning(text, self.model.name, error, exc_info=not is_known)
+            self._complaint = str(error)
+            # Where it could not be read the next attempt may succeed.
+            self._refused = None if isinstance(error, StorageError | OSError) else path
             return
-        self._refused = None
+        self._refused, self._complaint = None, ""
         logger.info("model %s replaces %s", model.name, self.model.name)
         self.model = model
 

@@ -274,7 +274,9 @@ class Leaderboard:
         except sqlite3.Error:  # damaged, or locked by a reader
             self._index.close()
             events, _, _ = _read(self.directory / LOG)
-            self._index = self._make_index(history(events).values())
+            # The event is in the log: if this fails, too, the next one tries again.
+            with contextlib.suppress(sqlite3.Error):
+                self._index = self._make_index(history(events).values())
 
     def _append(self, event: Event) -> Event:
         event = dataclasses.replace(event, time=time.time())

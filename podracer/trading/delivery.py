@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -25,8 +24,8 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
-from podracer.io.run_directory import RunLock, read_limited, write_bytes
-from podracer.io.seal import MANIFEST, seal, verify_seal
+from podracer.io.run_directory import RunLock, copy_file, read_limited, write_bytes
+from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
 from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 
@@ -165,7 +164,7 @@ def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
     seal(model / CHECKPOINTS)
     for name in _RUN_FILES:
         if (run / name).is_file():
-            write_bytes(model / name, read_limited(run / name))
+            copy_file(run / name, model / name)
     return _digests(model)
 
 
@@ -180,11 +179,7 @@ def _verify(models: Path, decision: Decision) -> None:
 def _digests(model: Path) -> dict[str, str]:
     """Return SHA-256 digests of the configuration and of the manifest of all checkpoint files."""
     names = (*_RUN_FILES, f"{CHECKPOINTS}/{MANIFEST}")
-    return {
-        name: hashlib.sha256(read_limited(model / name)).hexdigest()
-        for name in names
-        if (model / name).is_file()
-    }
+    return {name: file_digest(model / name) for name in names if (model / name).is_file()}
 
 
 # --- the record ----------------------------------------------------------------------------------

@@ -189,10 +189,15 @@ def has_action_mask(observation: PyTree) -> bool:
 
 
 def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
-    """Return logits or values `[*b, A]`, -1e9 for actions that the observation masks."""
+    """Return logits or values `[*b, A]`, -1e9 for actions that the observation masks.
+
+    A mask that allows nothing counts for nothing: at the end of an episode there is no action, but
+    at a time-out a value.
+    """
     if not has_action_mask(observation):
         return logits
-    return jnp.where(observation[ACTION_MASK], logits, -1e9)
+    mask = observation[ACTION_MASK]
+    return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -1e9)
 
 
 # --- acting --------------------------------------------------------------------------------------

@@ -39,15 +39,24 @@ PRIORITY_ETA = 0.9  # of R2D2's section 2.3
 
 
 def make_buffer(
-    agent: Any, replay: Replay, spec: EnvironmentSpec, length: int, rollout_length: int | None
+    agent: Any, replay: Replay, spec: EnvironmentSpec, length: int, unroll_length: int
 ) -> Buffer:
     """Return a buffer of sequences of `length` timesteps, which start where a rollout does.
 
-    Raises `ConfigError` where the agent has no rollout length.
+    An agent learns the last `unroll_length` of them before its returns' steps.
+
+    Raises `ConfigError` where the agent has no rollout length, or one longer than what it learns
+    of a sequence, between which it would leave timesteps out.
     """
+    name, rollout_length = type(agent).__name__, agent.rollout_length
     if rollout_length is None:
-        name = type(agent).__name__
         raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
+    if rollout_length > unroll_length:
+        raise ConfigError(
+            f"{name} learns {unroll_length} timesteps (unroll_length) from each rollout of "
+            f"{rollout_length}, and the others never: take a rollout_length of at most "
+            f"{unroll_length}, or a longer unroll_length."
+        )
     return Buffer(replay, spec, length, stride=rollout_length)
 
 

@@ -85,7 +85,7 @@ class Disco:
     value_cost: float = bounded(0.2)
     """Weight of the action values' loss against the four others, each of which has weight 1."""
     support_max: float = static(default=300.0, low=0.0)
-    """Largest value after the transform h(x), nearly a square root; 300 means about 68,000."""
+    """Largest value after the transform h(x), nearly a square root; 300 means about 58,700."""
     support_size: int = static(default=601, low=2)
     """Number of atoms for values, from minus to plus the support's largest value."""
     model_size: int = static(default=128, low=1)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from podracer.agents.common import actor_critic, value_based
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.dense import dense
-from podracer.types import ArraySpec, Carry, ConfigError, EnvironmentSpec, Params, PyTree, struct
+from podracer.types import ArraySpec, Carry, EnvironmentSpec, Params, PyTree, struct
 
 
 @struct
@@ -102,13 +102,8 @@ def build_network(
     model_size: int,
 ) -> StudentNetwork:
     """Build the network of a student whose predictions y and z have as many categories."""
+    spec = value_based.require_for_rule(spec)
     num_actions = value_based.require_discrete(spec).num_actions
-    spec = actor_critic.require_spec(spec)
-    if spec.extension is not None:
-        raise ConfigError(
-            f"an update rule needs plain observations, but those of {spec.name} include its "
-            "state or its task."
-        )
     # Small initial weights: a nearly uniform policy.
     torso = {
         "policy": Head(num_actions, 0.01),

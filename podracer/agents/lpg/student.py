@@ -136,13 +136,8 @@ class LPGStudent:
 
     @property
     def _network(self) -> Network:
-        num_actions = value_based.require_discrete(self.spec).num_actions
-        spec = actor_critic.require_spec(self.spec)
-        if spec.extension is not None:
-            raise ConfigError(
-                f"an update rule needs plain observations, but those of {spec.name} include its "
-                "state or its task."
-            )
+        spec = value_based.require_for_rule(self.spec)
+        num_actions = value_based.require_discrete(spec).num_actions
         heads = student_heads(num_actions, self.rule.predictions)
         return self.network.build(spec.observation, heads)
 

@@ -95,7 +95,10 @@ def inspect_environment(
         _close(name, env)
         _end(_child_processes() - children)
     specs = jax.tree.map(
-        lambda leaf: ArraySpec(leaf.shape, leaf.dtype, num_values=leaf.num_values), observation
+        lambda leaf: ArraySpec(
+            leaf.shape, leaf.dtype, num_values=leaf.num_values, start=leaf.first_value
+        ),
+        observation,
     )
     return EnvironmentSpec(name, specs, action), setup
 
@@ -291,9 +294,10 @@ def _action(name: str, space: Any) -> ActionSpace:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
+        return Discrete(int(space.n), int(space.start))
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        return MultiDiscrete(tuple(space.nvec.tolist()))
+        start = tuple(space.start.tolist()) if space.start.any() else ()
+        return MultiDiscrete(tuple(space.nvec.tolist()), start)
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
         return MultiDiscrete((2,) * space.shape[0])
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":

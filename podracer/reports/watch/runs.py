@@ -26,7 +26,7 @@ from podracer.reports.curves import (
 )
 from podracer.reports.page import section, table, tiles
 from podracer.reports.run import CURVES, configuration, crash_note, group_runs
-from podracer.reports.selection import LEGEND, has_selection, lineages
+from podracer.reports.selection import LEGEND, has_selection, lineages, returns_of
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, verdict
 from podracer.reports.watch.chart import HEIGHT, Chart, extent
 from podracer.reports.watch.files import Tail, read_object, signature
@@ -291,7 +291,7 @@ def _sweep(run: WatchedRun) -> str:
         if not rows:
             continue
         updates = np.array([record["updates"] for record in rows], float)
-        values = np.array([record[key] for record in rows], float)
+        values = np.stack([returns_of(record, key) for record in rows])
         last = values[-1] if key == "evaluation_return" else last
         series = {
             label: [
@@ -308,7 +308,9 @@ def _sweep(run: WatchedRun) -> str:
         for color, group_series in zip(itertools.cycle(COLORS), series.values(), strict=False):
             _draw_group(chart, group_series, color)
         charts.append(chart.svg())
-    ranking = sorted(members.items(), key=lambda item: -np.nan_to_num(last[item[1]].mean()))
+    ranking = sorted(
+        members.items(), key=lambda item: -np.nan_to_num(last[item[1]].mean(), nan=-np.inf)
+    )
     rows = [
         [label, str(len(numbers)), number(float(last[numbers].mean()))]
         for label, numbers in ranking[:20]
