@@ -232,7 +232,8 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
     try:
         with jax.checking_leaks():  # an environment that keeps its state on itself
             program, result = trace()
-        is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
+            # Traced alike, as JAX's caches would change how the same program is printed.
+            is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(

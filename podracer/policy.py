@@ -54,6 +54,10 @@ class Policy:
         self._num_calls = 0
         self.reset()
 
+    def __repr__(self) -> str:
+        """Without the parameters."""
+        return f"Policy({self.spec})"
+
     def reset(self, rows: Any = None) -> None:
         """Begin new episodes at the next call: everywhere, or in some rows of the batch.
 
@@ -171,7 +175,8 @@ def batch_size_of(specs: PyTree, observation: PyTree) -> int | None:
     """
     if jax.tree.structure(specs) != jax.tree.structure(observation):
         raise ConfigError(
-            f"an observation must be {_spell(specs)}, but it is a {type(observation).__name__}."
+            f"an observation must be {_spell(specs)}, but it is a {type(observation).__name__}"
+            f"{f' of {list(observation)}' if isinstance(observation, dict) else ''}."
         )
     expected = [spec.shape for spec in jax.tree.leaves(specs)]
     shapes = [np.shape(x) for x in jax.tree.leaves(observation)]

@@ -110,6 +110,8 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
         if limits_of_field is not None and value is not None:
             numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
             for number in numbers:
+                if not isinstance(number, int | float):
+                    raise ConfigError(f"{name} must be a number, but it is {value!r}.")
                 if violation := _violation(number, *limits_of_field):
                     raise ConfigError(f"{name} must {violation}, but it is {value}.")
 

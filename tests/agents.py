@@ -37,7 +37,7 @@ from podracer.schedules import Linear
 
 SMALL = TorsoNetwork(MLP((16,)))
 RECURRENT = TorsoNetwork(MLP((16,)), memory="gru", memory_size=8)
-RECURRENCE = Recurrence(burn_in_length=3, unroll_length=8, head_size=8)
+RECURRENCE = Recurrence(burn_in_length=3, unroll_length=6, head_size=8)
 REPLAY = Replay(16 * 40, batch_size=16, updates_per_rollout=2, warmup=16 * 16)
 
 

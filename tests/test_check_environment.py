@@ -321,3 +321,21 @@ def test_the_good_environment_passes_without_a_compile(compiled: list[str]) -> N
     assert not compiled
     jax.jit(lambda x: x * 3)(jnp.ones(7))  # the listener does hear compiles
     assert compiled
+
+
+def test_what_jax_remembers_of_functions_is_no_change() -> None:
+    """Loops and clips that share functions are printed otherwise where JAX has traced them."""
+
+    def clip_in_a_loop(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 3, lambda i, x: jnp.clip(jnp.abs(x) + i, 0.0, 9.0), x)
+
+    def step_twice(key: jax.Array, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+        x = jax.lax.cond(action > 0, clip_in_a_loop, lambda x: jnp.clip(x, 0.0, 9.0), state.x)
+        counts = jnp.zeros(4, jnp.int32).at[action].add(jnp.clip(action, 0, 1))
+        x = clip_in_a_loop(clip_in_a_loop(x)) + counts.at[1].add(1).sum()
+        return step(key, State(x, state.time), action)
+
+    environment = mutant(step=step_twice)
+    state, _ = reset(jax.random.key(0))
+    jax.eval_shape(step_twice, jax.random.key(0), state, jnp.int32(0))
+    assert check_environment(environment) is SPEC

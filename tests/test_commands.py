@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,7 +23,7 @@ import pytest
 
 import podracer
 from podracer.cli import main as command_line
-from podracer.cli.arguments import read_whole_number
+from podracer.cli.arguments import find_recipe, read_whole_number
 from podracer.cli.main import main
 from podracer.cli.train import FreeSettings
 from podracer.experiments.experiment import Experiment
@@ -31,7 +32,7 @@ from podracer.experiments.serialization import FREE_ON_RESUME
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
-from podracer.types import CheckpointError
+from podracer.types import CheckpointError, ConfigError
 
 
 @pytest.fixture
@@ -281,6 +282,7 @@ MISTAKES = [
     ("promote models nowhere", "holds no run"),
     ("rollback nowhere", "has no model yet"),
     ("leaderboard nowhere", "holds no tournament"),
+    ("export nowhere", "nowhere holds no run"),
     ("watch nowhere", "there is no directory nowhere"),
     ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 99999999999", "holds no run"),
@@ -305,6 +307,8 @@ MISTAKES_ABOUT_A_RUN = [
     ("report RUN nowhere", "nowhere holds no run"),
     ("rule RUN", "learned no update rule"),
     ("train catch --run-dir RUN", "already holds a run"),
+    ("train catch --run-dir FOLDER", "holds other runs: name one in it"),
+    ("leaderboard RUN", "To compare runs: podracer report RUN RUN."),
 ]
 
 
@@ -342,7 +346,7 @@ def test_a_mistake_is_a_sentence_and_code_78(command, message, refusal):
 @pytest.mark.figure(20)
 @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
 def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, refusal):
-    refusal(command.replace("RUN", str(run)), message)
+    refusal(command.replace("RUN", str(run)).replace("FOLDER", str(run.parent)), message)
 
 
 @pytest.mark.figure(20)
@@ -481,7 +485,14 @@ def test_resume_has_a_flag_for_every_setting_that_may_change():
     assert hints.keys() == FREE_ON_RESUME
     for name, hint in typing.get_type_hints(Experiment).items():
         if name in hints:
-            assert hints[name] == hint | None, name
+            is_optional = type(None) in typing.get_args(hint)  # and None a value to change it to
+            not_given = typing.Literal["unchanged"] if is_optional else None
+            assert hints[name] == hint | not_given, name
+    assert FreeSettings().changes() == {}
+    assert FreeSettings(target_return=None, frames=7).changes() == {
+        "target_return": None,
+        "frames": 7,
+    }
 
 
 def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
@@ -525,3 +536,35 @@ def test_a_thread_that_goes_on_does_not_keep_the_process_alive(program, tmp_path
     )  # fmt: skip
     assert done.returncode in (70, 78), done.stderr
     assert "left behind by force: simulator." in done.stderr
+
+
+OWN_RECIPE = """
+from podracer.experiments import recipes
+
+
+def mine(wide_network: bool = False, steps: int = 64, kind: list = ()):
+    return recipes.find("catch_a2c").with_fields({"frames": steps, "keep_best": wide_network})
+"""
+
+
+def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
+    """They are spelled with hyphens, too, and shown in the help."""
+    (tmp_path / "own_commands.py").write_text(OWN_RECIPE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for text, value in (("True", True), ("false", False)):
+        for flag in (["--wide-network", text], [f"--wide_network={text}"]):
+            experiment, rest = find_recipe("own_commands:mine", [*flag, "--seed", "3"])
+            assert experiment.keep_best is value
+            assert rest == ["--seed", "3"]
+    for flags, words in (
+        (["--wide-network", "perhaps"], "--wide_network must be of type bool, but it is 'perhaps'"),
+        (["--steps", "many"], "--steps must be of type int, but it is 'many'"),
+        (["--kind", "x"], "a flag is a str, int, float or bool"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            find_recipe("own_commands:mine", flags)
+    code, text = outcome("train", "own_commands:mine", "--help")
+    assert code == 0
+    assert "Flags of own_commands:mine itself: --wide-network, --steps, --kind." in " ".join(
+        text.replace("│", " ").split()
+    )

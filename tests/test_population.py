@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, environment_for
@@ -49,7 +51,7 @@ def pod(seed, **values):
 
 def train(agent, pods, environment="catch", devices=1, updates=10):
     """The pods' last states and all progress."""
-    env = make(environment)
+    env = make(environment) if isinstance(environment, str) else environment
     agent = dataclasses.replace(agent, spec=env.spec)
     mesh = population_mesh(jax.devices()[:devices], len(pods))
     states = init_states(agent, pods, env, mesh, CONFIG)
@@ -72,6 +74,33 @@ def close(one, other, tolerance=1e-4):
         if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithNothing:
+    """An environment whose state also has an array of no elements, as some of other libraries."""
+
+    inner: Any
+
+    @property
+    def spec(self):
+        return self.inner.spec
+
+    def reset(self, key):
+        state, timestep = self.inner.reset(key)
+        return (state, jnp.zeros((0, 3))), timestep
+
+    def step(self, key, state, action):
+        inner, timestep = self.inner.step(key, state[0], action)
+        return (inner, state[1]), timestep
+
+
+def test_states_may_have_empty_arrays():
+    agent = A2C(network=SMALL)
+    pods = [pod(seed) for seed in range(2)]
+    expected, _ = train(agent, pods, updates=5)
+    states, _ = train(agent, pods, WithNothing(make("catch")), updates=5)
+    close(states.learner, expected.learner, tolerance=0.0)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +314,9 @@ def test_ranges_are_drawn_evenly_on_their_scale():
     assert {p.hyperparameters[2].value for p in pods} == {1.0, 2.0}
     assert pods == sweep.make_pods(
         ["learning_rate=1e-6:1e-2", "entropy_cost=0:1", "x=1,2"], [0], 2000, 3
+    )
+    assert pods == sweep.make_pods(  # as flags are spelled
+        ["learning-rate=1e-6:1e-2", "entropy-cost=0:1", "x=1,2"], [0], 2000, 3
     )
 
 

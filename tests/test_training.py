@@ -207,7 +207,16 @@ def test_a_target_ends_the_run(tmp_path):
     # A finished run stays finished.
     again = podracer.train(EXPERIMENT, run_dir=run, target_return=-1.0, resume=True)
     assert again.exit_code == 0
+    assert again.reason == result.reason == "target_return"
     assert records(run)[-1]["updates"] == 10
+    assert len(repr(result)) < 1000  # without the arrays
+    config = (run / "config.json").read_text()
+    with pytest.raises(
+        ConfigError, match=rf"frames is {5 * STEPS}, but the run has made {10 * STEPS:,} al"
+    ):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=5 * STEPS)
+    assert (run / "config.json").read_text() == config
+    assert podracer.train(EXPERIMENT, run_dir=run, resume=True).reason == "frames"
 
 
 def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
@@ -326,6 +335,12 @@ def test_one_setting_of_a_recipe_is_changed_by_name():
     assert changed.driver == experiment.driver
     with pytest.raises(ConfigError, match=r"PPO has no field 'learning_rat'.*learning_rate"):
         podracer.train("cartpole_ppo", agent={"learning_rat": 0.5})
+    with pytest.raises(ConfigError, match=r'one of its agent: agent=\{"learning_rate": ...\}'):
+        podracer.train("cartpole_ppo", learning_rate=0.5)
+    with pytest.raises(ConfigError, match=r"agent\.learning_rate must be a number, but it is 'a'"):
+        podracer.train("cartpole_ppo", agent={"learning_rate": "a"})
+    with pytest.raises(ConfigError, match="frames must be a number, but it is '5k'"):
+        podracer.train("cartpole_ppo", frames="5k")
 
 
 @pytest.mark.figure(16)

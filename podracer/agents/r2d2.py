@@ -76,7 +76,8 @@ class R2D2:
     burn_in_length: int = static(default=20, low=0)
     """Timesteps of a sequence that only refresh the stored recurrent state."""
     unroll_length: int = static(default=20, low=1)
-    """Timesteps of a sequence, after the burn-in, whose action values are learned."""
+    """Timesteps of a sequence, after the burn-in, whose action values are learned; sequences begin
+    where rollouts do, so a longer rollout would leave timesteps out."""
     n_step: int = static(default=5, low=1)
     """Rewards n in a return before it bootstraps."""
     rescale_values: bool = static(default=True)
@@ -201,7 +202,7 @@ class R2D2:
     def _buffer(self) -> Buffer:
         length = self.burn_in_length + self.unroll_length + self.n_step
         spec = actor_critic.require_spec(self.spec)
-        return recurrent.make_buffer(self, self.replay, spec, length, self.unroll_length)
+        return recurrent.make_buffer(self, self.replay, spec, length, self.rollout_length)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

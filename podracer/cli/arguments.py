@@ -269,6 +269,13 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     return recipes.find(name, **options), remaining
 
 
+def options_of(recipe: str) -> list[str]:
+    """Return the flags of a recipe itself, such as `--game`."""
+    from podracer.experiments import recipes
+
+    return [f"--{name.replace('_', '-')}" for name in recipes.options_of(recipe)]
+
+
 def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str]]:
     """Return the recipe's name, `catch` by default, its experiment and the other flags.
 
@@ -292,10 +299,14 @@ def find_modules_here(recipe: str | None, environment: str | None) -> None:
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:
-    """Remove `--name` from the arguments and return its value, or None if it is not there."""
+    """Remove `--name` from the arguments and return its value, or None if it is not there.
+
+    Hyphens and underscores are the same.
+    """
     for i, argument in enumerate(arguments):
         flag, _, joined = argument.partition("=")
-        if flag == f"--{name}" and (joined or i + 1 < len(arguments)):
+        is_flag = flag.replace("_", "-") == f"--{name}".replace("_", "-")
+        if is_flag and (joined or i + 1 < len(arguments)):
             value = joined or arguments[i + 1]
             del arguments[i : i + 1 + (not joined)]
             return value

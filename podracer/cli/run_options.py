@@ -87,6 +87,8 @@ def output_file(out: Path | None, default: Path, suffixes: Sequence[str] = ()) -
         raise ConfigError(f"{path} is a directory: name a file in it with --out.")
     if suffixes and path.suffix.lower() not in suffixes:
         raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
+    if out is None and not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} holds no run: there is no such directory.")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
     return path

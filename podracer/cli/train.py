@@ -13,6 +13,7 @@ from podracer.cli.arguments import (
     RunPath,
     Trackers,
     find_experiment,
+    options_of,
     own_recipe,
     parse,
     parse_experiment,
@@ -60,10 +61,10 @@ class FreeSettings:
     """Probability epsilon, in [0, 1], of a random action in evaluations; discrete actions only."""
     fixed_evaluation: bool | None = None
     """Whether all evaluations play the same episodes; otherwise each plays new ones."""
-    target_return: float | None = None
-    """Mean return of an evaluation at which the run stops early."""
-    max_seconds: float | None = None
-    """Time limit in seconds, those before the resume included."""
+    target_return: float | Literal["unchanged"] | None = "unchanged"
+    """Mean return of an evaluation at which the run stops early; None for no such end."""
+    max_seconds: float | Literal["unchanged"] | None = "unchanged"
+    """Time limit in seconds, those before the resume included; None for no limit."""
     save_seconds: float | None = None
     """Longest time between two checkpoints, in seconds; 0 saves after every chunk."""
     keep_best: bool | None = None
@@ -76,7 +77,8 @@ class FreeSettings:
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that were given, by the name of the experiment's field."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +95,12 @@ class ResumeOptions(RunOptions):
 def train(arguments: Sequence[str]) -> int:
     """Run `podracer train`: train an agent."""
     recipe, experiment, flags = find_experiment(arguments)
+    about = "Train an agent. `podracer list recipes` names the recipes."
+    if options_of_recipe := options_of(recipe):
+        about += f" Flags of {recipe} itself: {', '.join(options_of_recipe)}."
     options, experiment, extra = parse_experiment(
         f"train {recipe}", flags, experiment, TrainOptions(arch=experiment.arch),
-        {"hosts": Hosts()}, "Train an agent. `podracer list recipes` names the recipes.",
+        {"hosts": Hosts()}, about,
     )  # fmt: skip
     return run(
         experiment, options.run_dir, extra["hosts"],
@@ -160,6 +165,15 @@ def run(
     return result.exit_code
 
 
+def _reason(experiment: Experiment, result: Result) -> str:
+    """Return in words why a run has ended before its frames, "" if it has not, or was stopped."""
+    if result.reason == "target_return":
+        return f"ended as an evaluation reached --target-return {experiment.target_return:g}"
+    if result.reason == "max_seconds":
+        return f"ended as --max-seconds {experiment.max_seconds:g} were over"
+    return ""
+
+
 def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
     from podracer.agent import MetaLearner
     from podracer.envs.catalog import imported_module
@@ -177,6 +191,7 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
     summarize(
         result.run_dir,
         outcomes[result.exit_code],
+        reason=_reason(experiment, result),
         next_command=next_command,
         options={"recipe": recipe, "environment": environment},
     )

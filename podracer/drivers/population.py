@@ -10,6 +10,7 @@ agent's float leaves are an argument of the program, so other values need no rec
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -274,7 +275,8 @@ def _run_batches(
     memory three times, and replays are large. A pod that is its own batch has no axis of pods, and
     so is to the bit the run that it would be alone.
     """
-    axes = (-1,) if batch_size == 1 else (-1, batch_size)
+    num_batches = states.update.shape[0] // batch_size
+    axes = (num_batches,) if batch_size == 1 else (num_batches, batch_size)
     split = jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), (agents, states))
     run = chunk if batch_size == 1 else jax.vmap(chunk)
 
@@ -288,9 +290,8 @@ def _run_batches(
         new, metrics = run(jax.tree.map(read, (split[0], states)))
         return jax.tree.map(write, states, new), metrics
 
-    num_batches = states.update.shape[0] // batch_size
     done = jax.lax.scan(body, split[1], jnp.arange(num_batches))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(axes) :]), done)
+    return jax.tree.map(lambda x: x.reshape(math.prod(axes), *x.shape[len(axes) :]), done)
 
 
 def _pods_per_batch(mesh: Mesh, config: AnakinConfig, num_pods: int) -> int:

@@ -37,7 +37,7 @@ class Experiment:
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""
     frames: int = bounded(dataclasses.MISSING, low=1, high=2**62)
-    """Number of environment steps to train for, rounded up to whole updates."""
+    """Number of environment steps to train for, rounded up to whole chunks of updates."""
     seed: int = bounded(0, high=2**32 - 1)
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
@@ -160,7 +160,11 @@ def _replace_fields(config: Any, values: Mapping[str, Any]) -> Any:
     for name, value in values.items():
         if name not in names:
             kind = type(config).__name__
-            raise ConfigError(f"{kind} has no field {name!r}: {nearest(name, names)}")
+            parts = (part for part in names if hasattr(getattr(config, part), name))
+            remedy = nearest(name, names)
+            if part := next(parts, ""):
+                remedy = f'it is one of its {part}: {part}={{"{name}": ...}}.'
+            raise ConfigError(f"{kind} has no field {name!r}: {remedy}")
         part = getattr(config, name)
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
         changes[name] = _replace_fields(part, value) if is_part else value

@@ -11,7 +11,7 @@ def read_range(text: str) -> Range:
     name, _, bounds = text.partition("=")
     low, _, high = bounds.partition(":")
     try:
-        return Range(name, float(low), float(high))
+        return Range(name.replace("-", "_"), float(low), float(high))
     except (ValueError, ConfigError):
         raise ConfigError(
             f"--vary {text!r} cannot be read: write name=low:high, such as learning_rate=1e-5:1e-2."

@@ -362,4 +362,6 @@ def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resu
         raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
     if exists and not resume:
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
+    if not exists and any(directory.glob("*/config.json")):
+        raise ConfigError(f"{directory} holds other runs: name one in it, {directory / 'NAME'}.")
     return directory

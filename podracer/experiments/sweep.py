@@ -93,6 +93,7 @@ def make_exchange(
 
 def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
     name, _, values = text.partition("=")
+    name = name.replace("-", "_")
     if values.count(":") > 1:
         raise ConfigError(
             f"--vary {text!r} cannot be read: of a schedule it is the start that varies, as in "

@@ -43,12 +43,12 @@ from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
-from podracer.types import CheckpointError, LearnerState, PodracerError
+from podracer.types import CheckpointError, ConfigError, LearnerState, PodracerError
 
 _LOG = logging.getLogger("podracer")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Boundary:
     """State of a run at a boundary: an update after which it evaluates, saves or ends."""
 
@@ -58,16 +58,21 @@ class Boundary:
     evaluation: Evaluation | None  # the last one of this process
     run_dir: Path
 
+    def __repr__(self) -> str:
+        """Without the arrays."""
+        return f"{type(self).__name__}(run_dir={str(self.run_dir)!r}, metrics={self.metrics})"
+
 
 Callback = Callable[[Boundary], bool | None]
 """Function that is called at each boundary of a run; where it returns True, the run ends."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result(Boundary):
     """State of a run at its end."""
 
     exit_code: int  # 0 done; 75 preempted, 130 stopped by the user, both saved
+    reason: str  # `frames`, `target_return`, `max_seconds`, `callback` or `signal`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +208,12 @@ class Run:
         restored = checkpointer.restore(self.setup.like)
         check_metadata(restored.metadata)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
+        frames = restored.metadata["experiment"]["frames"]
+        if self.experiment.frames < frames and self.experiment.num_updates < restored.step:
+            made = restored.step * self.experiment.driver.steps_per_update
+            raise ConfigError(
+                f"frames is {self.experiment.frames:,}, but the run has made {made:,} already."
+            )
         if self.is_main:
             update_config(self.directory, self.experiment)
         self._go_on_from(restored.metadata["topologies"])
@@ -286,7 +297,7 @@ class Run:
                 boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
                 # Decided together: clocks and signals of several processes differ.
                 done, stopped, is_best = any_process(
-                    self._call_back(boundary) or self._is_done(),
+                    self._call_back(boundary) or bool(self._reason_to_end()),
                     signals.exit_code is not None,
                     self._is_best(),
                 )
@@ -299,7 +310,8 @@ class Run:
                     break
         with tag_component("checkpointer"):
             checkpointer.wait()
-        return Result(self.agent, learner, record, evaluation, self.directory, exit_code)
+        reason = "signal" if exit_code else self._reason_to_end() or "callback"
+        return Result(self.agent, learner, record, evaluation, self.directory, exit_code, reason)
 
     def _write(self, sinks: Sinks, record: dict[str, Any], progress: Progress) -> None:
         sinks.write(record)
@@ -310,13 +322,14 @@ class Run:
         self, state: TrainState, signals: StopSignals, times: Stopwatch
     ) -> Generator[Progress]:
         experiment = self.experiment
-        if self._is_done():
+        if self._reason_to_end():
             return
 
         def request() -> Request:
             """Ask for a boundary, to stop or to save, whatever the length of a chunk."""
             unsaved, interval = times.since("time_save"), experiment.save_seconds
-            if signals.exit_code or self._is_done(times.since_lap()) or unsaved >= interval > 0:
+            is_over = signals.exit_code or self._reason_to_end(times.since_lap())
+            if is_over or unsaved >= interval > 0:
                 return Request.UPDATE_END
             is_last_chance = unsaved + self.recorder.chunk_seconds >= interval
             return Request.CHUNK_END if is_last_chance else Request.NONE
@@ -342,14 +355,17 @@ class Run:
         best = self.recorder.best
         return best is not None and best.updates == self.totals.updates
 
-    def _is_done(self, unrecorded_seconds: float = 0.0) -> bool:
+    def _reason_to_end(self, unrecorded_seconds: float = 0.0) -> str:
+        """Return the field of the experiment by which the run is done, "" if it is not."""
+        if self.totals.updates >= self.experiment.num_updates:
+            return "frames"
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
-            return True
+            return "target_return"
         limit = self.experiment.max_seconds
         if limit is not None and self.totals.seconds + unrecorded_seconds >= limit:
-            return True
-        return self.totals.updates >= self.experiment.num_updates
+            return "max_seconds"
+        return ""
 
     def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
         best = self.recorder.best

@@ -331,13 +331,15 @@ def summarize(
     run: Path,
     outcome: str = "Finished",
     *,
+    reason: str = "",
     next_command: str | None = "play",
     options: Mapping[str, str | None] | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print the last metrics of a run, its directory, and the commands to use next.
 
-    These are `podracer report` and, if there is one, `next_command` with flags: `options`.
+    `reason` says why it ended before its frames. The commands are `podracer report` and, if there
+    is one, `next_command` with flags: `options`.
     """
     path = run / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
@@ -351,6 +353,8 @@ def summarize(
     if evaluations:
         name = f"{_acting_of(run)} evaluation".lstrip()
         parts.append(f"{name} {number(evaluations[-1])} (best {number(max(evaluations))})")
+    if reason:
+        parts.append(reason)
     where = shlex.quote(str(run))
     flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
     rows = [

@@ -74,11 +74,11 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return as much of the ends of different paths as tells them apart."""
-    for length in range(1, max(len(path.parts) for path in paths) + 1):
+    for length in itertools.count(1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
-            break
-    return names
+            return names
+    raise AssertionError  # different paths differ somewhere
 
 
 def _load(path: Path, name: str) -> list[RunRecords]:

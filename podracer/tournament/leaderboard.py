@@ -70,7 +70,10 @@ def read_events(directory: Path) -> list[Event]:
     """
     path = Path(directory) / LOG
     if not path.is_file():
-        raise ConfigError(f"{directory} holds no tournament: there is no {LOG} in it.")
+        raise ConfigError(
+            f"{directory} holds no tournament and no sweep: there is no {LOG} in it. To compare "
+            "runs: podracer report RUN RUN."
+        )
     length = read_length(path.parent)  # before the log, which may be growing
     events, checksums, _ = _read(path)
     check_length(path, checksums, length)

@@ -147,9 +147,8 @@ def make_buffer(agent: Agent) -> Buffer:
     if not agent._networks.is_recurrent:
         return off_policy.make_buffer(agent.replay, agent.spec, agent.n_step)
     recurrence, spec = agent.recurrence, actor_critic.require_spec(agent.spec)
-    unroll_length = recurrence.unroll_length
-    length = recurrence.burn_in_length + unroll_length + agent.n_step
-    return recurrent.make_buffer(agent, agent.replay, spec, length, unroll_length)
+    length = recurrence.burn_in_length + recurrence.unroll_length + agent.n_step
+    return recurrent.make_buffer(agent, agent.replay, spec, length, agent.rollout_length)
 
 
 def init_replay(agent: Agent, num_envs: int) -> ReplayState:

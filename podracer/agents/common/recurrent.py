@@ -39,24 +39,15 @@ PRIORITY_ETA = 0.9  # of R2D2's section 2.3
 
 
 def make_buffer(
-    agent: Any, replay: Replay, spec: EnvironmentSpec, length: int, unroll_length: int
+    agent: Any, replay: Replay, spec: EnvironmentSpec, length: int, rollout_length: int | None
 ) -> Buffer:
     """Return a buffer of sequences of `length` timesteps, which start where a rollout does.
 
-    An agent learns the last `unroll_length` of them before its returns' steps.
-
-    Raises `ConfigError` where the agent has no rollout length, or one longer than what it learns
-    of a sequence, between which it would leave timesteps out.
+    Raises `ConfigError` where the agent has no rollout length.
     """
-    name, rollout_length = type(agent).__name__, agent.rollout_length
     if rollout_length is None:
+        name = type(agent).__name__
         raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
-    if rollout_length > unroll_length:
-        raise ConfigError(
-            f"{name} learns {unroll_length} timesteps (unroll_length) from each rollout of "
-            f"{rollout_length}, and the others never: take a rollout_length of at most "
-            f"{unroll_length}, or a longer unroll_length."
-        )
     return Buffer(replay, spec, length, stride=rollout_length)
 
 
@@ -131,7 +122,8 @@ class Recurrence:
     burn_in_length: int = bounded(10)
     """Timesteps of a sequence that only refresh the recurrent states."""
     unroll_length: int = bounded(20, low=1)
-    """Timesteps of a sequence, after the burn-in, that are learned from."""
+    """Timesteps of a sequence, after the burn-in, that are learned from; sequences begin where
+    rollouts do, so a longer rollout would leave timesteps out."""
     head_size: int = bounded(64, low=1)
     """Units of the layer behind the recurrent one: of the policy, and of each critic, where the
     action joins."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_protocol import (
+    BAD_DATA_FAULTS,
     CALLS,
     CLOSE_SECONDS,
     FAULT_KINDS,
@@ -313,13 +314,16 @@ class GymnasiumBatch:
             return
         ends = [end for _, end in self._setup.row_ranges]
         worker = next(number for number, end in enumerate(ends) if row < end)
-        self._fail(
-            f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
-            f"{reason} because of the fault `{FAULT_KINDS[shared.fault_kind[row]]}`.\n"
-            f"{shared.describe_fault(row)}\n"
-            f"More restarts or slower steps are allowed by options after the environment's name: "
+        kind = FAULT_KINDS[shared.fault_kind[row]]
+        remedy = (
+            "\nMore restarts or slower steps are allowed by options after the environment's name: "
             f",max_restarts={10 * self._max_restarts + 10} or "
             f",step_seconds={6 * self._setup.step_seconds:g}"
+        )
+        self._fail(
+            f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
+            f"{reason} because of the fault `{kind}`.\n{shared.describe_fault(row)}"
+            f"{'' if kind in BAD_DATA_FAULTS else remedy}"
         )
 
     # --- processes ---

@@ -36,6 +36,14 @@ from podracer.types import ConfigError
 __all__ = ["RECIPES", "find", "installed", "options_of", "recipe", "with_update_rule"]
 
 
+_READERS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+}
+
+
 def find(name: str, **options: str) -> Experiment:
     """Return the experiment of a recipe.
 
@@ -63,14 +71,18 @@ def options_of(name: str) -> tuple[str, ...]:
 
 
 def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
-    """Return a recipe's option as its annotation says: an int, a float, or the text itself."""
+    """Return a recipe's option as its annotation says: int, float, bool, or the text itself."""
     kind = get_type_hints(function).get(name, str)
-    try:
-        return kind(text) if kind in (int, float) else text
-    except ValueError:
+    if kind not in _READERS:
         raise ConfigError(
-            f"--{name} must be of type {kind.__name__}, but it is {text!r}."
-        ) from None
+            f"the argument {name!r} of the recipe is annotated {kind}: a flag is a str, int, float "
+            "or bool."
+        )
+    try:
+        return _READERS[kind](text)
+    except (KeyError, ValueError):
+        kind = kind.__name__
+        raise ConfigError(f"--{name} must be of type {kind}, but it is {text!r}.") from None
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -89,7 +101,10 @@ def _function(name: str) -> Callable[..., Experiment]:
         raise ConfigError(
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
         )
-    raise ConfigError(f"There is no recipe {name!r}: {nearest(name, [*RECIPES, *of_packages])}")
+    suggestion = nearest(name, [*RECIPES, *of_packages])
+    raise ConfigError(
+        f"There is no recipe {name!r}: {suggestion} One of your own is MODULE:FUNCTION."
+    )
 
 
 def _imported(name: str) -> Callable[..., Experiment]:
