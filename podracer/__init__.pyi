@@ -50,9 +50,9 @@ from podracer.evaluate import make_evaluator as make_evaluator
 from podracer.experiments.experiment import Experiment as Experiment
 from podracer.experiments.loading import load as load
 from podracer.experiments.loading import load_policy as load_policy
-from podracer.experiments.training import Boundary as Boundary
-from podracer.experiments.training import Result as Result
-from podracer.experiments.training import RunInfo as RunInfo
+from podracer.experiments.result import Boundary as Boundary
+from podracer.experiments.result import Result as Result
+from podracer.experiments.result import RunInfo as RunInfo
 from podracer.experiments.training import train as train
 from podracer.export.files import Export as Export
 from podracer.export.files import export_policy as export_policy

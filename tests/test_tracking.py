@@ -8,7 +8,7 @@ import types
 import pytest
 
 from podracer.experiments import recipes
-from podracer.experiments.training import RunInfo
+from podracer.experiments.result import RunInfo
 from podracer.io.seal import seal_json
 from podracer.io.sinks import Sinks
 from podracer.reports.tracking import trackers

@@ -24,7 +24,7 @@ from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
-    from podracer.experiments.training import Result
+    from podracer.experiments.result import Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,9 @@ class TrainOptions:
     update_rule: Path | None = None
     """File of a learned update rule, which replaces the recipe's agent and trains its network: one
     that `podracer rule` wrote, or DiscoRL's disco_103.npz."""
+    weights: Path | None = None
+    """Directory of a run whose learned parameters, optimizer and statistics this one begins with,
+    such as to go on in another environment or with other hyperparameters."""
     track: Trackers = ()
 
 
@@ -104,7 +107,7 @@ def train(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     return run(
         experiment, options.run_dir, extra["hosts"],
-        resume=False, recipe=own_recipe(recipe), track=options.track,
+        resume=False, weights=options.weights, recipe=own_recipe(recipe), track=options.track,
     )  # fmt: skip
 
 
@@ -135,6 +138,7 @@ def run(
     hosts: Hosts,
     *,
     resume: bool,
+    weights: Path | None = None,
     recipe: str | None = None,
     track: Trackers = (),
 ) -> int:
@@ -158,7 +162,7 @@ def run(
     from podracer.reports.tracking import trackers
 
     sinks = [console, *trackers(track)]
-    result = train(experiment, run_dir=run_dir, resume=resume, sinks=sinks)
+    result = train(experiment, run_dir=run_dir, resume=resume, weights=weights, sinks=sinks)
     if jax.process_index() == 0:
         with contextlib.suppress(OSError):  # a reader of the output that has left, as in `| head`
             _print_summary(experiment, result, recipe)

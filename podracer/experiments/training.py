@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import logging
 from bisect import bisect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from podracer.agent import Agent
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
@@ -21,6 +20,7 @@ from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.records import Best, Recorder, Totals, check_metadata, shows_saves
+from podracer.experiments.result import Boundary, Callback, MakeSink, Result, RunInfo
 from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
@@ -35,6 +35,7 @@ from podracer.experiments.serialization import (
     update_config,
 )
 from podracer.experiments.sweep import RECORDS
+from podracer.experiments.weights import Begin, Weights
 from podracer.io import checkpoint
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
@@ -43,49 +44,9 @@ from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
-from podracer.types import CheckpointError, ConfigError, LearnerState, PodracerError
+from podracer.types import CheckpointError, ConfigError, PodracerError
 
 _LOG = logging.getLogger("podracer")
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Boundary:
-    """State of a run at a boundary: an update after which it evaluates, saves or ends."""
-
-    agent: Agent
-    state: LearnerState
-    metrics: dict[str, Any]  # the last record
-    evaluation: Evaluation | None  # the last one of this process
-    run_dir: Path
-
-    def __repr__(self) -> str:
-        """Without the arrays."""
-        return f"{type(self).__name__}(run_dir={str(self.run_dir)!r}, metrics={self.metrics})"
-
-
-Callback = Callable[[Boundary], bool | None]
-"""Function that is called at each boundary of a run; where it returns True, the run ends."""
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Result(Boundary):
-    """State of a run at its end."""
-
-    exit_code: int  # 0 done; 75 preempted, 130 stopped by the user, both saved
-    reason: str  # `frames`, `target_return`, `max_seconds`, `callback` or `signal`
-
-
-@dataclasses.dataclass(frozen=True)
-class RunInfo:
-    """Facts about a run that a sink may show, known before the first record."""
-
-    experiment: Experiment
-    run_dir: Path
-    devices: str  # number and kind, such as "8 x TPU v4"
-    state_bytes: int  # of the training state, on each device
-
-
-MakeSink = Callable[[RunInfo], Sink]
 
 
 @peers.leaves_on_error()
@@ -94,7 +55,8 @@ def train(
     *,
     run_dir: str | Path | None = None,
     resume: bool = False,
-    begin: Callable[[RunSetup], tuple[TrainState, Totals]] | None = None,
+    weights: str | Path | None = None,
+    begin: Begin | None = None,
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
     **overrides: Any,
@@ -102,10 +64,10 @@ def train(
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
-    replaces fields of a part: `agent={"learning_rate": 1e-3}`. With `resume`
-    the run continues exactly from the newest valid checkpoint of `run_dir`; `begin` returns the
-    first state of a new run in place of `RunSetup.init`. SIGTERM and Ctrl-C save the run and end it
-    after the current chunk.
+    replaces fields of a part: `agent={"learning_rate": 1e-3}`. With `resume` the run continues
+    exactly from the newest valid checkpoint of `run_dir`. A new run begins with what the agent of
+    the run `weights` has learned, see `Weights`, or with the state that `begin` returns. SIGTERM
+    and Ctrl-C save the run and end it after the current chunk.
 
     `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
     of its own; a function is called with the `RunInfo` and returns one. `podracer.console` shows
@@ -124,8 +86,12 @@ def train(
     saved = saved_devices(Path(run_dir)) if resume and run_dir is not None else 0
     setup = make_run_setup(experiment, saved)
     if jax.process_count() > 1:
-        command = {"run_dir": run_dir, "resume": resume}
+        command = {"run_dir": run_dir, "resume": resume, "weights": weights}
         peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
+    if weights is not None:
+        if resume or begin is not None:
+            raise ConfigError("a run begins in one way: give weights without resume and begin.")
+        begin = Weights(weights, setup, experiment)
     directory = claim_run_directory(experiment, run_dir, resume)
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
@@ -149,7 +115,7 @@ class Run:
         directory: Path,
         sinks: Sequence[Sink | MakeSink] = (),
         callbacks: Sequence[Callback] = (),
-        begin: Callable[[RunSetup], tuple[TrainState, Totals]] | None = None,
+        begin: Begin | None = None,
     ) -> None:
         self.experiment, self.setup, self.begin = experiment, setup, begin
         self.agent, self.env, self.mesh = setup.agent, setup.env, setup.mesh
@@ -185,7 +151,8 @@ class Run:
 
     def _fresh(self) -> TrainState:
         if self.is_main:
-            seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup))
+            about = {"weights": self.begin.about} if isinstance(self.begin, Weights) else {}
+            seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup) | about)
         self.setup.program()  # compiles side by side with that of the initial state
         if self.begin is None:
             return self.setup.init()

@@ -31,7 +31,7 @@ from rich.text import Text
 from podracer.io.sinks import Record, group, read_metrics
 
 if TYPE_CHECKING:
-    from podracer.experiments.training import RunInfo
+    from podracer.experiments.result import RunInfo
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from podracer.experiments.result import MakeSink, RunInfo
 from podracer.experiments.serialization import to_json
-from podracer.experiments.training import MakeSink, RunInfo
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
 from podracer.types import ConfigError

@@ -38,10 +38,10 @@ from podracer.experiments.hosts import (
 )
 from podracer.experiments.loading import load_run
 from podracer.experiments.opponents import digest, with_opponents
-from podracer.experiments.records import check_metadata
+from podracer.experiments.records import Totals, check_metadata
 from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, read_config, recipe_name, to_json
-from podracer.experiments.training import Totals, train
+from podracer.experiments.training import train
 from podracer.io import checkpoint
 from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST

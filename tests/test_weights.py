@@ -1,0 +1,123 @@
+"""Runs that begin with what another run has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from child import call, records
+
+import podracer
+from podracer.agents.dqn import DQN
+from podracer.agents.ppo import PPO
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
+from podracer.experiments.experiment import Experiment
+from podracer.io.checkpoint import stored_fingerprint
+from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
+from podracer.schedules import Linear
+from podracer.types import ConfigError
+
+STEPS = 16 * 8
+NETWORK = TorsoNetwork(MLP((16,)))
+EXPERIMENT = Experiment(
+    recipe="test",
+    environment="catch",
+    agent=PPO(network=NETWORK, learning_rate=Linear(1e-3, 0.0, 10 * STEPS), num_epochs=1),
+    driver=AnakinConfig(16, 8, 5),
+    frames=10 * STEPS,
+    evaluations=1,
+    evaluation_episodes=8,
+    devices=1,
+)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return podracer.train(EXPERIMENT, run_dir=tmp_path_factory.mktemp("runs") / "first")
+
+
+def test_a_run_goes_on_from_what_another_has_learned(first, tmp_path):
+    """Parameters, moments of the optimizer and statistics; schedules and counters begin anew."""
+    begun = {}
+
+    def callback(boundary):
+        begun.setdefault(boundary.metrics["updates"], boundary.state)
+
+    frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
+    result = podracer.train(
+        EXPERIMENT, agent=frozen, seed=1, frames=5 * STEPS, weights=first.run_dir,
+        run_dir=tmp_path / "frozen", callbacks=[callback],
+    )  # fmt: skip
+    before, after = first.state.shared, begun[5].shared
+    jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+    counts = [int(x) for x in jax.tree.leaves(after.optimizer_state) if x.dtype == np.int32]
+    assert counts == [15 * EXPERIMENT.agent.num_minibatches]
+    assert int(after.frames) == 5 * STEPS
+    assert [record["frames"] for record in records(result.run_dir)] == [5 * STEPS]
+    config = json.loads((result.run_dir / "config.json").read_text())
+    origin = json.loads((first.run_dir / "config.json").read_text())
+    expected = {"run": str(first.run_dir), "id": origin["run"]["id"], "updates": 10}
+    assert config["weights"] == expected
+
+
+def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
+    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=cut, frames=5 * STEPS)
+    podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+    alone = podracer.train(EXPERIMENT, seed=1, run_dir=tmp_path / "alone")
+    assert stored_fingerprint(alone.run_dir) != stored_fingerprint(whole)
+
+
+@pytest.mark.slow
+def test_every_pod_of_a_sweep_begins_with_them(first, tmp_path):
+    pods = (Pod(1), Pod(2))
+    frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
+    result = podracer.train(
+        EXPERIMENT, agent=frozen, pods=pods, weights=first.run_dir, run_dir=tmp_path / "sweep"
+    )
+    for old, new in zip(
+        jax.tree.leaves(first.state.shared.params),
+        jax.tree.leaves(result.state.shared.params),
+        strict=True,
+    ):
+        for pod in range(2):
+            np.testing.assert_array_equal(old, new[pod])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agent": PPO(network=TorsoNetwork(MLP((8,))))}, r"float32\[50, 16\] at .*float32\[50, 8"),
+        ({"agent": DQN(network=NETWORK, replay=Replay(10_000))}, "learned with another agent or"),
+        ({"environment": "probe:action"}, r"in another environment: its learner has float32\[50"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_made(first, tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train(EXPERIMENT, weights=first.run_dir, run_dir=tmp_path / "run", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_is_one_way_to_begin(first, tmp_path):
+    for how in ({"resume": True}, {"begin": lambda setup: None}):
+        with pytest.raises(ConfigError, match="a run begins in one way"):
+            podracer.train(EXPERIMENT, weights=first.run_dir, run_dir=tmp_path / "run", **how)
+    with pytest.raises(ConfigError, match="no run"):
+        podracer.train(EXPERIMENT, weights=tmp_path / "nowhere", run_dir=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_flag(tmp_path):
+    flags = ("train", "catch_a2c", "--frames", 4000, "--evaluations", 0, "--devices", 1, "--run-dir")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for directory, more in ((one, ()), (two, ("--weights", one, "--learning-rate", 1e-3))):
+        code, _, error = call(*flags, directory, *more)
+        assert code == 0, error
+    assert json.loads((two / "config.json").read_text())["weights"]["run"] == str(one)
