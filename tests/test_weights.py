@@ -115,9 +115,9 @@ def test_there_is_one_way_to_begin(first, tmp_path):
 
 @pytest.mark.slow
 def test_the_flag(tmp_path):
-    flags = ("train", "catch_a2c", "--frames", 4000, "--evaluations", 0, "--devices", 1, "--run-dir")
+    flags = ("train", "catch_a2c", "--frames", 4000, "--evaluations", 0, "--devices", 1)
     one, two = tmp_path / "one", tmp_path / "two"
     for directory, more in ((one, ()), (two, ("--weights", one, "--learning-rate", 1e-3))):
-        code, _, error = call(*flags, directory, *more)
+        code, _, error = call(*flags, "--run-dir", directory, *more)
         assert code == 0, error
     assert json.loads((two / "config.json").read_text())["weights"]["run"] == str(one)
