@@ -12,7 +12,17 @@ import pytest
 
 from podracer.agents.muzero import MuZero
 from podracer.checks import check_agent
-from podracer.networks import CNN, MLP, Head, Network, ResNet, Table, TorsoNetwork, torso_network
+from podracer.networks import (
+    CNN,
+    MLP,
+    Head,
+    Network,
+    ResNet,
+    Table,
+    TorsoNetwork,
+    torso_network,
+    torsos,
+)
 from podracer.networks.layers import Convolution, Linear, NoisyLinear, Normalized, relu
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
@@ -506,3 +516,46 @@ def test_a_network_that_was_built_while_tracing_holds_no_tracers():
         shapes = jax.eval_shape(lambda key: make(memory="gru").init(key), jax.random.key(0))
     params = make(memory="gru").init(jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkeypatch):
+    """The same weights from the same key, the same outputs and gradients."""
+    torso = ResNet((4, 6), blocks=4, layer_norm=layer_norm, spectral_norm=layer_norm)
+    images = jax.random.normal(jax.random.key(1), (3, 10, 8, 2))
+
+    def build():
+        layers, _ = torsos.make_convolutions(torso, images.shape[1:], jax.random.key(0))
+        params, static = eqx.partition(layers, eqx.is_array)
+
+        def loss(params):
+            layers = eqx.combine(params, static)
+            return jnp.mean(torsos.apply_convolutions(torso, layers, images) ** 2)
+
+        return params, jax.jit(jax.value_and_grad(loss))
+
+    def of_block(tree, stage, block):  # inner and outer layer of a block
+        _, *layers = tree[stage]
+        if len(layers) == 2:
+            return jax.tree.map(lambda x: x[block], tuple(layers))
+        return tuple(layers[2 * block : 2 * block + 2])
+
+    def evaluate():
+        params, function = build()
+        return params, *function(params)
+
+    looped, value, gradient = evaluate()
+    monkeypatch.setattr(torsos, "SCANNED_BLOCKS", 5)
+    unrolled, expected, expected_gradient = evaluate()
+    assert len(jax.tree.leaves(looped)) < len(jax.tree.leaves(unrolled))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for stage in range(2):
+        for block in range(4):
+            for one, other, exact in (
+                (looped, unrolled, True),
+                (gradient, expected_gradient, False),
+            ):
+                pair = of_block(one, stage, block), of_block(other, stage, block)
+                tolerance = 0.0 if exact else 1e-5
+                for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
+                    np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -25,6 +27,9 @@ from podracer.networks.layers import (
 )
 from podracer.ops.pooling import adaptive_max_pool, max_pool
 from podracer.types import ConfigError, PyTree, bounded
+
+SCANNED_BLOCKS = 3
+"""Number of residual blocks in a stage from which on they are one loop, which compiles once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,10 +189,16 @@ def make_convolutions(
         for outputs, stage in zip(
             config.channels, jax.random.split(key, len(config.channels)), strict=True
         ):
-            keys = jax.random.split(stage, 1 + 2 * config.blocks)
-            convs = [Convolution(channels, outputs, 3, 1, True, key=keys[0])]
-            spectral = config.spectral_norm
-            convs += [Convolution(outputs, outputs, 3, 1, True, spectral, key=k) for k in keys[1:]]
+            key, *keys = jax.random.split(stage, 1 + 2 * config.blocks)
+
+            def make(key: jax.Array, outputs: int = outputs) -> Convolution:
+                return Convolution(outputs, outputs, 3, 1, True, config.spectral_norm, key=key)
+
+            convs = [Convolution(channels, outputs, 3, 1, True, key=key)]
+            if config.blocks < SCANNED_BLOCKS:
+                convs += [make(k) for k in keys]
+            else:
+                convs += [eqx.filter_vmap(make)(jnp.stack(keys[i::2])) for i in (0, 1)]
             layers.append(tuple(_layer(config, conv) for conv in convs))
             if config.pool:
                 height, width = (height + 1) // 2, (width + 1) // 2
@@ -216,6 +227,14 @@ def apply_convolutions(config: Torso, layers: tuple[Any, ...], x: jax.Array) -> 
     for first, *blocks in layers:
         x = first(x)
         x = max_pool(x) if config.pool else x
-        for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
-            x = x + outer(relu(inner(relu(x))))
+        if config.blocks < SCANNED_BLOCKS:
+            for block in zip(blocks[::2], blocks[1::2], strict=True):
+                x = _residual_block(x, block)
+        else:
+            x, _ = jax.lax.scan(lambda x, block: (_residual_block(x, block), None), x, blocks)
     return adaptive_max_pool(x, config.pooled_size) if config.pooled_size else x
+
+
+def _residual_block(x: jax.Array, block: Sequence[Any]) -> jax.Array:
+    inner, outer = block
+    return x + outer(relu(inner(relu(x))))

@@ -91,10 +91,16 @@ def empty_buffer(
 ) -> TrajectoryBuffer:
     """Return a buffer of zeros for `num_envs` rows and `length` steps, with the initial carry."""
     observation, scalars = zero_timestep(spec, num_envs)
-    keys = jax.random.split(jax.random.key(0), num_envs)
     carry = agent.carry(num_envs)
-    timestep = unpack_timestep(observation, scalars)
-    action, extras, _ = agent.act(params, carry, timestep, keys, True)
+
+    def act(params: Params) -> tuple[jax.Array, PyTree]:
+        keys = jax.random.split(jax.random.key(0), num_envs)
+        timestep = unpack_timestep(observation, scalars)
+        action, extras, _ = agent.act(params, carry, timestep, keys, True)
+        return action, extras
+
+    # Shapes alone: a program that also acts takes as long to compile as one that acts.
+    action, extras = jax.eval_shape(act, params)
     columns = jax.tree.map(
         lambda x: jnp.zeros((length, *x.shape), x.dtype), (observation, scalars, action, extras)
     )
