@@ -14,6 +14,7 @@ from programs import collectives_by_computation, optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
+from podracer.bench.sebulba import make_setup, measure_simulator
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.sebulba import (
     SebulbaConfig,
@@ -593,3 +594,19 @@ def test_an_environment_that_is_none_is_refused():
     split = split_devices(jax.devices()[:1], SebulbaConfig())
     with pytest.raises(ConfigError, match="not made of host environments"):
         check(Impala(spec=SPEC), make("catch"), SebulbaConfig(), split)
+
+
+def test_a_benchmark_of_an_environment_that_fails_says_why():
+    """In one of two threads, while the other waits for it."""
+    lock, resets = threading.Lock(), []
+
+    def at(place, batch):
+        with lock:
+            resets.extend([batch] if place == "reset" else [])
+            if len(resets) == 2:
+                raise ValueError("no display")
+
+    config = SebulbaConfig(num_envs=8, rollout_length=4, threads_per_actor=2)
+    setup = make_setup(Impala(), Counters(at=at), config, jax.devices()[:1])
+    with pytest.raises(ValueError, match="no display"):
+        measure_simulator(setup, 0.1)
