@@ -302,6 +302,9 @@ NETWORKS = {
     "stacked frames": (
         ResNet((4, 4), blocks=1, hidden=8), ArraySpec((9, 8, 4), np.uint8, frame_stack=True)
     ),
+    "many residual blocks": (
+        ResNet((4,), blocks=3, hidden=8, layer_norm=True), ArraySpec((6, 6, 2), np.uint8)
+    ),
     "one-hot": (MLP((8,)), ArraySpec((), np.int32, num_values=7, start=-3)),
 }  # fmt: skip
 

@@ -235,8 +235,9 @@ def test_muzero_on_atari_is_that_of_its_paper():
     pictures = ArraySpec((84, 84, 4), np.uint8, frame_stack=True)
     agent = dataclasses.replace(agent, spec=EnvironmentSpec("atari", pictures, Discrete(18)))
     params = jax.eval_shape(agent._model.init, jax.random.key(0))
-    assert len(params.dynamics.convolutions[0]) == 1 + 2 * 16
-    assert params.dynamics.convolutions[0][0].layer.weight.shape == (3, 3, 256 + 18, 256)
+    first, *blocks = params.dynamics.convolutions[0]
+    assert first.layer.weight.shape == (3, 3, 256 + 18, 256)
+    assert [layer.layer.weight.shape for layer in blocks] == [(16, 3, 3, 256, 256)] * 2
     assert params.prediction.heads["value"].layers[0].weight.shape == (6 * 6 * 16, 601)
 
 

@@ -596,17 +596,18 @@ def test_an_environment_that_is_none_is_refused():
         check(Impala(spec=SPEC), make("catch"), SebulbaConfig(), split)
 
 
-def test_a_benchmark_of_an_environment_that_fails_says_why():
-    """In one of two threads, while the other waits for it."""
-    lock, resets = threading.Lock(), []
+@pytest.mark.parametrize(("failing", "visit"), [("reset", 2), ("step", 9)])
+def test_a_benchmark_of_an_environment_that_fails_says_why(failing, visit):
+    """In one of two threads: while the other waits for it, or while both are measured."""
+    lock, visits = threading.Lock(), []
 
     def at(place, batch):
         with lock:
-            resets.extend([batch] if place == "reset" else [])
-            if len(resets) == 2:
+            visits.extend([batch] if place == failing else [])
+            if place == failing and len(visits) == visit:
                 raise ValueError("no display")
 
     config = SebulbaConfig(num_envs=8, rollout_length=4, threads_per_actor=2)
     setup = make_setup(Impala(), Counters(at=at), config, jax.devices()[:1])
     with pytest.raises(ValueError, match="no display"):
-        measure_simulator(setup, 0.1)
+        measure_simulator(setup, 60)

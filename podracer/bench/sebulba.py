@@ -76,15 +76,16 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
             try:
                 batch.reset(0, environment_indices(split, number, 0, 1), 0)
                 batch.step(actions[0])  # which compiles a device environment
+                ready.wait(300)
+                while not stop.is_set():
+                    batch.step(actions[steps[number] % len(actions)])
+                    steps[number] += 1
+            except threading.BrokenBarrierError:
+                return  # another one failed
             except Exception as error:
                 errors.append(error)
+                stop.set()
                 ready.abort()
-                return
-            with contextlib.suppress(threading.BrokenBarrierError):
-                ready.wait(300)
-            while not stop.is_set():
-                batch.step(actions[steps[number] % len(actions)])
-                steps[number] += 1
 
         threads = [threading.Thread(target=run, args=(n,)) for n in range(split.threads)]
         for thread in threads:
@@ -100,6 +101,8 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
         stop.set()
         for thread in threads:
             thread.join(60)
+        if errors:
+            raise errors[0]
         return sum(steps) * split.num_envs / (time.perf_counter() - began)
 
 

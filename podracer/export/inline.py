@@ -1,4 +1,4 @@
-"""Simplification of a traced function: no calls, no loops of one step, constants computed."""
+"""Simplification of a traced function: no calls, no loops over layers, constants computed."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ class Inliner:
                 return _bind(equation, inputs)
         if name == "scan" and params["length"] == 1:
             return self._only_step(equation, inputs)
+        if name == "scan" and _is_over_arrays(equation):
+            return self._all_steps(equation, inputs)
         if name == "select_n" and (case := _constant_case(inputs[0])) is not None:
             return [inputs[1 + case]]
         if name == "dynamic_slice" and not any(map(_is_traced, inputs[1:])):
@@ -80,6 +82,20 @@ class Inliner:
             jax.lax.expand_dims(y, (0,)) if np.ndim(y) < len(v.aval.shape) else y for y, v in pairs
         ]
 
+    def _all_steps(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """Evaluate a scan step by step."""
+        params, split = equation.params, equation.params["num_consts"]
+        end = split + params["num_carry"]
+        consts, carry, arrays = inputs[:split], inputs[split:end], inputs[end:]
+        steps: list[list[Any]] = []
+        for i in range(params["length"])[:: -1 if params["reverse"] else 1]:
+            slices = [x[i] if _is_traced(x) else np.asarray(x)[i] for x in arrays]
+            results = self(params["jaxpr"], [*consts, *carry, *slices])
+            carry = results[: params["num_carry"]]
+            steps.append(results[params["num_carry"] :])
+        outputs = zip(*(reversed(steps) if params["reverse"] else steps), strict=True)
+        return [*carry, *map(jnp.stack, outputs)]
+
     def _draw(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Evaluate a primitive of random keys on their words."""
         params, words = equation.params, inputs[0]
@@ -97,6 +113,12 @@ class Inliner:
         for depth in range(axes, 0, -1):
             draw = jax.vmap(draw, (0, *(0 if np.ndim(x) >= depth else None for x in inputs[1:])))
         return self(jax.make_jaxpr(draw)(*inputs), inputs)
+
+
+def _is_over_arrays(equation: Any) -> bool:
+    """Return whether a scan goes over arrays, such as layers, and not just so many times."""
+    params = equation.params
+    return len(equation.invars) > params["num_consts"] + params["num_carry"]
 
 
 def _is_traced(x: Any) -> bool:
