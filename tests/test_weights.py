@@ -16,6 +16,7 @@ from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.records import Totals
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -73,6 +74,41 @@ def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
     alone = podracer.train(EXPERIMENT, seed=1, run_dir=tmp_path / "alone")
     assert stored_fingerprint(alone.run_dir) != stored_fingerprint(whole)
+
+
+def fail(boundary):
+    raise RuntimeError("before the first save")
+
+
+def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
+    with pytest.raises(RuntimeError, match="before the first save"):
+        podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=cut, callbacks=[fail])
+    podracer.train(EXPERIMENT, seed=1, run_dir=cut, resume=True)
+    assert stored_fingerprint(cut) == stored_fingerprint(whole)
+
+
+def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
+    """The other run has learned since, or a function of the user's returned the state."""
+    other, run, own = tmp_path / "other", tmp_path / "run", tmp_path / "own"
+    podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
+    with pytest.raises(RuntimeError, match="before the first save"):
+        podracer.train(EXPERIMENT, weights=other, run_dir=run, callbacks=[fail])
+    crash = (run / "crash.json").read_text()
+    podracer.train(EXPERIMENT, run_dir=other, resume=True)
+    with pytest.raises(ConfigError, match=f"began with {other} at update 5, which has learned"):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    assert (run / "crash.json").read_text() == crash
+
+    def mine(setup):
+        return setup.init(), Totals()
+
+    with pytest.raises(RuntimeError, match="before the first save"):
+        podracer.train(EXPERIMENT, begin=mine, run_dir=own, callbacks=[fail])
+    with pytest.raises(ConfigError, match="began with a state of .*mine.*: resume it"):
+        podracer.train(EXPERIMENT, run_dir=own, resume=True)
+    podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
 
 
 @pytest.mark.slow

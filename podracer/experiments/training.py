@@ -35,7 +35,7 @@ from podracer.experiments.serialization import (
     update_config,
 )
 from podracer.experiments.sweep import RECORDS
-from podracer.experiments.weights import Begin, Weights
+from podracer.experiments.weights import Begin, Weights, describe_begin, recorded_begin
 from podracer.io import checkpoint
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
@@ -101,7 +101,9 @@ def train(
             return run.execute(resume)
         except Exception as error:
             error = classify_error(error)
-            run.report_fault(error)
+            is_refusal = resume and isinstance(error, ConfigError)
+            if not is_refusal:  # which says nothing of how the run ended
+                run.report_fault(error)
             raise error from error.__cause__
 
 
@@ -150,13 +152,14 @@ class Run:
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
     def _fresh(self) -> TrainState:
+        begin = self.begin or recorded_begin(self.directory, self.setup, self.experiment)
         if self.is_main:
-            about = {"weights": self.begin.about} if isinstance(self.begin, Weights) else {}
+            about = describe_begin(begin)
             seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup) | about)
         self.setup.program()  # compiles side by side with that of the initial state
-        if self.begin is None:
+        if begin is None:
             return self.setup.init()
-        state, totals = self.begin(self.setup)
+        state, totals = begin(self.setup)
         self.recorder.count_on_from(totals)
         return state
 

@@ -15,7 +15,8 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.experiments.records import Totals
 from podracer.experiments.run_setup import RunSetup
-from podracer.experiments.serialization import recipe_name
+from podracer.experiments.serialization import read_config, recipe_name
+from podracer.io.seal import CONFIG
 from podracer.io.steps import identity_of
 from podracer.types import ConfigError, PyTree
 
@@ -42,7 +43,11 @@ class Weights:
         _, _, state = load_run(run, recipe=recipe, opponents=False)
         self._shared = state.learner.shared
         identity = identity_of(Path(run)) or {}
-        self.about = {"run": str(run), "id": identity.get("id", ""), "updates": int(state.update)}
+        self.about = {
+            "run": str(Path(run).absolute()),
+            "id": identity.get("id", ""),
+            "updates": int(state.update),
+        }
         num_pods = len(experiment.pods)
         _check_same(Path(run), self._shared, setup.like.learner.shared, num_pods)
 
@@ -58,6 +63,40 @@ class Weights:
             shared = dataclasses.replace(shared, frames=state.learner.shared.frames)
         learner = dataclasses.replace(state.learner, shared=shared)
         return dataclasses.replace(state, learner=learner), Totals()
+
+
+def describe_begin(begin: Begin | None) -> dict[str, Any]:
+    """Return what `config.json` says of how a run began."""
+    if begin is None:
+        return {}
+    if isinstance(begin, Weights):
+        return {"weights": begin.about}
+    return {"begin": getattr(begin, "__qualname__", type(begin).__name__)}
+
+
+def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin | None:
+    """Return how a run that ended before its first save began, so that it begins again like that.
+
+    Raises `ConfigError` if that is not known, or if the run whose weights it took is gone or has
+    learned since.
+    """
+    if not (run / CONFIG).is_file():
+        return None
+    config = read_config(run / CONFIG)
+    if name := config.get("begin"):
+        raise ConfigError(
+            f"{run} ended before its first save, and began with a state of {name!r}: resume it "
+            "from Python with begin=..., or begin a new run."
+        )
+    if (record := config.get("weights")) is None:
+        return None
+    weights = Weights(record["run"], setup, experiment)
+    if weights.about != record:
+        raise ConfigError(
+            f"{run} ended before its first save, and began with {record['run']} at update "
+            f"{record['updates']}, which has learned since or is another run: begin a new run."
+        )
+    return weights
 
 
 def _check_same(run: Path, old: PyTree, new: PyTree, num_pods: int) -> None:
