@@ -22,6 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Integer
 
+from podracer.io import cgroups
 from podracer.types import ConfigError, LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
@@ -33,10 +34,10 @@ _TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
 
 
 def num_cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of processor cores that this process may use, in a container its share."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return min(count, cgroups.cores() or count)
 
 
 def find_devices(count: int = 0) -> list[Device]:
@@ -130,10 +131,12 @@ def free_bytes(mesh: Mesh) -> int | None:
 
 
 def free_host_bytes() -> int | None:
-    """Return the free memory of this host in bytes, or None where it is unknown."""
+    """Return the free memory of this host or container in bytes, or None where it is unknown."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
+        free = 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
+        of_container = cgroups.free_memory()
+        return free if of_container is None else min(free, of_container)
     return None
 
 

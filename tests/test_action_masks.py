@@ -101,3 +101,8 @@ def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
     assert validator.faults == {"no_action": 1}
     validator.validate(timestep(*masks, last=[False, False, True]))
     assert validator.faults == {"no_action": 1}  # until the row begins a new episode
+    again = timestep([1, 1, 1], [0, 0, 0], [1, 1, 1])
+    again = dataclasses.replace(again, first=np.array([False, True, False]))
+    shown = validator.validate(again)
+    assert shown.last.tolist() == [False, True, False]
+    assert validator.faults == {"no_action": 2}

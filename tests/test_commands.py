@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import typing
 from pathlib import Path
@@ -129,6 +130,63 @@ def test_nohup_is_respected():
         assert signals.exit_code is None
     finally:
         signal.signal(signal.SIGHUP, previous)
+
+
+def in_child(code, meanwhile=lambda process: None):
+    """Run Python code in a child, and return its exit code."""
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    try:
+        meanwhile(process)
+        return process.wait(60)
+    finally:
+        process.kill()
+
+
+def test_time_in_which_a_run_is_suspended_is_no_stall():
+    def suspend(process):
+        time.sleep(1.0)  # for the imports
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+
+    code = """
+        import time
+        from podracer.io.signals import Watchdog
+        with Watchdog(2.0, print) as watchdog:
+            for _ in range(30):
+                time.sleep(0.1)
+                watchdog.alive()
+    """
+    assert in_child(code, suspend) == 0
+
+
+@pytest.mark.parametrize("stderr", ["io.StringIO()", "None", "open('/dev/full', 'w')"])
+def test_a_stall_ends_the_run_whatever_stderr_is(stderr):
+    code = f"""
+        import io, sys, time
+        from podracer.io.signals import Watchdog
+        sys.stderr = {stderr}
+        with Watchdog(0.1, print):
+            time.sleep(60)
+    """
+    assert in_child(code) == 76
+
+
+def test_a_signal_ends_a_command_whose_environment_left_a_thread():
+    code = """
+        import os, signal, sys, threading, time
+        from podracer.cli import main, train
+        from podracer.io import signals
+        signals._THREAD_SECONDS = 0.1
+        def preempted(arguments):
+            threading.Thread(target=time.sleep, args=(120,)).start()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(120)
+        train.train = preempted
+        sys.argv = ["podracer", "train"]
+        main.main()
+    """
+    assert in_child(code) == 75
 
 
 # --- errors ---------------------------------------------------------------------------------------

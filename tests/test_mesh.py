@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.io import cgroups
 from podracer.mesh import (
     DATA,
     REPLICATED,
     SHARDED,
     check_divisible,
     find_devices,
+    free_host_bytes,
     global_grad,
     global_grad_in_blocks,
     global_mean,
@@ -177,6 +179,68 @@ def test_blocks_keep_the_order_and_the_limit(n, limit, blocks):
 
 def test_cores_are_counted_where_a_process_has_no_affinity(monkeypatch):
     """As on macOS."""
+    monkeypatch.setattr(cgroups, "cores", lambda: None)
     assert num_cores() == len(os.sched_getaffinity(0))
     monkeypatch.delattr(os, "sched_getaffinity")
     assert num_cores() == os.cpu_count()
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("files", "memory", "cores"),
+    [
+        ({}, None, None),
+        ({"proc/self/cgroup": "0::/\n"}, None, None),
+        (
+            {
+                "proc/self/cgroup": "0::/pods/a\n",
+                "sys/fs/cgroup/pods/a/memory.max": "max\n",
+                "sys/fs/cgroup/pods/a/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/pods/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/pods/memory.current": f"{3 * GIB}\n",
+                "sys/fs/cgroup/pods/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
+                "sys/fs/cgroup/pods/cpu.max": "150000 100000\n",
+            },
+            3 * GIB // 2,
+            2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/1f\n3:cpu,cpuacct:/docker/1f\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
+                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 7\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            GIB + 7,
+            1,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+            None,
+        ),
+    ],
+    ids=["none", "no limit", "of what it is in", "version 1 in a container", "no quota"],
+)
+def test_the_limits_of_a_container_hold(files, memory, cores, tmp_path):
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert cgroups.free_memory(tmp_path) == memory
+    assert cgroups.cores(tmp_path) == cores
+
+
+def test_a_container_has_what_it_may_use(monkeypatch):
+    free = free_host_bytes()
+    monkeypatch.setattr(cgroups, "cores", lambda: 1)
+    monkeypatch.setattr(cgroups, "free_memory", lambda: 1000)
+    assert free > 1000
+    assert (free_host_bytes(), num_cores()) == (1000, 1)

@@ -1,6 +1,7 @@
 """Many learners in one program: each is what it would be alone, whatever becomes of the others."""
 
 import dataclasses
+import errno
 import json
 from typing import Any
 
@@ -35,6 +36,7 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.jsonl import JsonlSink
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -237,6 +239,21 @@ def test_resumed_equals_uninterrupted(tmp_path):
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
     assert records(cut) == records(whole)
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
+
+
+def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog):
+    write = JsonlSink.write
+
+    def refuse(sink, record):
+        if sink._file.name.endswith("pods.jsonl"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(sink, record)
+
+    monkeypatch.setattr(JsonlSink, "write", refuse)
+    result = podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=0, run_dir=tmp_path / "run")
+    assert result.exit_code == 0
+    assert [line["updates"] for line in records(tmp_path / "run")] == [5, 10]
+    assert "JsonlSink failed and gets no more records" in caplog.text
 
 
 def test_a_population_is_a_run_like_any_other(tmp_path):

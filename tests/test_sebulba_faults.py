@@ -471,6 +471,49 @@ def test_a_fault_before_a_clean_end_comes_out():
     assert fault.value.component == "actor"
 
 
+def test_a_fault_after_the_end_changes_no_result(capfd):
+    """The consumer has its last update and leaves the driver."""
+    failed = threading.Event()
+
+    def fail():
+        raise Injected("at the last moment")
+
+    def driver():
+        with Supervisor(PATIENCE) as supervisor:
+            supervisor.start("actor", StageTimer("acting"), fail, failed.set)
+            assert failed.wait(PATIENCE)
+            yield 1
+
+    updates = driver()
+    assert next(updates) == 1
+    updates.close()
+    assert "podracer: after the last update: at the last moment" in capfd.readouterr().err
+
+
+def test_a_suspended_process_that_goes_on_does_not_hang():
+    """Clocks go on while a process is stopped by Ctrl-Z."""
+    go = threading.Event()
+    timer = StageTimer("environment")
+    long_ago = ("environment", time.perf_counter() - 3600)
+
+    def run():
+        with Supervisor(0.2) as supervisor:
+            supervisor.start("actor", timer, go.wait, lambda: None)
+            timer.current = long_ago
+            supervisor.check()
+            time.sleep(0.25)
+            timer.restart()  # the next step
+            supervisor.check()
+            timer.current = long_ago
+            supervisor.check()
+            time.sleep(0.25)
+            go.set()
+            supervisor.check()
+
+    with pytest.raises(EnvironmentFault, match=r"did not answer for 360. s; if it may take as"):
+        run()
+
+
 def test_time_before_the_start_is_no_hang():
     """Compiling comes between an actor's making and its start."""
     go = threading.Event()

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from child import environment, finish, records, start, wait_for_lines
 
+from podracer import envs
+from podracer.experiments import recipes
+from podracer.experiments.records import Recorder, Totals
 from podracer.io.checkpoint import stored_fingerprint
 
 pytestmark = pytest.mark.timeout(280)
@@ -294,3 +298,21 @@ def test_a_signal_to_one_host_stops_both_at_one_update(tmp_path):
     assert one["updates"] == two["updates"] == lines(run)[-1]["updates"]
     saved = max(int(step.name) for step in (run / "checkpoints").glob("[0-9]*"))
     assert saved == one["updates"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (2, 2)])
+def test_accounts_go_on_with_another_number_of_processes(before, after, monkeypatch):
+    """Of 10 updates of 128 steps, with 256 steps in flight at the save, which are lost."""
+    experiment = recipes.find("cartpole_sebulba").with_fields(
+        {"driver": {"num_envs": 16, "rollout_length": 8}}
+    )
+    monkeypatch.setattr(jax, "process_count", lambda: before)
+    saved = Recorder(experiment, envs.make("probe:action"))
+    saved.totals = Totals(updates=10, collected=(10 * 128 + 256) // before)
+    totals = saved.saved_totals()
+    monkeypatch.setattr(jax, "process_count", lambda: after)
+    resumed = Recorder(experiment, envs.make("probe:action"))
+    resumed.count_on_from(Totals(**totals))
+    assert resumed.totals.collected == (10 * 128 + 256) // after
+    assert resumed.totals.dropped == 256 // after
+    assert resumed.saved_totals() == totals | {"dropped": 256}

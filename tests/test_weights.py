@@ -106,7 +106,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
 
     with pytest.raises(RuntimeError, match="before the first save"):
         podracer.train(EXPERIMENT, begin=mine, run_dir=own, callbacks=[fail])
-    with pytest.raises(ConfigError, match="began with a state of .*mine.*: resume it"):
+    with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
         podracer.train(EXPERIMENT, run_dir=own, resume=True)
     podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
 

@@ -306,8 +306,9 @@ def pop_flag(arguments: list[str], name: str) -> str | None:
     for i, argument in enumerate(arguments):
         flag, _, joined = argument.partition("=")
         is_flag = flag.replace("_", "-") == f"--{name}".replace("_", "-")
-        if is_flag and (joined or i + 1 < len(arguments)):
-            value = joined or arguments[i + 1]
+        following = [] if joined else arguments[i + 1 : i + 2]
+        if is_flag and (joined or (following and not following[0].startswith("--"))):
+            value = joined or following[0]
             del arguments[i : i + 1 + (not joined)]
             return value
     return None

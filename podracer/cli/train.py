@@ -73,7 +73,8 @@ class FreeSettings:
     keep_best: bool | None = None
     """Whether to keep the checkpoint of the best evaluation besides the newest ones."""
     stall_seconds: float | None = None
-    """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
+    """Time in seconds after which a chunk, an evaluation or a save that has not finished ends the
+    run (exit code 76)."""
     devices: int | None = None
     """Number of devices to use, over all hosts. By default those that the run had, virtual ones
     included; with another number it goes on correctly, but not bit-exactly."""

@@ -70,7 +70,8 @@ class Experiment:
     """Whether to save at each evaluation with the highest mean return so far, and to keep that
     checkpoint, of equal ones the newest, besides the newest ones."""
     stall_seconds: float = bounded(1800.0, low=0.001)
-    """Time in seconds after which a chunk that has not finished ends the run (exit code 76)."""
+    """Time in seconds after which a chunk, an evaluation or a save that has not finished ends the
+    run (exit code 76)."""
 
     @property
     def arch(self) -> Literal["anakin", "sebulba"]:

@@ -25,13 +25,13 @@ _LOG = logging.getLogger("podracer")
 
 @dataclasses.dataclass
 class Totals:
-    """Counters of the host; part of every checkpoint."""
+    """Counters of a run; part of every checkpoint, where all are of the whole run."""
 
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
     evaluation_return: float | None = None  # the last one
-    collected: int = 0  # steps that actors finished, learned from or not
+    collected: int = 0  # steps that this process's actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
 
 
@@ -128,9 +128,17 @@ class Recorder:
     def count_on_from(self, totals: Totals, best: Best | None = None) -> None:
         """Continue from these totals; steps that were in flight when the run stopped are lost."""
         learned = totals.updates * self._steps_per_update
-        totals.dropped = totals.collected - learned if totals.collected else 0
-        self.totals, self._collected_before = totals, totals.collected
+        collected = totals.collected // jax.process_count()
+        dropped = max(0, collected - learned) if collected else 0
+        self.totals = dataclasses.replace(totals, collected=collected, dropped=dropped)
+        self._collected_before = collected
         self.best = best if self._keeps_best else None
+
+    def saved_totals(self) -> dict[str, Any]:
+        """Return the totals as a checkpoint has them, for as many processes as there will be."""
+        totals, count = self.totals, jax.process_count()
+        whole_run = {"collected": totals.collected * count, "dropped": totals.dropped * count}
+        return dataclasses.asdict(totals) | whole_run
 
     def record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
         """Return a line of the log; its speed leaves out compiling, evaluating and saving."""

@@ -148,7 +148,7 @@ class Run:
                 retire_crash(self.directory)
             sinks = stack.enter_context(self._make_sinks(resume))
             if self.experiment.pods:
-                self._pods = stack.enter_context(contextlib.closing(self._records(RECORDS, resume)))
+                self._pods = stack.enter_context(Sinks([self._records(RECORDS, resume)]))
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
     def _fresh(self) -> TrainState:
@@ -263,6 +263,7 @@ class Run:
                         evaluation = self.setup.evaluate(progress.state)
                     self.recorder.add_evaluation(evaluation, record, progress)
                     times.add("time_evaluate")
+                    watchdog.alive()
                 self._write(sinks, record, progress)
                 boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
                 # Decided together: clocks and signals of several processes differ.
@@ -275,6 +276,7 @@ class Run:
                     with tag_component("checkpointer"):
                         self._save(checkpointer, progress.state)
                     times.add("time_save")
+                    watchdog.alive()
                 if done or stopped:
                     exit_code = 0 if done else signals.exit_code or PREEMPTED
                     break
@@ -340,7 +342,7 @@ class Run:
     def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
         best = self.recorder.best
         metadata = {
-            "totals": dataclasses.asdict(self.totals),
+            "totals": self.recorder.saved_totals(),
             "experiment": to_json(self.experiment),
             "topologies": self.topologies,
             "records": {name: file.seal() for name, file in self._files.items()},

@@ -16,7 +16,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,15 +50,12 @@ from podracer.io.steps import (
     valid_step,
     verified_step,
 )
+from podracer.io.text import print_stderr
 from podracer.types import CheckpointError, PodracerError, PyTree, StorageError
 
 QUARANTINE = "quarantine"
 _DRAFT, _REMOVED = ".draft", ".removed"
 _REMAINS = re.compile(r"[0-9]{12}\.(draft|removed)")
-
-
-def _to_stderr(message: str) -> None:
-    print(f"podracer: {message}", file=sys.stderr)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +86,7 @@ class Checkpointer:
     Raises `ConfigError` if `RUN/checkpoints` is a link or a file.
     """
 
-    def __init__(self, run: Path, *, keep: int = 3, report: Report = _to_stderr) -> None:
+    def __init__(self, run: Path, *, keep: int = 3, report: Report = print_stderr) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
         self.run = Path(run).absolute()
@@ -275,7 +271,7 @@ class Checkpointer:
 
 
 def load(
-    run: Path, like: PyTree, step: Choice = "newest", *, report: Report = _to_stderr
+    run: Path, like: PyTree, step: Choice = "newest", *, report: Report = print_stderr
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running."""
     run = Path(run).absolute()
@@ -292,7 +288,7 @@ def fingerprint(state: PyTree) -> str:
 
 
 def stored_fingerprint(
-    run: Path, step: Choice = "newest", *, report: Report = _to_stderr
+    run: Path, step: Choice = "newest", *, report: Report = print_stderr
 ) -> tuple[int, str]:
     """Return the step of a run's checkpoint and the `fingerprint` of its state.
 

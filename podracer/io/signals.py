@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from podracer.io.text import print_stderr
+
 PREEMPTED = 75
 STOPPED = 130
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +44,7 @@ def exit_despite_threads(code: int) -> None:
         if not threads_ended.wait(_THREAD_SECONDS):
             threads = set(threading.enumerate()) - {threading.main_thread()}
             names = ", ".join(thread.name for thread in threads if not thread.daemon)
-            print(f"podracer: left behind by force: {names}.", file=sys.stderr, flush=True)
+            print_stderr(f"left behind by force: {names}.")
             atexit._run_exitfuncs()
             os._exit(code)
 
@@ -125,30 +127,30 @@ class StopSignals:
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignals]:
         """Handle the signals within the context. Off the main thread this does nothing."""
-        with _handled([*_preemptions(), signal.SIGINT], lambda *_: None) as is_main_thread:
-            if not is_main_thread:
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        watcher = threading.Thread(
+            target=self._watch, args=(receiver,), name="podracer-signals", daemon=True
+        )
+        watcher.start()
+        old_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        try:  # the socket before the handlers, or a signal between them would be lost
+            with _handled([*_preemptions(), signal.SIGINT], lambda *_: None):
                 yield self
-                return
-            receiver, sender = socket.socketpair()
-            sender.setblocking(False)
-            old_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-            watcher = threading.Thread(
-                target=self._watch, args=(receiver,), name="podracer-signals", daemon=True
-            )
-            watcher.start()
-            try:
-                yield self
-            finally:
-                signal.set_wakeup_fd(old_fd)
-                sender.close()  # ends the watcher
-                watcher.join(timeout=5)
-                receiver.close()
+        finally:
+            signal.set_wakeup_fd(old_fd)
+            sender.close()  # ends the watcher
+            watcher.join(timeout=5)
+            receiver.close()
 
     def _watch(self, receiver: socket.socket) -> None:
         while numbers := receiver.recv(64):
             for number in numbers:
                 if number == signal.SIGINT and self.exit_code == STOPPED:
-                    print("podracer: exits at once, without saving.", file=sys.stderr, flush=True)
+                    print_stderr("exits at once, without saving.")
                     os._exit(STOPPED)
                 if number in (signal.SIGTERM, signal.SIGHUP):
                     self.exit_code = self.exit_code or PREEMPTED
@@ -159,7 +161,7 @@ class StopSignals:
 class Watchdog:
     """Guard that ends the process with exit code 76 if `alive` is not called in time.
 
-    The stacks of all threads are printed.
+    The stacks of all threads are printed. Time in which the process is suspended does not count.
     """
 
     def __init__(self, seconds: float, on_expiry: Callable[[str], None]) -> None:
@@ -179,12 +181,18 @@ class Watchdog:
         self._done.set()
 
     def _watch(self) -> None:
-        while not self._done.wait(min(1.0, self._seconds / 4)):
-            silent = time.monotonic() - self._latest
+        interval = min(1.0, self._seconds / 4)
+        looked = time.monotonic()
+        while not self._done.wait(interval):
+            previous, looked = looked, time.monotonic()
+            late = looked - previous - interval  # long if the process was suspended, as by Ctrl-Z
+            self._latest = min(looked, self._latest + max(0.0, late))
+            silent = looked - self._latest
             if silent > self._seconds:
                 message = f"no progress for {silent:.0f} s"
-                print(f"podracer: {message}; all stacks follow.", file=sys.stderr, flush=True)
-                faulthandler.dump_traceback(all_threads=True)
+                print_stderr(f"{message}; all stacks follow.")
+                with contextlib.suppress(Exception):  # a notebook's stderr is not a file
+                    faulthandler.dump_traceback(all_threads=True)
                 with contextlib.suppress(Exception):
                     self._on_expiry(message)
                 os._exit(76)

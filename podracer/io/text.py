@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 
 REDACTED = "[redacted]"
@@ -55,6 +57,12 @@ def printable(text: str) -> str:
     A name in a file could otherwise move the cursor of a terminal, or change its title.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def print_stderr(message: str) -> None:
+    """Print a line for the user; where stderr is closed or broken, nothing, as nobody reads it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"podracer: {message}", file=sys.stderr, flush=True)
 
 
 def _values_of_variables() -> Iterator[str]:

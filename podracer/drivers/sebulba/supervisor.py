@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +11,10 @@ from types import TracebackType
 from typing import Protocol
 
 from podracer.drivers.sebulba.queue import Closed
+from podracer.io.text import print_stderr
 from podracer.types import EnvironmentFault
 
+GRACE_SECONDS = 5.0  # at most, for an environment that seems to hang
 JOIN_SECONDS = 5.0  # a thread that takes longer to end is left behind, and named
 
 
@@ -61,6 +62,7 @@ class Supervisor:
         self._env_timeout_seconds = env_timeout_seconds
         self._threads: dict[str, tuple[threading.Thread, StageTimer]] = {}
         self._closables: list[Closable] = []
+        self._hanging_since: dict[str, float] = {}
         self._lock = threading.Lock()
         self._fault: BaseException | None = None
         self._stopping = False
@@ -95,20 +97,33 @@ class Supervisor:
                 self._fault = error
         self._close_queues()
         if not is_first and not isinstance(error, Closed):
-            _print(f"{component}, while stopping: {type(error).__name__}: {error}")
+            print_stderr(f"{component}, while stopping: {type(error).__name__}: {error}")
 
     def check(self) -> None:
-        """Raise the first fault, or `EnvironmentFault` if an environment does not answer."""
-        for name, (_, timer) in self._threads.items():
-            if self._hangs(timer):
-                seconds = time.perf_counter() - timer.current[1]
-                _print(f"{name} hangs; all stacks follow.")
-                with contextlib.suppress(Exception):  # a notebook's stderr is not a file
-                    faulthandler.dump_traceback(all_threads=True)
-                message = f"{name}: the environment did not answer for {seconds:.0f} s."
-                self.fail(name, EnvironmentFault(message))
+        """Raise the first fault, or `EnvironmentFault` if an environment does not answer.
+
+        One that seems to hang gets some seconds more: perhaps the process was suspended.
+        """
+        time_now = time.perf_counter()
+        hanging = [name for name, (_, timer) in self._threads.items() if self._hangs(timer)]
+        self._hanging_since = {name: self._hanging_since.get(name, time_now) for name in hanging}
+        grace_seconds = min(GRACE_SECONDS, self._env_timeout_seconds)
+        for name, since in self._hanging_since.items():
+            if time_now - since >= grace_seconds:
+                self._report_hang(name)
         if self._fault is not None:
             raise self._fault
+
+    def _report_hang(self, name: str) -> None:
+        seconds = time.perf_counter() - self._threads[name][1].current[1]
+        print_stderr(f"{name} hangs; all stacks follow.")
+        with contextlib.suppress(Exception):  # a notebook's stderr is not a file
+            faulthandler.dump_traceback(all_threads=True)
+        message = (
+            f"{name}: the environment did not answer for {seconds:.0f} s; if it may take as long, "
+            "take a longer --env-timeout-seconds."
+        )
+        self.fail(name, EnvironmentFault(message))
 
     def __enter__(self) -> Supervisor:
         return self
@@ -129,9 +144,12 @@ class Supervisor:
             remaining = max(0.0, deadline - time.monotonic())
             thread.join(0.1 if self._hangs(timer) else remaining)
             if thread.is_alive():
-                _print(f"left {name} behind in stage {timer.current[0]}.")
+                print_stderr(f"left {name} behind in stage {timer.current[0]}.")
         if self._fault is not None and self._fault is not error:
-            raise self._fault
+            if isinstance(error, GeneratorExit):  # the run has its result, as it ended before that
+                print_stderr(f"after the last update: {self._fault}")
+            else:
+                raise self._fault
 
     def _hangs(self, timer: StageTimer) -> bool:
         stage, since = timer.current
@@ -141,7 +159,3 @@ class Supervisor:
     def _close_queues(self) -> None:
         for closable in self._closables:
             closable.close()
-
-
-def _print(message: str) -> None:
-    print(f"podracer: {message}", file=sys.stderr, flush=True)

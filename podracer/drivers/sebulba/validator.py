@@ -53,7 +53,8 @@ class TimestepValidator:
         mask = action_mask(timestep.observation)
         no_action = np.zeros(self._num_envs, bool)
         if mask is not None:
-            no_action = ~(allows_action(self._space, mask) | timestep.last | self._masked_rows)
+            no_action = ~(allows_action(self._space, mask) | timestep.last)
+            no_action &= timestep.first | ~self._masked_rows  # a masked row is counted once
         if all(np.isfinite(x).all() for x in floats) and not (self._masked_rows | no_action).any():
             return timestep
         finite = [np.isfinite(x).reshape(self._num_envs, -1).all(axis=1) for x in floats]
