@@ -107,6 +107,19 @@ class Dials(Switches):
     on = (2, 5, 1)
 
 
+class Lamps(Switches):
+    """Shows what is on in numbers of a MultiDiscrete space, which begin at 4."""
+
+    observation_space = spaces.MultiDiscrete([2, 3, 2], start=[4, 4, 4])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset()
+        return np.array([4, 5, 4]), {}
+
+    def step(self, action):
+        return action + np.array([4, 4, 4 + self.time]), *super().step(action)[1:]
+
+
 class Platform(Push):
     """Shows whether JAX would use the CPU in this process."""
 
@@ -408,6 +421,20 @@ def test_several_actions_at_once_fit_the_environments_own_space(batches):
         actions = np.array([(0, 0, 0), np.array(sizes) - 1], np.int32)
         np.testing.assert_array_equal(batch.step(actions).observation, actions + start)
         assert not any(batch.faults.values())
+
+
+def test_observations_of_several_discrete_numbers(batches):
+    spec = library().Gymnasium(Lamps).spec.observation
+    assert spec == library("types").ArraySpec((3,), np.int32, num_values=3, start=4)
+    batch = batches(Lamps, 2, 1)
+    shown = batch.reset(0, np.arange(2), 0).observation
+    assert shown.dtype == np.int32
+    np.testing.assert_array_equal(shown, [[0, 1, 0], [0, 1, 0]])
+    actions = np.array([(0, 1, 0), (1, 0, 0)], np.int32)
+    np.testing.assert_array_equal(batch.step(actions).observation, actions)
+    assert not any(batch.faults.values())
+    batch.step(np.array([(0, 0, 1), (0, 0, 0)], np.int32))  # a third lamp of 2 in one row
+    assert {kind: n for kind, n in batch.faults.items() if n} == {"out_of_space": 1}
 
 
 def test_the_specification():

@@ -114,7 +114,10 @@ def train(arguments: Sequence[str]) -> int:
 
 def resume(arguments: Sequence[str]) -> int:
     """Run `podracer resume`: continue a run, a sweep or a tournament."""
-    about = "Continue a run, a sweep or a tournament to its configured end."
+    about = (
+        "Continue a run, a sweep or a tournament to its configured end. With other hyperparameters "
+        "it would be another run: podracer train RECIPE --weights RUN."
+    )
     options = parse(ResumeOptions, "resume", arguments, about=about)
     changes = options.settings.changes()
     if is_tournament(options.run):

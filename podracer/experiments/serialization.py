@@ -266,4 +266,7 @@ def check_same_experiment(saved: dict[str, Any], current: dict[str, Any]) -> Non
         if name not in FREE_ON_RESUME
     ]
     if changed:
-        raise ConfigError(f"the run was saved with another configuration: {'; '.join(changed)}.")
+        raise ConfigError(
+            f"the run was saved with another configuration: {'; '.join(changed)}. A new run can go "
+            "on from what it has learned: train with --weights RUN, from Python weights=RUN."
+        )

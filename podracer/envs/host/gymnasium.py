@@ -84,10 +84,10 @@ def gymnasium(name: str, **options: Any) -> Gymnasium:
 class Gymnasium:
     """Environments of Gymnasium, as `HostEnvironments`.
 
-    Observations may be Box (64 bits arrive as 32), Discrete (as an index from 0, which a torso
-    turns into a one-hot vector), and Dict and Tuple of them; actions Discrete, or with one axis
-    MultiDiscrete, MultiBinary or a Box of floats with finite bounds. Raises `ConfigError` for
-    others, and where the environment cannot be made.
+    Observations may be Box (64 bits arrive as 32), MultiBinary, Discrete and MultiDiscrete (as
+    indices from 0, which a torso turns into one-hot vectors), and Dict and Tuple of them; actions
+    Discrete, or with one axis MultiDiscrete, MultiBinary or a Box of floats with finite bounds.
+    Raises `ConfigError` for others, and where the environment cannot be made.
     """
 
     environment: str | Callable[[], Env]

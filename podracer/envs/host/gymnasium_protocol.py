@@ -38,8 +38,8 @@ class Leaf:
     source: np.dtype  # as the space declares it
     low: np.ndarray | None = None  # bounds in `dtype`; None where they exclude nothing
     high: np.ndarray | None = None
-    num_values: int | None = None  # of a Discrete space, whose values arrive as 0 .. num_values - 1
-    first_value: int = 0  # of a Discrete space
+    num_values: int | None = None  # of Discrete spaces, whose values arrive as 0 .. num_values - 1
+    first_value: int = 0  # of Discrete spaces
 
 
 @dataclasses.dataclass(frozen=True)
