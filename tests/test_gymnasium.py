@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import typing
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -905,6 +907,31 @@ class Leaving(Inside):
 
     def close(self):
         threading.Event().wait(GENEROUS)
+
+
+class Beside(Inside):
+    """While it is made, another thread of the program starts a process."""
+
+    started: typing.ClassVar[queue.SimpleQueue] = queue.SimpleQueue()
+    done = threading.Event()
+    pid = 0
+
+    def __init__(self):
+        threading.Thread(target=self.work, daemon=True).start()
+        Beside.pid = self.started.get()
+
+    @classmethod
+    def work(cls):
+        cls.started.put(os.posix_spawnp("sleep", ["sleep", "60"], os.environ))
+        cls.done.wait(GENEROUS)
+
+
+def test_processes_of_other_threads_are_left_alone():
+    library().Gymnasium(Beside)
+    assert is_running(Beside.pid)
+    os.kill(Beside.pid, signal.SIGKILL)
+    os.waitpid(Beside.pid, 0)
+    Beside.done.set()
 
 
 def is_running(pid):

@@ -130,12 +130,11 @@ def _close(name: str, env: Env) -> None:
 
 
 def _child_processes() -> set[int]:
-    """Return the ids of this process's children; none where the system does not tell."""
-    pids: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
-            pids.update(map(int, file.read_text().split()))
-    return pids
+    """Return the ids of this thread's children; none where the system does not tell."""
+    with contextlib.suppress(OSError):
+        file = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+        return set(map(int, file.read_text().split()))
+    return set()
 
 
 def _end(pids: Iterable[int]) -> None:
