@@ -190,14 +190,14 @@ def draw(family: str, groups: Groups, target: Path) -> None:
             references = [name for name in cell.reference_names if name in groups]
             names = [cell.name, *references]
             tasks[cell.task] = list(dict.fromkeys([*tasks.get(cell.task, []), *names]))
-    agents = dict.fromkeys(name.split("/")[2] for names in tasks.values() for name in names)
-    colors = dict(zip(agents, (*COLORS, *COLORS), strict=False))
     columns = min(2, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = Figure((5.4 * columns, 3.2 * rows), layout="constrained")
     for index, (task, names) in enumerate(tasks.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_title(task, fontsize=10)
+        agents = dict.fromkeys(name.split("/")[2] for name in names)
+        colors = dict(zip(agents, (*COLORS, *COLORS), strict=False))
         for name in names:
             _, library, agent = name.split("/")
             curve(axes, groups[name], title(name), colors[agent], DASHES[library])
