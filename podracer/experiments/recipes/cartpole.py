@@ -160,10 +160,14 @@ def cartpole_muzero() -> Experiment:
 
 @recipe
 def cartpole_alphazero() -> Experiment:
-    """Gumbel AlphaZero on CartPole, planning in CartPole itself."""
+    """Gumbel AlphaZero on CartPole, planning in CartPole itself.
+
+    With a constant learning rate it comes to 500 and falls again: at the end greedy episodes have
+    291 (interquartile mean, seeds 200 to 204), with this one 471.
+    """
     return Experiment(
         environment="model:cartpole",
-        agent=AlphaZero(),
+        agent=AlphaZero(learning_rate=Linear(1e-3, 0.0, frames=128_000)),
         driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=20),
         frames=128_000,
         evaluation_episodes=64,
