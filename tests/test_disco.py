@@ -327,6 +327,8 @@ def test_a_file_that_was_cut_is_refused():
 
 
 def test_the_file_says_which_agent_it_trains(file):
+    long = recipes.with_update_rule(recipes.find("atari_ppo"), str(file))
+    assert long.agent.replay.capacity == 4 * long.driver.steps_per_update > 1024 * 29
     made = recipes.with_update_rule(recipes.find("catch_a2c"), str(file))
     old = recipes.find("catch_a2c").agent
     assert (made.recipe, made.environment) == ("catch_a2c_under_rule", "catch")

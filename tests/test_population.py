@@ -15,6 +15,7 @@ from child import records
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
+from podracer.cli.pods import print_sweep
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.drivers.population import (
@@ -241,7 +242,20 @@ def test_resumed_equals_uninterrupted(tmp_path):
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
 
 
-def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog):
+def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
+    pods = (Pod(0), pod(1, learning_rate=1e-2), pod(2, entropy_cost=0.05))
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, pods=pods, frames=5 * STEPS, evaluations=1, run_dir=run)
+    print_sweep(run, sweep.read_experiment(run))
+    header, *rows = capsys.readouterr().out.splitlines()[:4]
+    columns = header.split()[:2]
+    assert sorted(columns) == ["entropy_cost", "learning_rate"]
+    for values in ({}, {"learning_rate": "0.01"}, {"entropy_cost": "0.05"}):
+        wanted = [values.get(name, "-") for name in columns]
+        assert wanted in [row.split()[:2] for row in rows]
+
+
+def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog, capsys):
     write = JsonlSink.write
 
     def refuse(sink, record):
@@ -254,6 +268,8 @@ def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatc
     assert result.exit_code == 0
     assert [line["updates"] for line in records(tmp_path / "run")] == [5, 10]
     assert "JsonlSink failed and gets no more records" in caplog.text
+    print_sweep(tmp_path / "run", EXPERIMENT)
+    assert "not ranked, as the sweep ended before its first evaluation" in capsys.readouterr().out
 
 
 def test_a_population_is_a_run_like_any_other(tmp_path):

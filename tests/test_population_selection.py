@@ -287,6 +287,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
         process = start("resume", killed)
     assert finish(process)[0] == 0
     assert fingerprint(killed) == fingerprint(whole)
+    assert (killed / "best.json").read_text() == (whole / "best.json").read_text()
     assert (killed / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
     page = write_report([whole], tmp_path / "report.html").read_text()
     assert "Hyperparameter learning rate" in page
@@ -336,6 +337,10 @@ class InTurns:
         ),
         ({"exchange": Selection(Generational(3, 1), 10)}, "group_size 3, but there are 4 pods"),
         ({"exchange": Selection(Generational(2, 2), 10)}, "2 parents needs more groups"),
+        (
+            {"exchange": Selection(Generational(2, 1), 10)},
+            "pods 0 to 1 would be a group, of group_size 2, but have different hyperparameters",
+        ),
     ],
 )
 def test_what_cannot_be_selected_is_refused(tmp_path, changes, words):

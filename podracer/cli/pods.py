@@ -89,16 +89,19 @@ def sweep(arguments: Sequence[str]) -> int:
     sinks = [console, *trackers(options.track)]
     result = train(experiment, run_dir=options.run_dir, sinks=sinks)
     if result.exit_code == 0:
-        _print_sweep(result.run_dir, experiment)
+        print_sweep(result.run_dir, experiment)
     return result.exit_code
 
 
-def _print_sweep(directory: Path, experiment: Experiment) -> None:
+def print_sweep(directory: Path, experiment: Experiment) -> None:
     """Print the ranking of a sweep, and the command that trains the best configuration."""
-    from podracer.experiments.sweep import write_best
+    from podracer.experiments.sweep import has_evaluation, write_best
 
-    _print_ranking(directory, experiment)
-    print(f"Best      podracer train {write_best(directory, experiment)}")
+    if has_evaluation(directory):
+        _print_ranking(directory, experiment)
+        print(f"Best      podracer train {write_best(directory, experiment)}")
+    else:
+        print("The pods are not ranked, as the sweep ended before its first evaluation.")
     print(f"Next      podracer report {directory}")
 
 
@@ -113,18 +116,19 @@ def _print_ranking(directory: Path, experiment: Experiment) -> None:
     from podracer.reports.curves import bootstrap_interval
 
     ranking, records = configurations(directory, experiment), selections(directory)
-    names = [hyperparameter.name for hyperparameter in ranking[0].hyperparameters]
+    values = [{value.name: value.value for value in each.hyperparameters} for each in ranking]
+    names = list(dict.fromkeys(name for each in values for name in each))
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
     # Pods of one configuration are independent seeds only without a selection.
     columns = ("pods",) if records else ("95 %", "seeds")
     columns = (*names, f"{acting} evaluation", *columns)
     table = Table(*columns, box=None, padding=(0, 3, 0, 0))
-    for configuration in ranking[:20]:
+    for configuration, of_name in list(zip(ranking, values, strict=True))[:20]:
         returns = configuration.returns
         low, high = (number(float(x)) for x in bootstrap_interval(returns))
         interval = f"{low} to {high}" if len(returns) > 1 else "-"
         table.add_row(
-            *(f"{hyperparameter.value:.4g}" for hyperparameter in configuration.hyperparameters),
+            *(f"{of_name[name]:.4g}" if name in of_name else "-" for name in names),
             number(configuration.score),
             *([] if records else [interval]),
             str(len(returns)),
@@ -133,9 +137,12 @@ def _print_ranking(directory: Path, experiment: Experiment) -> None:
     if len(ranking) > 20:
         print(f"and {len(ranking) - 20} more")
     if records:
-        num_pods = len(experiment.pods)
+        num_pods, rule = len(experiment.pods), getattr(experiment.exchange, "rule", None)
+        size = getattr(rule, "group_size", 1)  # pods of a group go on from its first one's number
         replaced = sum(
-            parent != pod for record in records for pod, parent in enumerate(record[PARENT])
+            parent // size != pod // size
+            for record in records
+            for pod, parent in enumerate(record[PARENT])
         )
         print(
             f"Selected  {len(records)} times, {replaced} starts from another pod; all {num_pods} "

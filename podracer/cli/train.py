@@ -169,7 +169,12 @@ def run(
     result = train(experiment, run_dir=run_dir, resume=resume, weights=weights, sinks=sinks)
     if jax.process_index() == 0:
         with contextlib.suppress(OSError):  # a reader of the output that has left, as in `| head`
-            _print_summary(experiment, result, recipe)
+            if experiment.pods and result.exit_code == 0:
+                from podracer.cli.pods import print_sweep
+
+                print_sweep(result.run_dir, experiment)
+            else:
+                _print_summary(experiment, result, recipe)
     return result.exit_code
 
 

@@ -10,7 +10,7 @@ one neighbor (GALA: Assran et al. 2019, arXiv 1906.04585).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -46,8 +46,9 @@ class Averaging:
             return (pods - 1) % num_pods
         return pods ^ (1 << (round % (num_pods.bit_length() - 1)))
 
-    def check(self, num_pods: int) -> None:
+    def check(self, pods: Sequence[Any]) -> None:
         """Raise `ConfigError` if the peers do not fit the number of pods."""
+        num_pods = len(pods)
         if self.peers == "hypercube" and num_pods & (num_pods - 1):
             raise ConfigError(
                 f"a hypercube needs a power of 2 of pods, but there are {num_pods}: take other "

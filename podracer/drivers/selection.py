@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -237,21 +237,27 @@ class Selection:
         """Ranges of the hyperparameters that the rule perturbs."""
         return self.rule.bounds if isinstance(self.rule, PopulationBased) else ()
 
-    def check(self, num_pods: int) -> None:
-        """Raise `ConfigError` if the rule has nothing to perturb, or too few pods."""
+    def check(self, pods: Sequence[Any]) -> None:
+        """Raise `ConfigError` if the rule has nothing to perturb, or does not fit the `Pod`s."""
         if isinstance(self.rule, PopulationBased) and not self.bounds:
             raise ConfigError(
                 "population-based selection perturbs hyperparameters within their ranges: give "
                 "one, such as --vary learning_rate=1e-5:1e-2 --draws 16."
             )
         if isinstance(self.rule, Generational):
-            num_groups, remainder = divmod(num_pods, self.rule.group_size)
+            size = self.rule.group_size
+            num_groups, remainder = divmod(len(pods), size)
             if remainder or num_groups <= self.rule.parents:
                 raise ConfigError(
                     f"generational selection with {self.rule.parents} parents needs more groups "
-                    f"than these, all of group_size {self.rule.group_size}, but there are "
-                    f"{num_pods} pods."
+                    f"than these, all of group_size {size}, but there are {len(pods)} pods."
                 )
+            for i in range(0, len(pods), size):
+                if len({pod.hyperparameters for pod in pods[i : i + size]}) > 1:
+                    raise ConfigError(
+                        f"the pods {i} to {i + size - 1} would be a group, of group_size {size}, "
+                        "but have different hyperparameters: take as many as there are --seeds."
+                    )
 
 
 # --- in the program -------------------------------------------------------------------------------

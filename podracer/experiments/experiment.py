@@ -147,9 +147,8 @@ class Experiment:
             )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()
         if self.exchange is not None:
-            num_pods = len(self.pods)
-            check_period(self.exchange.every, num_pods, chunk, self.num_updates)
-            self.exchange.check(num_pods)
+            check_period(self.exchange.every, len(self.pods), chunk, self.num_updates)
+            self.exchange.check(self.pods)
         if isinstance(self.exchange, Selection):
             for bound in self.exchange.bounds:
                 for value in (bound.low, bound.high):

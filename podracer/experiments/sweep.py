@@ -190,6 +190,12 @@ def current_pods(directory: Path, experiment: Experiment) -> tuple[Pod, ...]:
     return tuple(pods)
 
 
+def has_evaluation(directory: Path) -> bool:
+    """Return whether the pods of a population's run have been evaluated."""
+    path = directory / RECORDS
+    return path.exists() and any("evaluation_return" in record for record in read_metrics(path))
+
+
 def selections(directory: Path) -> list[dict[str, Any]]:
     """Return the records of the chunks that began with a selection, oldest first.
 
@@ -224,4 +230,7 @@ def _last_evaluation(directory: Path, updates: float = math.inf) -> dict[str, An
     for record in reversed(read_metrics(path)):
         if "evaluation_return" in record and record["updates"] <= updates:
             return record
-    raise ConfigError(f"{directory} was never evaluated: train it with --evaluations 1 or more.")
+    raise ConfigError(
+        f"{directory} has no evaluation yet, by which its pods are ranked: resume it, with "
+        "--evaluations 1 or more."
+    )

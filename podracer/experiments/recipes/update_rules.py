@@ -29,7 +29,7 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
         raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
     content = path.read_bytes()
     if is_disco_rule(content):
-        agent = _disco(experiment.agent, str(path), content)
+        agent = _disco(experiment, str(path), content)
     else:
         agent = _lpg_student(experiment.agent, str(path), content)
     driver = experiment.driver
@@ -40,9 +40,13 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     )
 
 
-def _disco(old: Any, path: str, content: bytes) -> Disco:
+def _disco(experiment: Experiment, path: str, content: bytes) -> Disco:
+    old: Any = experiment.agent
     if not isinstance(old, Disco):
-        old = Disco(learning_rate=old.learning_rate, network=old.network)
+        replay = Disco().replay
+        capacity = max(replay.capacity, 4 * experiment.driver.steps_per_update)
+        replay = dataclasses.replace(replay, capacity=capacity)
+        old = Disco(learning_rate=old.learning_rate, network=old.network, replay=replay)
     agent = dataclasses.replace(old, rule_file=path, rule_digest=digest_of(content))
     agent.with_data(content)  # raises where the file is damaged
     return agent
