@@ -242,7 +242,7 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
     if not is_pure:  # `AutoReset` is, where the environment in it is
         raise ConfigError(
             f"{name}: `{method}` changes from call to call, and what it did in the first one would "
-            "be compiled: what changes, such as an attribute that counts, belongs into the state, "
+            "be compiled: what changes, such as an attribute that counts, belongs in the state, "
             "and random numbers are drawn with the key."
         )
     if not (isinstance(result, tuple) and len(result) == 2):

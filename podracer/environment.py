@@ -173,7 +173,7 @@ class HasDeadlines(Protocol):
     """A factory of batches that replace environments which hang."""
 
     def with_deadline(self, seconds: float) -> Any:
-        """Return the factory, of batches that replace them within the seconds that a step has."""
+        """Return this factory with a deadline: batches replace what takes longer than `seconds`."""
         ...
 
 

@@ -228,11 +228,10 @@ def global_grad_in_blocks(
 ) -> tuple[PyTree, Any]:
     """Return the gradient of `loss(params, indices)` and aux, both averaged over shards.
 
-    On a CPU they are computed in equal blocks of indices.
-
-    `loss(params, indices)` must be a mean over its items, whose `indices [n]` it gathers itself. On
-    a CPU a block has at most `indices_in_cache` of them, so that what its backward pass keeps stays
-    in the processor's cache; an accelerator takes all at once. `aux` is a tree of float arrays.
+    `loss(params, indices)` must be a mean over its items, whose `indices [n]` it gathers itself. A
+    CPU takes equal blocks of at most `indices_in_cache` of them, so that what the backward pass
+    keeps stays in the processor's cache; an accelerator takes all at once. `aux` is a tree of float
+    arrays.
     """
     on_cpu = (_TRACED_FOR.get() or jax.default_backend()) == "cpu"
     blocks = split_evenly(indices, indices_in_cache if on_cpu else indices.shape[0])

@@ -55,7 +55,7 @@ class Policy:
         self.reset()
 
     def __repr__(self) -> str:
-        """Without the parameters."""
+        """Return the policy's specification, without its parameters."""
         return f"Policy({self.spec})"
 
     def reset(self, rows: Any = None) -> None:

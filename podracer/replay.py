@@ -95,7 +95,7 @@ class Sample:
     trajectory: Trajectory  # L - 1 transitions between L timesteps, [L - 1, N, ...]
     weights: Float32[Array, "N"]  # importance weights, at most 1
     rows: Int[Array, "N"]  # environment of each sample
-    starts: Int[Array, "N"]  # position of each sample's first timestep in the ring, over the stride
+    starts: Int[Array, "N"]  # position of each sample's first timestep in the ring, by the stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ class Buffer:
             starts = jax.random.randint(start_key, (num,), first, last + 1) % num_starts
             weights = jnp.ones(num)
         trajectory = self._trajectory(state, rows, starts)
-        # What begins at the end of an episode teaches nothing: its weight is not the measure.
+        # The loss masks a sample that begins at an episode's end, so its weight sets no scale.
         teaches = ~trajectory.steps.timestep.last[0] if self.stride == 1 else True
         largest = jnp.max(jnp.where(teaches, weights, 0.0))
         return Sample(trajectory, jnp.minimum(weights / largest, 1.0), rows, starts)

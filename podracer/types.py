@@ -54,7 +54,7 @@ def bounded(default: Any, low: float | int = 0.0, high: float | int = math.inf) 
 
 
 def derived(*, leaf: bool = False) -> Any:
-    """Declare a field that, like `spec`, setting up an experiment fills in: None until then.
+    """Declare a field that the setup of an experiment fills in, as it does `spec`; None before.
 
     Configuration files leave it out. With `leaf` it holds arrays, else it is static.
     """
@@ -64,7 +64,7 @@ def derived(*, leaf: bool = False) -> Any:
 def flag(name: str) -> Any:
     """Annotate a field with the name of its flag, `Annotated[float, flag("optimizer-epsilon")]`.
 
-    Flags have no prefix, so a part of several agents needs longer names there.
+    Flags have no prefix, so a class that is part of several agents needs longer flags than fields.
     """
     return tyro.conf.arg(name=name)
 
@@ -224,7 +224,8 @@ class ArraySpec:
     shifts the previous one by one new frame, or consists of copies of its newest frame, or of its
     newest frame after blank ones (all 0). A replay buffer then stores each frame once.
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
-    The environment's own numbers may begin at another `start`, which a `Policy` is given.
+    An environment may count from another `start`: so do the observations that a `Policy` takes,
+    while agents count from 0.
     """
 
     shape: tuple[int, ...]
@@ -239,8 +240,8 @@ class ArraySpec:
 
 ACTION_MASK = "action_mask"
 NO_ACTION = (
-    "an action mask was all False, so that no action was allowed: at least one must be True, but "
-    "in a timestep that is `last`."
+    "an action mask was all False, so that no action was allowed: at least one must be True, "
+    "except in a timestep with `last` set."
 )
 
 
@@ -248,10 +249,11 @@ NO_ACTION = (
 class Discrete:
     """Actions 0 .. num_actions - 1, int32.
 
-    The environment's own numbers may begin at another `start`, which a `Policy` returns.
+    An environment may count from another `start`: so do the actions that a `Policy` returns, while
+    agents count from 0.
 
     Where an observation is a dictionary with the key `action_mask`, bool `[num_actions]`, agents
-    choose only actions that are True there. At least one must be, but in a timestep that is `last`.
+    choose only actions that are True there. At least one must be, except where `last` is set.
     """
 
     num_actions: int
@@ -267,8 +269,8 @@ class Discrete:
 class MultiDiscrete:
     """Several discrete actions at once, int32 `[n]`; component i is 0 .. num_actions[i] - 1.
 
-    The environment's own numbers may begin at another `start` of each component, which a `Policy`
-    returns; `()` means 0 for all.
+    An environment may count each component from another `start`: so do the actions that a `Policy`
+    returns, while agents count from 0; `()` means 0 for all.
 
     An `action_mask` (see `Discrete`) has the entries of all components, one component after
     another, bool `[sum(num_actions)]`; at least one of each component must be True. Binary actions

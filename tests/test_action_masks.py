@@ -91,6 +91,16 @@ def test_that_fault_ends_the_run_in_one_sentence():
     assert fault.value.exit_code == 72
 
 
+def test_a_mask_within_an_observation_of_an_observation_holds():
+    """As `model:` wraps the observations of its environment."""
+    mask = jnp.array([[True, False, True], [False, False, False]])
+    wrapped = {"observation": {"x": jnp.zeros((2, 2)), ACTION_MASK: mask}, "state": jnp.zeros(2)}
+    logits = jnp.array([[1.0, 9.0, 2.0], [1.0, 9.0, 2.0]])
+    np.testing.assert_array_equal(
+        mask_logits(wrapped, logits), np.array([[1.0, -1e9, 2.0], [1.0, 9.0, 2.0]], np.float32)
+    )
+
+
 @pytest.mark.figure(8)
 def test_a_row_of_the_host_without_actions_is_counted_and_does_not_train():
     validator = TimestepValidator(SPEC, 3)

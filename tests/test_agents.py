@@ -440,7 +440,7 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), expected, atol=1e-5)
     assert optax.tree.norm(expected) > 0.1
-    close((metrics.get("approximate_kl", 0.0), metrics.get("clip_share", 0.0)), (0.0, 0.0))
+    close((metrics.get("approx_kl", 0.0), metrics.get("clip_fraction", 0.0)), (0.0, 0.0))
 
 
 @pytest.mark.parametrize("name", ["a2c", "impala", "ppo", "stacx"])
@@ -485,7 +485,7 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
 
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), textbook_gradient(agent, state, trajectory, loss), atol=1e-5)
-    assert metrics["clip_share"] == 1
+    assert metrics["clip_fraction"] == 1
 
 
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
@@ -499,7 +499,7 @@ def test_acting_and_learning_see_the_same_observations(memory):
         actor, trajectory = advance(agent, env, agent.actor_params(state), actor, i)
         observations.append(np.asarray(trajectory.steps.timestep.observation).reshape(-1, 2))
         state, metrics = learn(agent, state, trajectory)
-        close((metrics["approximate_kl"], metrics["clip_share"]), (0.0, 0.0))
+        close((metrics["approx_kl"], metrics["clip_fraction"]), (0.0, 0.0))
         moments, items = (
             state.shared.observation_moments,
             np.concatenate(observations).astype(float),
@@ -521,7 +521,7 @@ def test_under_a_lag_learning_sees_what_acting_saw():
     moments = updated.shared.observation_moments
     state = LearnerState(dataclasses.replace(old_state.shared, observation_moments=moments))
     _, metrics = learn(agent, state, trajectory)
-    close((metrics["approximate_kl"], metrics["clip_share"]), (0.0, 0.0))
+    close((metrics["approx_kl"], metrics["clip_fraction"]), (0.0, 0.0))
 
     batch = agent._make_batch(params.params, normalized_by_actor(moments, trajectory))
     close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * batch.advantage**2), rtol=1e-5)
@@ -572,14 +572,14 @@ def test_a_target_kl_ends_an_update():
     same, metrics = learn(far, state, trajectory)
     close(same.shared.params, unlimited.shared.params, atol=1e-6)
     close({name: metrics[name] for name in all_metrics}, all_metrics, atol=1e-5)
-    assert metrics["minibatch_share"] == 1
+    assert metrics["minibatch_fraction"] == 1
 
     near = dataclasses.replace(agent, target_kl=1e-6)
     stopped, metrics = learn(near, state, trajectory)
     taken = int(stopped.shared.optimizer_state[1].count)
     assert 0 < taken < 6
-    close(metrics["minibatch_share"], taken / 6)
-    assert metrics["approximate_kl"] * (taken + 1) > 1.5e-6  # the last one is among them
+    close(metrics["minibatch_fraction"], taken / 6)
+    assert metrics["approx_kl"] * (taken + 1) > 1.5e-6  # the last one is among them
     assert int(stopped.shared.frames) == T * B
 
 

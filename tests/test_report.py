@@ -528,6 +528,6 @@ def test_the_mean_of_seeds_goes_on_where_one_has_ended():
 
 
 def test_metrics_have_titles_in_words():
-    assert run_report._title("approximate_kl") == "Approximate KL divergence"
+    assert run_report._title("approx_kl") == "Approximate KL divergence"
     assert run_report._title("td_error") == "TD error"
     assert run_report._title("q") == "Q"

@@ -235,8 +235,8 @@ class PPO:
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approximate_kl": jnp.mean(ratio - 1.0 - log_ratio),
-            "clip_share": jnp.mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
+            "approx_kl": jnp.mean(ratio - 1.0 - log_ratio),
+            "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
         }
 
     @property

@@ -130,7 +130,7 @@ def anakin(
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
     boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
     next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
-    `compile` returns the program, as what `lower_chunk` returns does, for who began it earlier.
+    `compile` returns the program where a caller has begun to compile it; else it is compiled here.
     Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
     """
     yield from run_chunks(
@@ -151,9 +151,9 @@ def anakin(
 def lower_chunk(
     agent: Agent, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
 ) -> Callable[[], Program]:
-    """Trace the program for a state, of which shapes and shardings suffice; return what compiles.
+    """Trace the program for a state, or its shapes and shardings; return a function to compile it.
 
-    What it returns raises `ConfigError` if the program's memory exceeds that of the mesh.
+    That one raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     agent = place_agent(agent, mesh)
     lowered = make_chunk(env, mesh, config).lower(agent, state, abstract_request(mesh))

@@ -144,7 +144,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     """Choose devices and check everything, before any compile. Raises `ConfigError`.
 
     An experiment that names no number of devices gets the number that the run was saved with; if
-    that is 0, or not to be had here, all that there are.
+    that is 0, or more than this machine has, all devices.
     """
     check_not_in_worker()
     agent, env = build(experiment)

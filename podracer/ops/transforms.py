@@ -22,8 +22,8 @@ def unsquash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]
     """Compute the inverse of `squash`.
 
     The result y solves ε d² + (1 + 2 ε) d = |x| for d = sqrt(|y| + 1) - 1. Differences of numbers
-    that are nearly equal would lose digits. A sum of a product may be rounded once or twice, as a
-    program's loops go, so there is none.
+    that are nearly equal would lose digits. XLA fuses a product and a sum or not, depending on the
+    loop around them, so there is none, and every program gives the same bits.
     """
     slope = 1.0 + 2.0 * epsilon
     root = jnp.sqrt(4.0 * epsilon * (jnp.abs(x) + slope**2 / (4.0 * epsilon)))
@@ -32,7 +32,7 @@ def unsquash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]
 
 
 def evenly_spaced(low: float, high: float, num: int) -> Float[Array, "Z"]:
-    """Return so many numbers from `low` to `high`, as a constant.
+    """Return `num` evenly spaced numbers from `low` to `high`, as a constant.
 
     Computed in a program, their last bits would depend on the loop around them.
     """

@@ -37,7 +37,7 @@ from podracer.reports.page import page, row, section, table, tiles
 from podracer.reports.selection import has_selection, lineage_figure
 from podracer.reports.timeline import utilization_facts, utilization_section
 
-_ABBREVIATIONS = {"kl": "KL divergence", "q": "Q", "td": "TD"}
+_ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
 _STAGES = ("time_step", "time_compile", "time_evaluate", "time_save")
 
 CURVES = (

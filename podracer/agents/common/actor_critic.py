@@ -10,7 +10,7 @@ Functions whose first parameter is `agent` also serve as methods:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import jax
@@ -20,13 +20,13 @@ import optax
 from podracer import schedules
 from podracer.agent import FusedAgent
 from podracer.agents.common.optimizers import take_step
+from podracer.environment import action_mask
 from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
 from podracer.ops.minibatches import take
 from podracer.schedules import Schedule
 from podracer.types import (
-    ACTION_MASK,
     Carry,
     ConfigError,
     Continuous,
@@ -138,7 +138,7 @@ def build(
     plain_network = network.build(spec.observation, heads | values)
     if free_std:
         return _with_free_std(plain_network, names, size)
-    if has_action_mask(spec.observation):
+    if action_mask(spec.observation) is not None:
         return _with_masks(plain_network, names)
     return plain_network
 
@@ -183,20 +183,15 @@ def head_suffixes(num_heads: int) -> tuple[str, ...]:
     return ("", *(f"_{i}" for i in range(1, num_heads)))
 
 
-def has_action_mask(observation: PyTree) -> bool:
-    """Return whether observations say which actions are possible, see `types.Discrete`."""
-    return isinstance(observation, Mapping) and ACTION_MASK in observation
-
-
 def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
     """Return logits or values `[*b, A]`, -1e9 for actions that the observation masks.
 
     A mask that allows nothing counts for nothing: at the end of an episode there is no action, but
     at a time-out a value.
     """
-    if not has_action_mask(observation):
+    mask = action_mask(observation)
+    if mask is None:
         return logits
-    mask = observation[ACTION_MASK]
     return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -1e9)
 
 

@@ -219,7 +219,7 @@ def gradient_step(
 ) -> tuple[State, Any, jax.Array]:
     """Take one optimizer step on the loss of one part of the parameters, `actor` or `critics`.
 
-    The loss is called as `loss(part, state, transition, key)` and returns the loss and `aux`.
+    The loss is called as `loss(params, state, transition, key)` and returns the loss and `aux`.
     Returns the state, `aux` and the norm of the gradient.
     """
     params = getattr(state.params, part)

@@ -14,7 +14,7 @@ from podracer.ops.moments import Moments
 from podracer.types import ConfigError, Metrics, PyTree
 
 State = TypeVar("State")
-# (state, minibatch) -> (new state, metrics); the `approximate_kl` among them, which is that of the
+# (state, minibatch) -> (new state, metrics); the `approx_kl` among them, which is that of the
 # old state, must be the mean over all shards
 Update = Callable[[State, PyTree], tuple[State, Metrics]]
 Grouping = Literal["minibatch", "batch", "none"]
@@ -68,7 +68,7 @@ def scan_minibatches(
 ) -> tuple[State, Metrics]:
     """Update a state on minibatches, leaves `[K, ...]`, in turn; metrics are means over them.
 
-    With a `target_kl` the update of the first minibatch whose `approximate_kl` exceeds 1.5 times as
+    With a `target_kl` the update of the first minibatch whose `approx_kl` exceeds 1.5 times as
     much is not applied, and the minibatches after it are skipped, as in Stable-Baselines3.
     """
     if target_kl is None:
@@ -90,7 +90,7 @@ def scan_minibatches(
     loop = (state, jnp.bool_(False))
     (state, _), (metrics, tried) = jax.lax.scan(step, loop, minibatches)
     means = jax.tree.map(lambda x: jnp.sum(x) / jnp.sum(tried), metrics)
-    return state, {**means, "minibatch_share": jnp.mean(metrics["minibatch_share"])}
+    return state, {**means, "minibatch_fraction": jnp.mean(metrics["minibatch_fraction"])}
 
 
 def _update_within(
@@ -98,6 +98,6 @@ def _update_within(
 ) -> tuple[tuple[State, jax.Array], Metrics]:
     """Return an updated state, or the old one and True where the divergence is too large."""
     new_state, metrics = update(state, minibatch)
-    stop = metrics["approximate_kl"] > most_kl
+    stop = metrics["approx_kl"] > most_kl
     state = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, new_state)
-    return (state, stop), {**metrics, "minibatch_share": 1.0 - stop}
+    return (state, stop), {**metrics, "minibatch_fraction": 1.0 - stop}

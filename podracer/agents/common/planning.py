@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from podracer.agents.common.actor_critic import has_action_mask
-from podracer.types import ACTION_MASK, Params, PyTree, Trajectory
+from podracer.environment import action_mask
+from podracer.types import Params, PyTree, Trajectory
 
 # `chex.dataclass` hides the constructors of mctx's outputs from type checkers.
 RootFnOutput: Any = mctx.RootFnOutput
@@ -43,13 +43,14 @@ def gumbel_search(
     A node rescales the values of its actions to [0, 1], from a range of at least `min_value_range`:
     with mctx's 1e-8 even the smallest differences are stretched to it.
     """
+    mask = action_mask(observation)
     policy_output = mctx.gumbel_muzero_policy(
         params,
         key,
         root,
         recurrent_fn,
         num_simulations,
-        invalid_actions=~observation[ACTION_MASK] if has_action_mask(observation) else None,
+        invalid_actions=None if mask is None else ~mask,
         max_num_considered_actions=max_considered_actions,
         gumbel_scale=1.0 if explore else 0.0,
         qtransform=partial(mctx.qtransform_completed_by_mix_value, epsilon=min_value_range),

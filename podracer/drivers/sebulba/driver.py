@@ -83,9 +83,9 @@ def sebulba(
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
     every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
     `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
-    update later). `compile` returns the update's program, as what `lower_update` returns does, for
-    who began it earlier. Close the iterator to stop: when that returns, its threads and processes
-    have ended.
+    update later). `compile` returns the update's program where a caller has begun to compile it;
+    else it is compiled here. Close the iterator to stop: when that returns, its threads and
+    processes have ended.
 
     Raises the first fault of any component, with its name in the exception's `component`:
     `EnvironmentFault` for environments, and `NonFiniteError` as `anakin` does.

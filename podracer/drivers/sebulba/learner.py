@@ -37,7 +37,7 @@ def lower_update(
     config: SebulbaConfig,
     state: TrainState,
 ) -> Callable[[], UpdateProgram]:
-    """Trace the update for a state, of which shapes and shardings suffice; return what compiles."""
+    """Trace the update for a state, or for its shapes and shardings; return what compiles it."""
     num_learners = len(split.learners)
     shapes = actor_shapes(
         agent, spec, state.learner,
