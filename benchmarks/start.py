@@ -174,7 +174,7 @@ def marked_setup(marks: Marks, make_run_setup: Any, *args: Any) -> Any:
     setup, start = make_run_setup(*args), ActorPool.start
 
     def marked_program() -> Any:
-        program = setup.program().result()
+        program = setup.start_compile().result()
         marks.ready()
         return program
 

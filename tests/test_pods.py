@@ -68,7 +68,9 @@ def learned(directory: Path, entry: Any) -> Any:
     """What an entry's checkpoint holds, on the host."""
     experiment = from_json(entry.experiment)
     path = directory / entry.checkpoint
-    state = checkpoint.load(path.parents[1], make_run_setup(experiment).like, int(path.name)).state
+    state = checkpoint.load(
+        path.parents[1], make_run_setup(experiment).abstract_state, int(path.name)
+    ).state
     key = jax.random.key_data(state.key)
     return jax.device_get(state.learner), np.asarray(key), int(np.max(state.update))
 

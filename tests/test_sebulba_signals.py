@@ -312,7 +312,7 @@ def test_accounts_go_on_with_another_number_of_processes(before, after, monkeypa
     totals = saved.saved_totals()
     monkeypatch.setattr(jax, "process_count", lambda: after)
     resumed = Recorder(experiment, envs.make("probe:action"))
-    resumed.count_on_from(Totals(**totals))
+    resumed.restore(Totals(**totals))
     assert resumed.totals.collected == (10 * 128 + 256) // after
     assert resumed.totals.dropped == 256 // after
     assert resumed.saved_totals() == totals | {"dropped": 256}

@@ -28,7 +28,7 @@ from podracer.drivers.common import (
     Progress,
     Request,
     TrainState,
-    apply_if_finite,
+    apply_unless_fault,
     learn_key,
     place_agent,
     reduce_metrics,
@@ -210,7 +210,7 @@ def _update(
     else:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
-    state, metrics = apply_if_finite(agent, state, learner, trajectory, metrics, axis)
+    state, metrics = apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
 
 

@@ -195,7 +195,7 @@ def learn_key(state: TrainState, axis: str | None, part: jax.Array | None = None
     return key if part is None else jax.random.fold_in(key, part)
 
 
-def apply_if_finite(
+def apply_unless_fault(
     agent: Agent,
     state: TrainState,
     learner: LearnerState,

@@ -125,7 +125,7 @@ class Recorder:
         self._num_faults = 0  # of environments
         self._has_warned = False  # of an evaluation that repeats few episodes
 
-    def count_on_from(self, totals: Totals, best: Best | None = None) -> None:
+    def restore(self, totals: Totals, best: Best | None = None) -> None:
         """Continue from these totals; steps that were in flight when the run stopped are lost."""
         learned = totals.updates * self._steps_per_update
         collected = totals.collected // jax.process_count()

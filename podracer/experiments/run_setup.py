@@ -119,10 +119,10 @@ class RunSetup:
     mesh: Mesh  # the learners
     num_devices: int  # of the learners, and under Sebulba of the actors
     split: sebulba.DeviceSplit | None  # under Sebulba
-    like: TrainState  # shape, dtype and sharding of every leaf
+    abstract_state: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]
-    program: Callable[[], Future[Any]]  # begins to compile what `drive` waits for
+    start_compile: Callable[[], Future[Any]]  # of the program that `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
 
@@ -158,7 +158,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
             check_policy(agent, "take --evaluations 0")
         saved_env, split, mesh = env, None, make_mesh(devices)
         like = abstract_state(agent, env, mesh, config)
-        program = in_thread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
+        program = compile_in_thread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
         drive = partial(anakin.anakin, agent, env, mesh, config, compile=lambda: program().result())
     else:
         checked_spec(env)
@@ -167,7 +167,9 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         sebulba.check(agent, host, config, split)
         saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
         like = abstract_state(agent, saved_env, mesh, config)
-        program = in_thread(partial(sebulba.lower_update, agent, host.spec, split, config, like))
+        program = compile_in_thread(
+            partial(sebulba.lower_update, agent, host.spec, split, config, like)
+        )
         drive = partial(
             sebulba.sebulba, agent, host, split, config,
             seed=experiment.seed, compile=lambda: program().result(),
@@ -190,16 +192,16 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         mesh=mesh,
         num_devices=len(devices),
         split=split,
-        like=like,
+        abstract_state=like,
         state_bytes=_checked_size(like, mesh),
         init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
-        program=program,
+        start_compile=program,
         drive=drive,
         evaluate=evaluate,
     )
 
 
-def in_thread(prepare: Callable[[], Callable[[], T]]) -> Callable[[], Future[T]]:
+def compile_in_thread(prepare: Callable[[], Callable[[], T]]) -> Callable[[], Future[T]]:
     """Return a function that prepares a call here, makes it in a thread, and returns its future.
 
     That happens once. What JAX traces depends on settings of the thread, so it is traced here.
@@ -244,7 +246,7 @@ def _population_setup(
     mesh = population.population_mesh(devices, len(pods))
     parts, exchange = (agent, pods, env, mesh, config), experiment.exchange
     like = population.abstract_states(*parts, exchange)
-    program = in_thread(partial(population.lower_chunk, *parts, like, exchange))
+    program = compile_in_thread(partial(population.lower_chunk, *parts, like, exchange))
     drive = partial(
         population.population, *parts, exchange=exchange, compile=lambda: program().result()
     )
@@ -254,10 +256,10 @@ def _population_setup(
         mesh=mesh,
         num_devices=mesh.size,
         split=None,
-        like=like,
+        abstract_state=like,
         state_bytes=_checked_size(like, mesh),
         init=lambda: population.init_states(*parts, exchange),
-        program=program,
+        start_compile=program,
         drive=drive,
         evaluate=population.make_evaluator(
             agent,

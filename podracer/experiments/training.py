@@ -102,7 +102,7 @@ def train(
         except Exception as error:
             error = classify_error(error)
             is_refusal = resume and isinstance(error, ConfigError)
-            if not is_refusal:  # which says nothing of how the run ended
+            if not (is_refusal and (directory / CRASH).exists()):  # which says how the run ended
                 run.report_fault(error)
             raise error from error.__cause__
 
@@ -141,9 +141,9 @@ class Run:
             stack.enter_context(watchdog)
             checkpointer = checkpoint.Checkpointer(self.directory)
             stack.enter_context(checkpointer)
-            state = self._restored(checkpointer) if resume else None
+            state = self._restored_state(checkpointer) if resume else None
             if state is None:
-                state = self._fresh()
+                state = self._initial_state()
             if self.is_main:
                 retire_crash(self.directory)
             sinks = stack.enter_context(self._make_sinks(resume))
@@ -151,19 +151,19 @@ class Run:
                 self._pods = stack.enter_context(Sinks([self._records(RECORDS, resume)]))
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
-    def _fresh(self) -> TrainState:
+    def _initial_state(self) -> TrainState:
         begin = self.begin or recorded_begin(self.directory, self.setup, self.experiment)
         if self.is_main:
             about = describe_begin(begin)
             seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup) | about)
-        self.setup.program()  # compiles side by side with that of the initial state
+        self.setup.start_compile()  # compiles side by side with that of the initial state
         if begin is None:
             return self.setup.init()
         state, totals = begin(self.setup)
-        self.recorder.count_on_from(totals)
+        self.recorder.restore(totals)
         return state
 
-    def _restored(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
+    def _restored_state(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
         if not checkpointer.has_saved():
             if shows_saves(self.directory / "metrics.jsonl"):
@@ -175,7 +175,7 @@ class Run:
                 _LOG.warning("The run ended before its first save, so it begins again.")
             return None
         check_same_environment(self.directory, self.env)
-        restored = checkpointer.restore(self.setup.like)
+        restored = checkpointer.restore(self.setup.abstract_state)
         check_metadata(restored.metadata)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         frames = restored.metadata["experiment"]["frames"]
@@ -186,14 +186,14 @@ class Run:
             )
         if self.is_main:
             update_config(self.directory, self.experiment)
-        self._go_on_from(restored.metadata["topologies"])
+        self._add_topology(restored.metadata["topologies"])
         best = restored.metadata.get("best")
-        self.recorder.count_on_from(Totals(**restored.metadata["totals"]), best and Best(**best))
+        self.recorder.restore(Totals(**restored.metadata["totals"]), best and Best(**best))
         self._sealed = restored.metadata["records"]
         self.saved = restored.step
         return restored.state
 
-    def _go_on_from(self, topologies: list[str]) -> None:
+    def _add_topology(self, topologies: list[str]) -> None:
         """Add this topology to those of the run, and say at every resume that it had several."""
         if topologies[-1:] == self.topologies:
             self.topologies = topologies

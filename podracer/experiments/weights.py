@@ -49,7 +49,7 @@ class Weights:
             "updates": int(state.update),
         }
         num_pods = len(experiment.pods)
-        _check_same(Path(run), self._shared, setup.like.learner.shared, num_pods)
+        _check_same(Path(run), self._shared, setup.abstract_state.learner.shared, num_pods)
 
     def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
         """Return the first state, and counters at 0."""

@@ -207,7 +207,9 @@ def begin(
     A pod that continues an entry of its own keeps its random numbers, so it continues to the bit;
     starting from another pod's entry it uses its own.
     """
-    restored = [checkpoint.load(path.parents[1], setup.like, int(path.name)) for path in parents]
+    restored = [
+        checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)) for path in parents
+    ]
     check_metadata(restored[0].metadata)
     state = fuse([restored_parent.state for restored_parent in restored])
     if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
@@ -250,7 +252,7 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     setup = make_run_setup(
         dataclasses.replace(experiment, evaluation_episodes=episodes, fixed_evaluation=True)
     )
-    state = checkpoint.load(path.parents[1], setup.like, int(path.name)).state
+    state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     return setup.evaluate(dataclasses.replace(state, key=held_out)).returns
 

@@ -20,7 +20,7 @@ from podracer.drivers.sebulba.trajectory import (
     RolloutStart,
     TrajectoryBuffer,
     TrajectoryShard,
-    copied,
+    copy_tree,
     pack_timestep,
 )
 from podracer.drivers.sebulba.validator import TimestepValidator
@@ -89,7 +89,7 @@ class Actor:
         self._validator = TimestepValidator(spec, len(context.indices))
         start = _start_of_run(buffer, context, config.rollout_length)
         # Copied, as both are donated: no leaf may be a leaf of the other.
-        self._buffer, self._start = copied(jax.device_put(start, context.device))
+        self._buffer, self._start = copy_tree(jax.device_put(start, context.device))
         self._keys = jax.device_put(row_keys(run_key, context.indices), context.device)
 
     def run(self) -> None:

@@ -22,7 +22,7 @@ from podracer.drivers.sebulba.trajectory import (
     ActorPrograms,
     RolloutStart,
     TrajectoryBuffer,
-    copied,
+    copy_tree,
     empty_buffer,
     make_actor_programs,
     zero_timestep,
@@ -225,7 +225,7 @@ def compile_actor_programs(
     start = RolloutStart(buffer.carry, zero_episode_stats(split.num_envs))
     for device in split.actors:
         put = partial(jax.device_put, device=device)
-        buffer_copy, start_copy = copied(put((buffer, start)))
+        buffer_copy, start_copy = copy_tree(put((buffer, start)))
         buffer_copy, _ = programs.infer(put(params), buffer_copy, put(keys), *timestep)
         programs.finish(buffer_copy, start_copy, *timestep)
 

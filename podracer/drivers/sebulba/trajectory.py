@@ -211,7 +211,7 @@ def make_actor_programs(agent: Agent, num_learners: int) -> ActorPrograms:
 
 
 @jax.jit
-def copied(tree: PyTree) -> PyTree:
+def copy_tree(tree: PyTree) -> PyTree:
     """Return copies of arrays, by one program; a copy alone compiles one for each shape."""
     return jax.tree.map(jnp.copy, tree)
 

@@ -14,7 +14,7 @@ from podracer.agent import Agent
 from podracer.drivers.common import (
     TRAIN_SPEC,
     TrainState,
-    apply_if_finite,
+    apply_unless_fault,
     learn_key,
     reduce_metrics,
 )
@@ -60,7 +60,7 @@ def _update(
     if num_parts == 1:  # without a scan, which would copy a replay
         key = learn_key(state, axis)
         learner, metrics = agent.learn(state.learner, batch.trajectory, key, axis)
-        state, metrics = apply_if_finite(agent, state, learner, batch.trajectory, metrics, axis)
+        state, metrics = apply_unless_fault(agent, state, learner, batch.trajectory, metrics, axis)
         series = jax.tree.map(lambda x: x[None], metrics)
     else:
         state, series = _update_in_parts(agent, num_parts, axis, state, batch)
@@ -79,7 +79,7 @@ def _update_in_parts(
         part_state = dataclasses.replace(state, learner=learner)
         key = learn_key(part_state, axis, number)
         learner, metrics = agent.learn(learner, shard.trajectory, key, axis)
-        part_state, metrics = apply_if_finite(
+        part_state, metrics = apply_unless_fault(
             agent, part_state, learner, shard.trajectory, metrics, axis
         )
         learner = part_state.learner
