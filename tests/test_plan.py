@@ -252,6 +252,26 @@ def test_a_users_file_adds_devices_and_replaces_prices(small):
     assert catalog.device("a100") == shipped.device("a100")
 
 
+@pytest.mark.parametrize(
+    ("kind", "part", "name", "value"),
+    [
+        ("devices", ("small", "price"), "devices", 0),
+        ("devices", ("small",), "peak_flops", "fast"),
+        ("devices", ("small",), "memory_bytes", None),
+        ("simulators", ("atari",), "steps_per_core_second", 0),
+    ],
+)
+def test_numbers_of_a_users_file_are_above_0(small, kind, part, name, value):
+    data = json.loads(small.read_text())
+    entry = data.setdefault(kind, {})
+    for key in part:
+        entry = entry.setdefault(key, {"source": "a test"})
+    entry[name] = value
+    small.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=f"{name} of .*{part[0]} must be a number above 0"):
+        read_catalog(small)
+
+
 def test_prices_are_for_so_many_devices_and_have_a_source():
     assert Price(1.0, 2.0, 8, "", "").of(16, 3.0) == (6.0, 12.0)
     for device in read_catalog().devices.values():

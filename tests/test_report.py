@@ -415,6 +415,9 @@ def test_running_mean_against_a_slow_loop(length):
     half = length // 50 // 2
     slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
     np.testing.assert_allclose(running_mean(values), slow)
+    values[:1] = 1e18  # is in no mean but those around it
+    slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
+    np.testing.assert_allclose(running_mean(values), slow)
 
 
 # --- videos ---------------------------------------------------------------------------------------

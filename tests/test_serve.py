@@ -90,6 +90,8 @@ def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
         ),
         ({"observation": [[0, 0], [0]]}, "its rows differ in length"),
         ({"observation": "left"}, "must hold numbers"),
+        ({"observation": None}, "must hold numbers"),
+        ({"observation": [0, 0], "reward": None}, "reward must hold numbers"),
         ({"observation": [1e60, 0]}, "not finite as float32"),
         ({"observation": []}, r"must be float32\[2\], .*it has the shape \(0,\)"),
         ({"observation": [0, 0], "reward": "much"}, "reward must hold numbers"),
@@ -105,6 +107,15 @@ def test_a_wrong_request_is_refused_with_a_sentence(service, request_, message):
     with pytest.raises(RequestError, match=message):
         service.act(request_)
     assert service.act({"observation": [0, 0]})["model"] == "run"
+
+
+@pytest.mark.parametrize("wrong", [{"reward": "much"}, {"reset": 1}])
+def test_a_refused_request_begins_no_session(service, wrong):
+    request = {"observation": [0, 0], "session": "new", "reset": True}
+    with pytest.raises(RequestError):
+        service.act(request | wrong)
+    with pytest.raises(RequestError, match="there is no session 'new'"):
+        service.act(request | {"reset": False})
 
 
 @pytest.mark.parametrize("agent", ["dqn", "rainbow", "r2d2", "ppo-gru"])
@@ -160,6 +171,8 @@ def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
         ({"a": ArraySpec(())}, {"a": 0, "b": 0}, "must be an object with a"),
         ({"a": {"b": ArraySpec(())}}, {"a": {"b": "x"}}, r"observation\.a\.b must hold numbers"),
         ((ArraySpec(()),), [1, 2], "a list of 1 parts"),
+        ((ArraySpec(()),), None, "a list of 1 parts"),
+        ({"a": ArraySpec(())}, {"a": None}, r"observation\.a must hold numbers"),
     ],
 )
 def test_numbers_that_a_specification_cannot_hold_are_refused(spec, value, message):

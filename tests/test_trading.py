@@ -364,6 +364,8 @@ def test_names_and_options(tmp_path: Path) -> None:
         ("trading:synthetic,cost=-1", r"cost must be of type float and in \[0, 0.5\], .* is -1"),
         ("trading:synthetic,cost=dear", "cost must be .* is 'dear'"),
         ("trading:synthetic,random_start=no", "random_start must be .* 'no'"),
+        ("trading:synthetic,cash_scale=abc", "cash_scale must be .* is 'abc'"),
+        ("trading:synthetic,reward_scale=0", "reward_scale must be .* is 0"),
         ("trading:wave,episode_length=120", r"in \[1, 119\], but it is 120"),
         ("trading:syntetic", "neither a .csv nor a .parquet"),
     ):
@@ -469,6 +471,11 @@ def test_buy_and_hold_in_closed_form() -> None:
     growth = (market.close[10:] / market.close[10]).mean(axis=1)
     assert curve[0] == 3e5
     np.testing.assert_allclose(curve[1:], 3e5 / 1.01 * growth[1:], rtol=1e-12)
+
+
+def test_whole_dollars_are_as_good_as_others() -> None:
+    period = Period(synthetic_market(tickers=3, bars=50))
+    np.testing.assert_array_equal(equal_weight(period, cash=100), equal_weight(period, cash=1e2))
 
 
 def test_equal_weight_in_closed_form() -> None:

@@ -101,7 +101,7 @@ def bench(arguments: Sequence[str]) -> int:
         return _bench_sebulba(arguments[1:])
     if name == "recipe":
         return _bench_recipe(arguments[1:])
-    about = "Measure acting and training of A2C on Catch, compile time apart."
+    about = "Measure acting and training of the recipe `catch`, compile time apart."
     options = parse(AnakinOptions, "bench", arguments, about=about)
     require_in_range("--envs-per-device", options.envs_per_device)
     require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)

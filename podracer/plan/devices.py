@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def read_catalog(own: Path | None = None) -> Catalog:
         return Catalog(
             str(data["date"]),
             {name: _device(name, entry) for name, entry in data["devices"].items()},
-            {name: Simulator(**entry) for name, entry in data["simulators"].items()},
+            {name: _simulator(name, entry) for name, entry in data["simulators"].items()},
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{own}: {error}; podracer/plan/devices.json shows the form.") from error
@@ -136,11 +137,27 @@ def read_catalog(own: Path | None = None) -> Catalog:
 def _device(name: str, entry: dict[str, Any]) -> Device:
     price = entry.get("price")
     device = Device(**{**entry, "name": name, "price": Price(**price) if price else None})
-    for field in dataclasses.fields(Device):
-        value = getattr(device, field.name)
-        if isinstance(value, bool) or (isinstance(value, int | float) and not value > 0):
-            raise TypeError(f"{field.name} of {name} must be a number above 0")
+    _check_numbers(name, device)
+    if device.price is not None:
+        _check_numbers(f"the price of {name}", device.price)
     return device
+
+
+def _simulator(name: str, entry: dict[str, Any]) -> Simulator:
+    simulator = Simulator(**entry)
+    _check_numbers(name, simulator)
+    return simulator
+
+
+def _check_numbers(name: str, part: Device | Price | Simulator) -> None:
+    """Raise `TypeError` where a field of numbers holds none, or none above 0."""
+    for field in dataclasses.fields(part):
+        value, kind = getattr(part, field.name), str(field.type)
+        if not kind.startswith(("int", "float")) or (value is None and kind.endswith("None")):
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 < value < math.inf):
+            raise TypeError(f"{field.name} of {name} must be a number above 0")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _page(runs: Sequence[RunRecords], lineages: str) -> str:
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
         section("Lineage", lineages),
-        *(section(f"The update rule that {run.name} learned", _update_rule(run)) for run in runs),
+        *(section(_rule_title(run), _update_rule(run)) for run in runs),
         section("Who waits for whom", utilization_section(runs)),
         section("Where the time went", _stages(runs)),
         section("Configuration", configuration(runs)),
@@ -261,6 +261,10 @@ def _title(key: str) -> str:
     """Return a metric's name in words."""
     words = [_ABBREVIATIONS.get(word, word) for word in key.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
+
+
+def _rule_title(run: RunRecords) -> str:
+    return f"The update rule that {html.escape(run.name)} learned"
 
 
 def _update_rule(run: RunRecords) -> str:

@@ -20,20 +20,17 @@ class RequestError(Exception):
 
 
 def arrays_of(specs: PyTree, value: Any, name: str = "observation") -> PyTree:
-    """Return the arrays of a value as JSON has it; of one observation of zeros for None.
+    """Return the arrays of a value as JSON has it.
 
     Raises `RequestError` for what does not fit the specification; only real numbers are rounded.
     """
     if isinstance(specs, ArraySpec):
-        least = np.full(specs.shape, specs.start, specs.dtype)
-        return least if value is None else _array(specs, value, name)
+        return _array(specs, value, name)
     if isinstance(specs, dict):
-        value = dict.fromkeys(specs) if value is None else value
         if not isinstance(value, dict) or value.keys() != specs.keys():
             raise RequestError(f"{name} must be an object with {', '.join(map(str, specs))}.")
         return {key: arrays_of(spec, value[key], f"{name}.{key}") for key, spec in specs.items()}
     if isinstance(specs, tuple | list):
-        value = [None] * len(specs) if value is None else value
         if not isinstance(value, list) or len(value) != len(specs):
             raise RequestError(f"{name} must be a list of {len(specs)} parts.")
         parts = [
@@ -42,6 +39,11 @@ def arrays_of(specs: PyTree, value: Any, name: str = "observation") -> PyTree:
         ]
         return type(specs)(parts)
     raise RequestError(f"{name} is a {type(specs).__name__}, which JSON cannot hold.", status=501)
+
+
+def least_values(specs: PyTree) -> PyTree:
+    """Return one observation of the smallest indices, and of zeros."""
+    return jax.tree.map(lambda spec: np.full(spec.shape, spec.start, spec.dtype), specs)
 
 
 def _array(spec: ArraySpec, value: Any, name: str) -> np.ndarray:

@@ -22,7 +22,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
-from podracer.serve.arrays import RequestError, arrays_of, pad
+from podracer.serve.arrays import RequestError, arrays_of, least_values, pad
 from podracer.trading.delivery import RECORD, current_model
 from podracer.types import ArraySpec, ConfigError, PodracerError, StorageError
 
@@ -75,7 +75,7 @@ def load_model(
 
 def prepare(model: Model, batch_sizes: tuple[int, ...]) -> None:
     """Compile a model's programs for batches of these sizes."""
-    zeros = jax.tree.map(lambda x: x[None], arrays_of(model.policy.spec.observation, None))
+    zeros = jax.tree.map(lambda x: x[None], least_values(model.policy.spec.observation))
     for size in batch_sizes:
         model.policy.copy()(pad(zeros, size))
 
@@ -142,12 +142,13 @@ class Service:
         rows = 1 if batch_size is None else batch_size
         if not 1 <= rows <= MAX_ROWS:
             raise RequestError(f"a batch has 1 to {MAX_ROWS} observations, not {rows}.")
+        rewards = _rewards(request, rows)
         model, policy = self._policy_of(request, rows)
         size = 1 << (rows - 1).bit_length()  # so that few programs are compiled
         self._batch_sizes.add(size)
         if batch_size is None:
             observation = jax.tree.map(lambda x: x[None], observation)
-        actions = policy(pad(observation, size), pad(_rewards(request, rows), size))
+        actions = policy(pad(observation, size), pad(rewards, size))
         if not np.isfinite(actions).all():
             raise RequestError("the policy's action is not finite.", status=500)
         actions = actions[:rows].tolist()
@@ -157,6 +158,8 @@ class Service:
     def _policy_of(self, request: dict[str, Any], rows: int) -> tuple[Model, Policy]:
         """Return the model and the policy for a request, at the right place of its episodes."""
         name, reset = request.get("session"), request.get("reset", False)
+        if not isinstance(reset, bool | list):
+            raise RequestError('"reset" is true, false, or a list of rows of the batch.')
         model = self.model  # read once: another thread replaces it
         if name is None:
             if model.policy.has_memory:
@@ -185,8 +188,6 @@ class Service:
             raise RequestError(f"session {name!r} has {session.rows} observations, not {rows}.")
         if isinstance(reset, list):
             session.policy.reset(_rows_of(reset, rows))
-        elif not isinstance(reset, bool):
-            raise RequestError('"reset" is true, false, or a list of rows of the batch.')
         return session.model, session.policy
 
     def refresh(self) -> None:

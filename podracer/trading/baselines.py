@@ -56,7 +56,7 @@ def _equity_curve(
     close = period.close
     trades = _first_bars(period) if rebalance else _first_bars(period)[:1]
     trades = np.isin(np.arange(len(close)), trades)
-    equity, holdings = np.full(len(close), cash), np.zeros_like(weights)
+    equity, holdings = np.full(len(close), cash, np.float64), np.zeros_like(weights)
     for bar in range(len(close)):
         if bar:
             holdings = holdings * (close[bar] / close[bar - 1])

@@ -21,6 +21,7 @@ from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, 
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this
 CASH_RANGE = (0.95, 1.05)  # range of its cash, as a factor of the configured cash
+_SCALED = ("reward", "cash", "turbulence", "price", "shares", "indicator")
 _OPTIONAL = ("episode_length", "turbulence_threshold", "final_discount")
 
 
@@ -122,6 +123,8 @@ class Trading:
             ("min_trade", float, 0, 1),
             ("turbulence_threshold", float, 1e-6, 1e9),
             ("final_discount", float, 0, 1),
+            ("cash_floor", float, 0, 1e9),
+            *((f"{part}_scale", float, 1e-12, 1e12) for part in _SCALED),
         ):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

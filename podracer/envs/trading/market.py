@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from podracer.types import ConfigError
 PRICES = ("open", "high", "low", "close")
 SPLIT_THRESHOLD = 0.25  # relative change of the close between bars that looks like a split
 TRADING_DAYS = 252  # in a year
+_DAYS_OF_A_YEAR = (TRADING_DAYS, 365, 52, 12)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +56,17 @@ class Market:
 
     @property
     def bars_per_year(self) -> float:
-        """Number of bars in a year of 252 trading days."""
-        return TRADING_DAYS * len(self) / len(np.unique(self.times.astype("datetime64[D]")))
+        """Number of bars in a year, which has 252 days of trading.
+
+        A market that trades every day has 365 of them, and one of weekly or monthly bars 52 or 12:
+        what is nearest to the days of two months or more.
+        """
+        days = np.unique(self.times.astype("datetime64[D]"))
+        years = (days[-1] - days[0]).astype(int) / 365.25
+        a_year = TRADING_DAYS
+        if years > 1 / 6:
+            a_year = min(_DAYS_OF_A_YEAR, key=lambda n: abs(math.log(n * years / (len(days) - 1))))
+        return a_year * len(self) / len(days)
 
     def head(self, num_bars: int) -> Market:
         """Return the first `num_bars` bars, without a copy."""
