@@ -155,8 +155,7 @@ def _check_numbers(name: str, part: Device | Price | Simulator) -> None:
         value, kind = getattr(part, field.name), str(field.type)
         if not kind.startswith(("int", "float")) or (value is None and kind.endswith("None")):
             continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and 0 < value < math.inf):
+        if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
             raise TypeError(f"{field.name} of {name} must be a number above 0")
 
 
