@@ -543,7 +543,7 @@ def local():
         (local(), "define it at the top of a module"),
         (dict, "must make a gymnasium.Env, but it made dict"),
         (7, "neither a registered id nor something to call"),
-        (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers or Discrete"),
+        (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers, Discrete"),
         (functools.partial(Odd, spaces.Dict({"x": spaces.Sequence(SEEN)})), "['x'] space"),
         (
             functools.partial(Odd, SEEN, spaces.MultiDiscrete([[2, 2]])),
