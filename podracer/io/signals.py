@@ -21,6 +21,7 @@ PREEMPTED = 75
 STOPPED = 130
 _PR_SET_PDEATHSIG = 1
 _THREAD_SECONDS = 5.0  # for threads that go on after the main thread
+_RESEND_SECONDS = 0.5  # between a signal whose exit may have been dropped and the same again
 
 
 def request_signal_at_parent_death(number: int) -> None:
@@ -55,40 +56,60 @@ def exit_despite_threads(code: int) -> None:
 def exit_on_stop() -> Iterator[None]:
     """Exit with 75 on SIGTERM and SIGHUP within the context, wherever the main thread is.
 
-    For what has nothing to save, such as the imports of a run that has not begun. Python drops an
-    exit that falls into a callback of the garbage collector or into `__del__`; the signal is then
-    sent again, to whoever handles it by that time.
+    For what has nothing to save, such as the imports of a run that has not begun. An exit is lost
+    in code that drops all exceptions, as `__del__`, callbacks of the garbage collector and some
+    imports do. So the signal is sent again until the context ends, to whoever handles it by then.
     """
 
     class Exit(SystemExit):
         signal: int
 
+    ended = threading.Event()
+    senders: list[threading.Thread] = []
+
     def leave(number: int, _: object) -> None:
-        text = f"podracer: ended by {signal.Signals(number).name}; there was nothing to save.\n"
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode())  # print may be what the signal interrupted
+        if _is_handled(Exit):
+            return
+        if not senders:
+            senders.append(threading.Thread(target=send_again, args=(number,), daemon=True))
+            senders[0].start()
         error = Exit(PREEMPTED)
         error.signal = number
         raise error
 
-    def send_again(dropped: Any) -> None:
-        if isinstance(dropped.exc_value, Exit):
-            again = threading.Timer(0.1, os.kill, (os.getpid(), dropped.exc_value.signal))
-            again.daemon = True
-            again.start()
-        else:
-            print_dropped(dropped)
+    def send_again(number: int) -> None:
+        while not ended.wait(_RESEND_SECONDS):
+            os.kill(os.getpid(), number)
 
-    print_dropped = sys.unraisablehook
+    def print_dropped(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, Exit):
+            previous_hook(dropped)
+
+    previous_hook = sys.unraisablehook
     with _handled(_preemptions(), leave) as is_main_thread:
         if not is_main_thread:
             yield
             return
-        sys.unraisablehook = send_again
+        sys.unraisablehook = print_dropped
         try:
             yield
+        except Exit as error:
+            name = signal.Signals(error.signal).name
+            print_stderr(f"ended by {name}; there was nothing to save.")
+            raise
         finally:
-            sys.unraisablehook = print_dropped
+            sys.unraisablehook = previous_hook
+            ended.set()
+            for thread in senders:  # or a signal could come when it is no longer handled
+                thread.join()
+
+
+def _is_handled(kind: type[BaseException]) -> bool:
+    """Return whether an exception of this kind is on its way through `finally` or `except`."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, kind):
+        error = error.__context__
+    return error is not None
 
 
 @contextlib.contextmanager
