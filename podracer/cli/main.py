@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = _run(name, remaining)
     except KeyboardInterrupt:
         code = _explain("podracer: stopped by Ctrl-C.", STOPPED)
-    except SystemExit as error:  # of a signal, or of the parser of flags
+    except SystemExit as error:  # of the parser of flags
         is_text = isinstance(error.code, str)
         code = _explain(error.code, 1) if is_text else int(error.code or 0)  # type: ignore
     except Exception as error:

@@ -21,7 +21,6 @@ PREEMPTED = 75
 STOPPED = 130
 _PR_SET_PDEATHSIG = 1
 _THREAD_SECONDS = 5.0  # for threads that go on after the main thread
-_RESEND_SECONDS = 0.5  # between a signal whose exit may have been dropped and the same again
 
 
 def request_signal_at_parent_death(number: int) -> None:
@@ -54,73 +53,34 @@ def exit_despite_threads(code: int) -> None:
 
 @contextlib.contextmanager
 def exit_on_stop() -> Iterator[None]:
-    """Exit with 75 on SIGTERM and SIGHUP within the context, wherever the main thread is.
+    """Exit with 75 on SIGTERM and SIGHUP within the context, as soon as Python runs a handler.
 
-    For what has nothing to save, such as the imports of a run that has not begun. An exit is lost
-    in code that drops all exceptions, as `__del__`, callbacks of the garbage collector and some
-    imports do. So the signal is sent again until the context ends, to whoever handles it by then.
+    For what has nothing to save, such as the imports of a run that has not begun. The handler
+    raises nothing: imports and callbacks drop exceptions, or make other errors of them, and C++
+    aborts.
     """
 
-    class Exit(SystemExit):
-        signal: int
-
-    ended = threading.Event()
-    senders: list[threading.Thread] = []
-
     def leave(number: int, _: object) -> None:
-        if _is_handled(Exit):
-            return
-        if not senders:
-            senders.append(threading.Thread(target=send_again, args=(number,), daemon=True))
-            senders[0].start()
-        error = Exit(PREEMPTED)
-        error.signal = number
-        raise error
+        text = f"podracer: ended by {signal.Signals(number).name}; there was nothing to save.\n"
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()  # which may be what the signal interrupted
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+        os._exit(PREEMPTED)
 
-    def send_again(number: int) -> None:
-        while not ended.wait(_RESEND_SECONDS):
-            os.kill(os.getpid(), number)
-
-    def print_dropped(dropped: Any) -> None:
-        if not isinstance(dropped.exc_value, Exit):
-            previous_hook(dropped)
-
-    previous_hook = sys.unraisablehook
-    with _handled(_preemptions(), leave) as is_main_thread:
-        if not is_main_thread:
-            yield
-            return
-        sys.unraisablehook = print_dropped
-        try:
-            yield
-        except Exit as error:
-            name = signal.Signals(error.signal).name
-            print_stderr(f"ended by {name}; there was nothing to save.")
-            raise
-        finally:
-            sys.unraisablehook = previous_hook
-            ended.set()
-            for thread in senders:  # or a signal could come when it is no longer handled
-                thread.join()
-
-
-def _is_handled(kind: type[BaseException]) -> bool:
-    """Return whether an exception of this kind is on its way through `finally` or `except`."""
-    error = sys.exc_info()[1]
-    while error is not None and not isinstance(error, kind):
-        error = error.__context__
-    return error is not None
+    with _handled(_preemptions(), leave):
+        yield
 
 
 @contextlib.contextmanager
-def _handled(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[bool]:
-    """Handle signals within the context; off the main thread, where yields False, do nothing."""
+def _handled(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle signals within the context; off the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
-        yield False
+        yield
         return
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield True
+        yield
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
