@@ -20,7 +20,6 @@ from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.lifetimes import (
     Experience,
     group_by_lifetime,
-    init_by_lifetime,
     to_rollout,
     to_rollouts,
 )
@@ -211,7 +210,7 @@ def test_learners_do_as_they_are_told():
 
 def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
-    critics = init_by_lifetime(agent._critics.init, jax.random.split(key, LIVES))
+    critics = jax.vmap(agent._critics.init)(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
     critics = ParamsState({"value": values}, critics.optimizer_state)
     after, got = agent._critics.update(critics, data)

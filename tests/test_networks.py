@@ -23,7 +23,14 @@ from podracer.networks import (
     torso_network,
     torsos,
 )
-from podracer.networks.layers import Convolution, Linear, NoisyLinear, Normalized, relu
+from podracer.networks.layers import (
+    Convolution,
+    Linear,
+    NoisyLinear,
+    Normalized,
+    orthogonal,
+    relu,
+)
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
@@ -559,3 +566,21 @@ def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkey
                 tolerance = 0.0 if exact else 1e-5
                 for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
                     np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
+
+
+def test_orthogonal_weights_under_vmap_are_made_in_turn(key):
+    """Batched QR decompositions, two at once, deadlock on a CPU, so the program has none."""
+    keys = jax.random.split(key, (3, 2))
+
+    def make(key):
+        return orthogonal(key, (3, 3, 4, 8), 0.5)
+
+    batched = jax.jit(jax.vmap(jax.vmap(make)))
+    lowered = batched.lower(keys).as_text()
+    assert 'num_batch_dims = "0"' in lowered
+    assert 'num_batch_dims = "1"' not in lowered
+    weights = batched(keys)
+    for index in np.ndindex(3, 2):
+        np.testing.assert_array_equal(weights[index], make(keys[index]))
+    matrix = weights[1, 1].reshape(-1, 8)
+    np.testing.assert_allclose(matrix.T @ matrix, 0.25 * np.eye(8), atol=1e-6)

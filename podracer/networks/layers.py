@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -51,6 +52,24 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+def orthogonal(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Array:
+    """Return orthogonal weights `shape`, the last axis that of the outputs.
+
+    Under `vmap` on a CPU they are made one after another: two batched QR decompositions at once
+    deadlock in jaxlib 0.10.2, each waiting in the thread pool for work that waits for a thread.
+    """
+    make = partial(jax.nn.initializers.orthogonal(scale), shape=shape)
+    make_alone = jax.custom_batching.custom_vmap(make)
+
+    @make_alone.def_vmap
+    def make_batch(axis_size: int, is_batched: list[bool], keys: jax.Array) -> tuple[Any, bool]:
+        one_by_one, at_once = partial(jax.lax.map, make_alone), jax.vmap(make)
+        return jax.lax.platform_dependent(keys, cpu=one_by_one, default=at_once), True
+
+    weights: jax.Array = make_alone(key)
+    return weights
+
+
 class Linear(eqx.Module):
     """Linear layer `x [*b, n] -> [*b, m]` with orthogonal initial weights and zero bias."""
 
@@ -58,7 +77,7 @@ class Linear(eqx.Module):
     bias: jax.Array
 
     def __init__(self, inputs: int, outputs: int, scale: float, *, key: jax.Array):
-        self.weight = jax.nn.initializers.orthogonal(scale)(key, (inputs, outputs))
+        self.weight = orthogonal(key, (inputs, outputs), scale)
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -130,8 +149,7 @@ class Convolution(eqx.Module):
         *,
         key: jax.Array,
     ):
-        orthogonal = jax.nn.initializers.orthogonal(math.sqrt(2))
-        self.weight = orthogonal(key, (size, size, inputs, outputs))
+        self.weight = orthogonal(key, (size, size, inputs, outputs), math.sqrt(2))
         self.bias = jnp.zeros(outputs)
         self.stride, self.same, self.spectral = stride, same, spectral
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -105,12 +104,6 @@ def lifetime_experience(
 
 
 # --- functions of L students ---------------------------------------------------------------------
-
-
-def init_by_lifetime(init: Callable[[jax.Array], PyTree], keys: jax.Array) -> Any:
-    """Return `init(key)` for keys `[L]`, leaves `[L, ...]`."""
-    # On a CPU vmapped orthogonal initialization can deadlock, see `drivers/population.py`.
-    return jax.lax.platform_dependent(keys, cpu=partial(jax.lax.map, init), default=jax.vmap(init))
 
 
 def apply_by_lifetime(

@@ -22,7 +22,6 @@ from podracer.agents.common.lifetimes import (
     Experience,
     empty_window,
     group_by_lifetime,
-    init_by_lifetime,
     lifetime_experience,
     num_lifetimes,
 )
@@ -172,7 +171,7 @@ class MetaTraining:
             keys = jax.random.split(key)
             return self.objective.students.init(keys[0]), self.critics.init(keys[1])
 
-        return init_by_lifetime(init_one, keys)
+        return jax.vmap(init_one)(keys)
 
     def _reset_where(self, is_new: jax.Array, states: PyTree, key: jax.Array) -> PyTree:
         """Return students and critics, untrained ones where a lifetime is new, bool `[L]`.
