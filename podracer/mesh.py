@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Integer
 
-from podracer.io import cgroups
+from podracer import cgroups
 from podracer.types import ConfigError, LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
@@ -33,10 +33,16 @@ LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
 _TRACED_FOR: ContextVar[str] = ContextVar("traced_for", default="")
 
 
+def schedulable_cores() -> int:
+    """Return the number of processor cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def num_cores() -> int:
-    """Return the number of processor cores that this process may use, in a container its share."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    """Return the number of cores for threads and devices: in a container no more than its share."""
+    count = schedulable_cores()
     return min(count, cgroups.cores() or count)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.io import cgroups
+from podracer import cgroups
 from podracer.mesh import (
     DATA,
     REPLICATED,
@@ -23,6 +23,7 @@ from podracer.mesh import (
     global_mean,
     make_mesh,
     num_cores,
+    schedulable_cores,
     shardings,
     split_evenly,
 )
@@ -180,9 +181,9 @@ def test_blocks_keep_the_order_and_the_limit(n, limit, blocks):
 def test_cores_are_counted_where_a_process_has_no_affinity(monkeypatch):
     """As on macOS."""
     monkeypatch.setattr(cgroups, "cores", lambda: None)
-    assert num_cores() == len(os.sched_getaffinity(0))
+    assert num_cores() == schedulable_cores() == len(os.sched_getaffinity(0))
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert num_cores() == os.cpu_count()
+    assert num_cores() == schedulable_cores() == os.cpu_count()
 
 
 GIB = 2**30
@@ -220,7 +221,10 @@ GIB = 2**30
         ),
         (
             {
-                "proc/self/cgroup": "3:cpu:/\n",
+                "proc/self/cgroup": "4:memory:/\n3:cpu:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
+                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 7\n",
                 "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
                 "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
             },
@@ -228,7 +232,7 @@ GIB = 2**30
             None,
         ),
     ],
-    ids=["none", "no limit", "of what it is in", "version 1 in a container", "no quota"],
+    ids=["none", "no limit", "of what it is in", "version 1 in a container", "version 1, no limit"],
 )
 def test_the_limits_of_a_container_hold(files, memory, cores, tmp_path):
     for path, text in files.items():
@@ -240,7 +244,8 @@ def test_the_limits_of_a_container_hold(files, memory, cores, tmp_path):
 
 def test_a_container_has_what_it_may_use(monkeypatch):
     free = free_host_bytes()
+    schedulable = schedulable_cores()
     monkeypatch.setattr(cgroups, "cores", lambda: 1)
     monkeypatch.setattr(cgroups, "free_memory", lambda: 1000)
     assert free > 1000
-    assert (free_host_bytes(), num_cores()) == (1000, 1)
+    assert (free_host_bytes(), num_cores(), schedulable_cores()) == (1000, 1, schedulable)

@@ -14,6 +14,7 @@ from agents import AGENTS, environment_for
 from child import records
 
 import podracer
+from podracer import cgroups
 from podracer.agents.a2c import A2C
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
@@ -228,6 +229,14 @@ def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
     assert len(jax.tree.leaves(result.state)[0].devices()) == 2
     assert "bit-exact" not in caplog.text
+
+
+def test_a_topology_has_the_cores_that_xla_divides_by(monkeypatch):
+    """Not the share of a container, of which XLA does not know."""
+    monkeypatch.setattr(cgroups, "cores", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    setup = make_run_setup(dataclasses.replace(EXPERIMENT, devices=1))
+    assert setup.topology == "1 x cpu with 8 cores"
 
 
 @pytest.mark.slow

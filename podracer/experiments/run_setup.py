@@ -45,7 +45,7 @@ from podracer.mesh import (
     free_bytes,
     free_host_bytes,
     make_mesh,
-    num_cores,
+    schedulable_cores,
 )
 from podracer.types import ConfigError, EnvironmentSpec
 
@@ -130,12 +130,13 @@ class RunSetup:
     def topology(self) -> str:
         """Number and kind of devices and number of processes, on which the run's bits depend.
 
-        On a CPU also the number of cores, by which XLA divides large products.
+        On a CPU also the number of cores on which the process may run, by which XLA divides large
+        products whatever a container's share is.
         """
         device = self.mesh.devices.flat[0]
         devices = f"{self.num_devices} x {device.device_kind}"
         if device.platform == "cpu":
-            devices += f" with {num_cores()} cores"
+            devices += f" with {schedulable_cores()} cores"
         processes = jax.process_count()
         return devices if processes == 1 else f"{devices} in {processes} processes"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from podracer.drivers.sebulba.config import split_numbers
 from podracer.environment import Environment, HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build, checked_spec, to_host_environments
-from podracer.mesh import find_devices, make_mesh, num_cores
+from podracer.mesh import find_devices, make_mesh
 from podracer.plan.check import COUNTED_ERRORS, fitted_speeds
 from podracer.plan.devices import Catalog, Device
 from podracer.plan.machine import Machine
@@ -215,7 +216,7 @@ def _speed(target: Target, machine: Machine, steps: int, seconds: float) -> Spee
 
 
 def _about_load() -> list[str]:
-    if load() / num_cores() <= _BUSY_SHARE:
+    if load() / (os.cpu_count() or 1) <= _BUSY_SHARE:  # both are of the whole machine
         return []
     return [
         f"Other programs were using this machine (load {load():.1f}): measured alone it is faster."

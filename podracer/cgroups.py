@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SYSTEM = Path("/")
+_NO_LIMIT = 2**62  # bytes; version 1 writes 2^63 less a page where there is no limit
 
 
 def free_memory(system: Path = _SYSTEM) -> int | None:
@@ -46,6 +47,8 @@ def _free_of(group: Path) -> Iterator[int]:
     ):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             most = int((group / limit).read_text())
+            if most >= _NO_LIMIT:
+                continue
             used = int((group / usage).read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             yield max(0, most - used + int(stat.get(files, 0)))
