@@ -140,6 +140,8 @@ OPERATIONS = {
     )[0],
     "optimization_barrier": lambda a: lax.optimization_barrier(a["x"]),
     "scan": lambda a: lax.scan(lambda c, x: (c + x, c * x), a["y"][0], a["x"][:1])[1],
+    "scan with outputs": lambda a: _scan(a, reverse=False),
+    "scan in reverse": lambda a: _scan(a, reverse=True),
 }
 SPECS = {
     "x": ArraySpec((3, 4)),
@@ -150,6 +152,15 @@ SPECS = {
     "p": ArraySpec((3, 4), np.uint8),
     "z": ArraySpec((6, 5, 2)),
 }
+
+
+def _scan(arrays, reverse):
+    """The outputs of every step and the last carry, as columns."""
+    x, y = arrays["x"], arrays["y"]
+    last, outputs = lax.scan(
+        lambda carry, row: (0.5 * carry + row[0], carry * row[1]), y[0], (x, y), reverse=reverse
+    )
+    return jnp.concatenate([outputs, last[None]])
 
 
 def decision_of(functions):

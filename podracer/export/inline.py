@@ -56,9 +56,7 @@ class Inliner:
         if not any(map(_is_traced, inputs)):
             with jax.ensure_compile_time_eval():
                 return _bind(equation, inputs)
-        if name == "scan" and params["length"] == 1:
-            return self._only_step(equation, inputs)
-        if name == "scan" and _is_over_arrays(equation):
+        if name == "scan" and (params["length"] == 1 or _is_over_arrays(equation)):
             return self._all_steps(equation, inputs)
         if name == "select_n" and (case := _constant_case(inputs[0])) is not None:
             return [inputs[1 + case]]
@@ -70,31 +68,17 @@ class Inliner:
             self.argmax_inputs.append(inputs[0])
         return _bind(equation, inputs)
 
-    def _only_step(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """Evaluate a scan of one step; what it scans over has one axis more than in the step."""
-        step = equation.params["jaxpr"]
-        pairs = zip(inputs, step.jaxpr.invars, strict=True)
-        inputs = [
-            jax.lax.squeeze(x, (0,)) if np.ndim(x) > len(v.aval.shape) else x for x, v in pairs
-        ]
-        pairs = zip(self(step, inputs), equation.outvars, strict=True)
-        return [
-            jax.lax.expand_dims(y, (0,)) if np.ndim(y) < len(v.aval.shape) else y for y, v in pairs
-        ]
-
     def _all_steps(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate a scan step by step."""
         params, split = equation.params, equation.params["num_consts"]
         end = split + params["num_carry"]
         consts, carry, arrays = inputs[:split], inputs[split:end], inputs[end:]
-        steps: list[list[Any]] = []
+        rows: dict[int, list[Any]] = {}
         for i in range(params["length"])[:: -1 if params["reverse"] else 1]:
-            slices = [x[i] if _is_traced(x) else np.asarray(x)[i] for x in arrays]
-            results = self(params["jaxpr"], [*consts, *carry, *slices])
-            carry = results[: params["num_carry"]]
-            steps.append(results[params["num_carry"] :])
-        outputs = zip(*(reversed(steps) if params["reverse"] else steps), strict=True)
-        return [*carry, *map(jnp.stack, outputs)]
+            results = self(params["jaxpr"], [*consts, *carry, *(_row(x, i) for x in arrays)])
+            carry, rows[i] = results[: params["num_carry"]], results[params["num_carry"] :]
+        outputs = zip(*(rows[i] for i in sorted(rows)), strict=True)
+        return [*carry, *map(_stack, outputs)]
 
     def _draw(self, equation: Any, inputs: list[Any]) -> Sequence[Any]:
         """Evaluate a primitive of random keys on their words."""
@@ -116,13 +100,25 @@ class Inliner:
 
 
 def _is_over_arrays(equation: Any) -> bool:
-    """Return whether a scan goes over arrays, such as layers, and not just so many times."""
+    """Return whether a scan goes over arrays, such as layers, rather than a number of times."""
     params = equation.params
     return len(equation.invars) > params["num_consts"] + params["num_carry"]
 
 
 def _is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
+
+
+def _row(x: Any, i: int) -> Any:
+    if _is_traced(x):
+        return jax.lax.index_in_dim(x, i, keepdims=False)
+    with jax.ensure_compile_time_eval():
+        return x[i]
+
+
+def _stack(rows: Sequence[Any]) -> jax.Array:
+    """Stack arrays without calls inside, as `jnp.stack` has them."""
+    return jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in rows], 0)
 
 
 def _slice(x: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
