@@ -24,6 +24,7 @@ from podracer.reports.curves import (
     Panel,
     RunRecords,
     bootstrap_interval,
+    final_mean,
     interquartile_mean,
     running_mean,
 )
@@ -409,12 +410,14 @@ def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
     assert low == high == 3.0
 
 
-@pytest.mark.parametrize("length", [1, 2, 99, 100, 250])
+@pytest.mark.parametrize("length", [1, 2, 99, 100, 201, 250, 1275, 3001])
 def test_running_mean_against_a_slow_loop(length):
     values = np.random.default_rng(0).normal(size=length)
     half = length // 50 // 2
     slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
     np.testing.assert_allclose(running_mean(values), slow)
+    assert final_mean(values) == pytest.approx(slow[-1])
+    assert (len(running_mean(values[:0])), final_mean(values[:0])) == (0, None)
     values[:1] = 1e18  # is in no mean but those around it
     slow = [values[max(0, i - half) : i + half + 1].mean() for i in range(length)]
     np.testing.assert_allclose(running_mean(values), slow)

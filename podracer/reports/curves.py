@@ -105,11 +105,25 @@ class Panel(NamedTuple):
 
 def running_mean(values: np.ndarray) -> np.ndarray:
     """Return the centered mean over about 2 % of the values `[n]`, over fewer near the ends."""
-    half = len(values) // _SMOOTH // 2
-    if half == 0:
-        return np.asarray(values, float)
-    window = np.ones(2 * half + 1)  # each sum of its own: a large value is in no other one
-    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+    n, half = len(values), _half_window(len(values))
+    width, at = 2 * half + 1, np.arange(n)
+    # Every window is the end of one block of its width and the beginning of the next. Differences
+    # of a running total would be simpler, but one huge value would swallow all later ones there.
+    end = -(n + 2 * half) % width or width
+    blocks = np.pad(np.asarray(values, float), (half, half + end)).reshape(-1, width)
+    from_here = blocks[:, ::-1].cumsum(1)[:, ::-1].ravel()
+    before = np.pad(blocks[:, :-1].cumsum(1), ((0, 0), (1, 0))).ravel()
+    counts = np.minimum(at + half + 1, n) - np.maximum(at - half, 0)
+    return (from_here[:n] + before[width : width + n]) / counts
+
+
+def final_mean(values: np.ndarray) -> float | None:
+    """Return the last value of the running mean of `[n]`, None without values."""
+    return float(np.mean(values[-1 - _half_window(len(values)) :])) if len(values) else None
+
+
+def _half_window(count: int) -> int:
+    return count // _SMOOTH // 2
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

@@ -26,11 +26,11 @@ from podracer.reports.curves import (
     RunRecords,
     as_text,
     bootstrap_interval,
+    final_mean,
     interquartile_mean,
     legend,
     panels_of,
     render,
-    running_mean,
     style_axes,
 )
 from podracer.reports.page import page, row, section, table, tiles
@@ -204,7 +204,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
     return {
         "Final evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
         "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
-        "Final return": number(float(running_mean(returns)[-1]) if len(returns) else None),
+        "Final return": number(final_mean(returns)),
         "Frames": compact(run.last("frames")),
         "Updates": f"{run.last('updates') or 0:,}",
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),

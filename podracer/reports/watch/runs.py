@@ -20,6 +20,7 @@ from podracer.reports.curves import (
     Groups,
     Panel,
     RunRecords,
+    final_mean,
     interquartile_mean,
     legend,
     running_mean,
@@ -177,7 +178,7 @@ def _facts(run: WatchedRun) -> dict[str, str]:
     return {
         "Evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
         "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
-        "Episode return": number(float(running_mean(returns)[-1]) if len(returns) else None),
+        "Episode return": number(final_mean(returns)),
         "Progress": percent(run.progress),
         "Frames": compact(records.last("frames")),
         "Frames/second": compact(float(np.median(pace[-20:])) if len(pace) else None),
@@ -256,16 +257,17 @@ def _curves(groups: Groups, panel: Panel) -> str:
 
 def _draw_group(chart: Chart, series: Sequence[tuple[np.ndarray, np.ndarray]], color: str) -> None:
     is_alone = len(series) == 1
-    for x, y in series:
-        if is_alone:
-            chart.line(x, y, color, width=0.7, opacity=0.3)
+    means = [(x, running_mean(y)) for x, y in series]
+    for x, y in series if is_alone else ():
+        chart.line(x, y, color, width=0.7, opacity=0.3)
+    for x, y in means:
         opacity, width = (1.0, 1.6) if is_alone else (0.4, 0.7)
-        chart.line(x, running_mean(y), color, width=width, opacity=opacity)
+        chart.line(x, y, color, width=width, opacity=opacity)
     if not is_alone and series:
         start, end = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
         if end > start:
             at = np.linspace(start, end, _GRID)
-            seeds = np.stack([np.interp(at, x, running_mean(y)) for x, y in series])
+            seeds = np.stack([np.interp(at, x, y) for x, y in means])
             chart.line(at, interquartile_mean(seeds), color, width=1.8)
 
 
