@@ -12,9 +12,10 @@ import pytest
 from child import call
 from PIL import Image
 
-from podracer.cli.arguments import find_recipe, join_values
+from podracer.cli.arguments import find_experiment, find_recipe, join_values, peek_flag, pop_flag
 from podracer.cli.completion import script
 from podracer.cli.main import COMMANDS, usage
+from podracer.types import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,30 @@ except SystemExit:
     assert not {{"jax", "numpy", "tyro", "rich"}} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "rest"),
+    [
+        (["--update-rule=rule.npz", "x"], "rule.npz", ["x"]),
+        (["--update_rule", "rule.npz", "x"], "rule.npz", ["x"]),
+        (["--update-rule=", "x"], "", ["x"]),
+        (["--update-rule", "-1"], "-1", []),
+        (["--update-rule", "--seed"], None, ["--update-rule", "--seed"]),
+        (["--update-rule"], None, ["--update-rule"]),
+        (["--update-rules", "x"], None, ["--update-rules", "x"]),
+    ],
+)
+def test_a_flag_and_its_value(arguments, value, rest):
+    assert peek_flag(arguments, "update-rule") == value
+    assert pop_flag(arguments, "update-rule") == value
+    assert arguments == rest
+
+
+def test_an_empty_value_is_not_the_default():
+    with pytest.raises(ConfigError, match="there is no rule at"):
+        find_experiment(["catch", "--update-rule="])
+    assert find_recipe("atari_ppo", ["--game="])[0].environment == "atari-sticky:"
 
 
 def test_what_varies_may_stand_behind_several_flags():

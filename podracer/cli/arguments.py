@@ -264,7 +264,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     options = {
         option: value
         for option in recipes.options_of(name)
-        if (value := pop_flag(remaining, option))
+        if (value := pop_flag(remaining, option)) is not None
     }
     return recipes.find(name, **options), remaining
 
@@ -283,7 +283,7 @@ def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str
     """
     recipe, flags = split_recipe(arguments, "catch")
     experiment, flags = find_recipe(recipe, flags)
-    if file := pop_flag(flags, "update-rule"):
+    if (file := pop_flag(flags, "update-rule")) is not None:
         from podracer.experiments.recipes import with_update_rule
 
         experiment = with_update_rule(experiment, file)
@@ -299,27 +299,34 @@ def find_modules_here(recipe: str | None, environment: str | None) -> None:
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:
-    """Remove `--name` from the arguments and return its value, or None if it is not there.
-
-    Hyphens and underscores are the same.
-    """
-    for i, argument in enumerate(arguments):
-        flag, _, joined = argument.partition("=")
-        is_flag = flag.replace("_", "-") == f"--{name}".replace("_", "-")
-        following = [] if joined else arguments[i + 1 : i + 2]
-        if is_flag and (joined or (following and not following[0].startswith("--"))):
-            value = joined or following[0]
-            del arguments[i : i + 1 + (not joined)]
-            return value
+    """Remove `--name` from the arguments and return its value, or None if it has none."""
+    if found := _find_flag(arguments, name):
+        start, count, value = found
+        del arguments[start : start + count]
+        return value
     return None
 
 
 def peek_flag(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of `--name` and leave it in the arguments, or None if it is not there."""
-    for argument, following in itertools.pairwise([*arguments, ""]):
+    """Return the value of `--name` and leave it in the arguments, or None if it has none."""
+    found = _find_flag(arguments, name)
+    return found[2] if found else None
+
+
+def _find_flag(arguments: Sequence[str], name: str) -> tuple[int, int, str] | None:
+    """Return the place of `--name`, how many arguments it and its value are, and the value.
+
+    Hyphens and underscores are the same. Returns None where it is not there or has no value.
+    """
+    for i, argument in enumerate(arguments):
         flag, joined, value = argument.partition("=")
-        if flag == f"--{name}":
-            return value if joined else following
+        if flag.replace("_", "-") != f"--{name}".replace("_", "-"):
+            continue
+        if joined:
+            return i, 1, value
+        for following in arguments[i + 1 : i + 2]:
+            if not following.startswith("--"):
+                return i, 2, following
     return None
 
 
