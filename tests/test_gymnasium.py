@@ -425,6 +425,16 @@ def test_several_actions_at_once_fit_the_environments_own_space(batches):
         assert not any(batch.faults.values())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n", "largest"), [(np.int8, 127, 126), (np.int64, 2**31 + 1, 2**31 - 1)]
+)
+def test_several_discrete_numbers_end_at_the_largest_of_int32(dtype, n, largest):
+    space = spaces.MultiDiscrete([n, 3], dtype=dtype)
+    inspect = library("envs.host.gymnasium_spec").inspect_environment
+    leaf = inspect(functools.partial(Odd, space))[1].observation
+    np.testing.assert_array_equal(leaf.high, np.array([largest, 2], np.int32), strict=True)
+
+
 def test_observations_of_several_discrete_numbers(batches):
     spec = library().Gymnasium(Lamps).spec.observation
     assert spec == library("types").ArraySpec((3,), np.int32, num_values=3, start=4)
@@ -545,6 +555,10 @@ def local():
         (7, "neither a registered id nor something to call"),
         (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers, Discrete"),
         (functools.partial(Odd, spaces.Dict({"x": spaces.Sequence(SEEN)})), "['x'] space"),
+        (
+            functools.partial(Odd, spaces.MultiDiscrete([2, 2], start=[0, 1])),
+            "MultiDiscrete with one `start` for all",
+        ),
         (
             functools.partial(Odd, SEEN, spaces.MultiDiscrete([[2, 2]])),
             "it must be Discrete, or have one axis",

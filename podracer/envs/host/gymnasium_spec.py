@@ -272,14 +272,17 @@ def _observation(name: str, space: Any, path: str) -> Any:
         dtypes = np.dtype(np.int32), np.dtype(np.int64)
         return Leaf(path, (), *dtypes, *bounds, num_values=n, first_value=int(space.start))
     if isinstance(space, spaces.MultiDiscrete) and len(set(space.start.flat)) == 1:
-        low, high = np.zeros(space.shape, np.int32), (space.nvec - 1).astype(np.int32)
-        limits = {"num_values": int(space.nvec.max()), "first_value": int(space.start.flat[0])}
-        return Leaf(path, space.shape, low.dtype, space.dtype, low, high, **limits)
+        low = np.zeros(space.shape, np.int32)
+        high = np.minimum(space.nvec.astype(np.int64) - 1, 2**31 - 1).astype(np.int32)
+        n, start = int(space.nvec.max()), int(space.start.flat[0])
+        dtypes = low.dtype, space.dtype
+        return Leaf(path, space.shape, *dtypes, low, high, num_values=n, first_value=start)
     if not isinstance(space, spaces.Box) or space.dtype.kind not in "fiub":
         raise ConfigError(
             f"{name}: the {path} space {space} cannot be used: it must be a Box of numbers, "
-            "Discrete, MultiDiscrete, or a Dict or Tuple of them that is not empty. An entry of a "
-            "Dict, such as a text, can be left out by naming the others: `observe=NAME+NAME`."
+            "Discrete, MultiDiscrete with one `start` for all, MultiBinary, or a Dict or Tuple of "
+            "them that is not empty. An entry of a Dict, such as a text, can be left out by naming "
+            "the others: `observe=NAME+NAME`."
         )
     dtype = np.dtype(_NARROWER.get(space.dtype.name, space.dtype))
     low, high = space.low, space.high
