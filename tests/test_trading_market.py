@@ -408,10 +408,11 @@ def test_the_optimum_of_a_wave_by_dynamic_programming(bars: int, gain: float, co
 
 
 @pytest.mark.parametrize(
-    ("step", "bars", "a_year"), [(1, 400, 365), (7, 60, 52), (30.4375, 24, 12), (1, 20, 252)]
+    ("step", "bars", "a_year"),
+    [(1, 400, 365), (7, 60, 52), (30.4375, 24, 12), (91.3125, 12, 4), (1, 20, 252)],
 )
 def test_a_year_has_the_bars_of_its_calendar(step: float, bars: int, a_year: int) -> None:
-    """Of a market that trades every day, of weekly and of monthly bars, and of a few days."""
+    """Of a market that trades daily, of weekly, monthly and quarterly bars, and of a few days."""
     market = synthetic_market(tickers=2, bars=bars)
     days = (np.arange(bars) * step).astype("timedelta64[D]")
     times = np.datetime64("2020-01-01T16:00:00", "us") + days

@@ -18,7 +18,7 @@ from podracer.types import ConfigError
 PRICES = ("open", "high", "low", "close")
 SPLIT_THRESHOLD = 0.25  # relative change of the close between bars that looks like a split
 TRADING_DAYS = 252  # in a year
-_DAYS_OF_A_YEAR = (TRADING_DAYS, 365, 52, 12)
+_DATES_PER_YEAR = (TRADING_DAYS, 365, 52, 12, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Market:
 
     @property
     def bars_per_year(self) -> float:
-        """Number of bars in a year, which has 252 days of trading.
+        """Number of bars in a year, to annualize returns.
 
-        A market that trades every day has 365 of them, and one of weekly or monthly bars 52 or 12:
-        what is nearest to the days of two months or more.
+        The calendar is that of 252, 365, 52, 12 or 4 trading dates a year which is nearest to the
+        market's own frequency; of less than two months, 252.
         """
         days = np.unique(self.times.astype("datetime64[D]"))
         years = (days[-1] - days[0]).astype(int) / 365.25
         a_year = TRADING_DAYS
         if years > 1 / 6:
-            a_year = min(_DAYS_OF_A_YEAR, key=lambda n: abs(math.log(n * years / (len(days) - 1))))
+            a_year = min(_DATES_PER_YEAR, key=lambda n: abs(math.log(n * years / (len(days) - 1))))
         return a_year * len(self) / len(days)
 
     def head(self, num_bars: int) -> Market:
