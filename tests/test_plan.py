@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from podracer import envs
+from podracer import cgroups, envs
 from podracer.cli.main import main
 from podracer.drivers.common import init_state
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.mesh import make_mesh
+from podracer.plan import make as planning
 from podracer.plan.check import (
     COUNTED,
     COUNTED_ERRORS,
@@ -257,6 +259,8 @@ def test_a_users_file_adds_devices_and_replaces_prices(small):
     [
         ("devices", ("small", "price"), "devices", 0),
         ("devices", ("small",), "peak_flops", "fast"),
+        ("devices", ("small",), "peak_flops", math.inf),
+        ("devices", ("small",), "link_bytes_per_second", 0),
         ("devices", ("small",), "memory_bytes", None),
         ("simulators", ("atari",), "steps_per_core_second", 0),
     ],
@@ -268,7 +272,7 @@ def test_numbers_of_a_users_file_are_above_0(small, kind, part, name, value):
         entry = entry.setdefault(key, {"source": "a test"})
     entry[name] = value
     small.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=f"{name} of .*{part[0]} must be a number above 0"):
+    with pytest.raises(ConfigError, match=f"{name} of .*{part[0]} must be a finite number above 0"):
         read_catalog(small)
 
 
@@ -335,6 +339,15 @@ def test_a_plan_says_which_numbers_are_modeled_and_what_it_does_not_know(outcome
     assert "What this plan does not know:\n- " in said
     assert re.search("reduction +unknown", said)  # the file gives no link
     assert "at most" in said
+
+
+def test_other_programs_are_compared_with_the_whole_machine(monkeypatch):
+    """Not with the share of a container: the load is that of all programs of the machine."""
+    monkeypatch.setattr(cgroups, "cores", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for load, said in ((2.0, 0), (2.5, 1)):
+        monkeypatch.setattr(planning, "load", lambda load=load: load)
+        assert len(planning._about_load()) == said
 
 
 def test_a_plan_can_be_read_by_programs(outcome):

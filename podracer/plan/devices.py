@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,12 @@ def _simulator(name: str, entry: dict[str, Any]) -> Simulator:
 
 def _check_numbers(name: str, part: Device | Price | Simulator) -> None:
     """Raise `TypeError` where a field of numbers holds none, or none above 0."""
-    for field in dataclasses.fields(part):
-        value, kind = getattr(part, field.name), str(field.type)
-        if not kind.startswith(("int", "float")) or (value is None and kind.endswith("None")):
+    for field, hint in typing.get_type_hints(type(part)).items():
+        value, kinds = getattr(part, field), typing.get_args(hint) or (hint,)
+        if not {int, float} & set(kinds) or (value is None and type(None) in kinds):
             continue
         if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
-            raise TypeError(f"{field.name} of {name} must be a number above 0")
+            raise TypeError(f"{field} of {name} must be a finite number above 0")
 
 
 def _read(path: Path) -> dict[str, Any]:
