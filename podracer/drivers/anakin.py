@@ -153,7 +153,7 @@ def lower_chunk(
 ) -> Callable[[], Program]:
     """Trace the program for a state, or its shapes and shardings; return a function to compile it.
 
-    That one raises `ConfigError` if the program's memory exceeds that of the mesh.
+    The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
     agent = place_agent(agent, mesh)
     lowered = make_chunk(env, mesh, config).lower(agent, state, abstract_request(mesh))

@@ -162,8 +162,8 @@ def cartpole_muzero() -> Experiment:
 def cartpole_alphazero() -> Experiment:
     """Gumbel AlphaZero on CartPole, planning in CartPole itself.
 
-    With a constant learning rate it comes to 500 and falls again: at the end greedy episodes have
-    291 (interquartile mean, seeds 200 to 204), with this one 471.
+    Its learning rate falls to 0: with a constant one the policy reaches a return of 500 and then
+    gets worse.
     """
     return Experiment(
         environment="model:cartpole",

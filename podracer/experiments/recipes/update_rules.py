@@ -21,8 +21,8 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     """Return the experiment with its agent's network trained by the update rule of a file.
 
     The file says which agent takes the place of the experiment's: one that `podracer rule` wrote
-    makes an `LPGStudent`, a published one of DiscoRL a `Disco`. An experiment whose agent is a
-    `Disco` keeps all of its settings.
+    makes an `LPGStudent`, a published one of DiscoRL a `Disco`, whose replay grows where it would
+    not hold four rollouts. An experiment whose agent is a `Disco` keeps all of its settings.
     """
     path = Path(file).resolve()
     if not path.is_file():
@@ -43,6 +43,8 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
 def _disco(experiment: Experiment, path: str, content: bytes) -> Disco:
     old: Any = experiment.agent
     if not isinstance(old, Disco):
+        # `Buffer.add` needs a ring of three rollouts for each environment, of four where
+        # observations are stacks of frames.
         replay = Disco().replay
         capacity = max(replay.capacity, 4 * experiment.driver.steps_per_update)
         replay = dataclasses.replace(replay, capacity=capacity)
