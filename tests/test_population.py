@@ -15,7 +15,7 @@ from child import records
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
-from podracer.cli.pods import print_sweep
+from podracer.cli.pods import finish_sweep
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
 from podracer.drivers.population import (
@@ -42,7 +42,7 @@ from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.reports.run import write_report
-from podracer.types import CheckpointError, ConfigError, NonFiniteError
+from podracer.types import CheckpointError, ConfigError, NonFiniteError, StorageError
 
 CONFIG = AnakinConfig(16, 8, 5)
 SMALL = TorsoNetwork(MLP((16,)))
@@ -246,7 +246,7 @@ def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
     pods = (Pod(0), pod(1, learning_rate=1e-2), pod(2, entropy_cost=0.05))
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, pods=pods, frames=5 * STEPS, evaluations=1, run_dir=run)
-    print_sweep(run, sweep.read_experiment(run))
+    finish_sweep(run, sweep.read_experiment(run))
     header, *rows = capsys.readouterr().out.splitlines()[:4]
     columns = header.split()[:2]
     assert sorted(columns) == ["entropy_cost", "learning_rate"]
@@ -256,20 +256,57 @@ def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
 
 
 def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog, capsys):
-    write = JsonlSink.write
+    class FullDisk:
+        def __init__(self, file):
+            self.name, self.flush, self.close, self._write = (
+                file.name, file.flush, file.close, file.write,
+            )  # fmt: skip
 
-    def refuse(sink, record):
-        if sink._file.name.endswith("pods.jsonl"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(sink, record)
+        def write(self, line):
+            if json.loads(line)["updates"] > 5:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self._write(line)
 
-    monkeypatch.setattr(JsonlSink, "write", refuse)
-    result = podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=0, run_dir=tmp_path / "run")
+    def open_pods(sink, path, **options):
+        make_sink(sink, path, **options)
+        if path.name == "pods.jsonl":
+            sink._file = FullDisk(sink._file)
+
+    run, make_sink = tmp_path / "run", JsonlSink.__init__
+    monkeypatch.setattr(JsonlSink, "__init__", open_pods)
+    result = podracer.train(EXPERIMENT, frames=10 * STEPS, evaluations=2, run_dir=run)
     assert result.exit_code == 0
-    assert [line["updates"] for line in records(tmp_path / "run")] == [5, 10]
+    assert [line["updates"] for line in records(run)] == [5, 10]
     assert "JsonlSink failed and gets no more records" in caplog.text
-    print_sweep(tmp_path / "run", EXPERIMENT)
-    assert "not ranked, as the sweep ended before its first evaluation" in capsys.readouterr().out
+    assert str(run / "pods.jsonl") in caplog.text
+    assert [line["updates"] for line in lines(run / "pods.jsonl")] == [5]
+    for command in (sweep.configurations, podracer.load):
+        with pytest.raises(ConfigError, match=r"pods\.jsonl lacks the evaluation at update 10"):
+            command(run)
+    finish_sweep(run, EXPERIMENT)
+    assert "Not ranked: " in capsys.readouterr().out
+    assert not (run / "best.json").exists()
+
+
+def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=0, run_dir=run)
+    finish_sweep(run, EXPERIMENT)
+    out = capsys.readouterr().out
+    assert f"Not ranked: {run} has no evaluation yet" in out
+    assert f"podracer report {run}" in out
+
+
+def test_a_full_disk_at_the_best_configuration_is_an_error(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=1, run_dir=run)
+
+    def refuse(path, value):
+        raise StorageError(f"{path}: no space left.")
+
+    monkeypatch.setattr(sweep, "write_json", refuse)
+    with pytest.raises(StorageError, match=r"best\.json"):
+        finish_sweep(run, EXPERIMENT)
 
 
 def test_a_population_is_a_run_like_any_other(tmp_path):
@@ -306,7 +343,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
         podracer.load(run)
     (run / "pods.jsonl").write_text(text)
 
-    best = sweep.write_best(run)
+    best = sweep.write_best(run, EXPERIMENT, found[0])
     winner = podracer.experiments.recipes.find(str(best))
     assert winner.pods == ()
     assert winner.agent.learning_rate == found[0].hyperparameters[0].value

@@ -257,12 +257,13 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert sorted(number for each in found for number in each.pods) == [0, 1, 2, 3]
     assert {each.hyperparameters[0].value for each in found} == set(last)
     running = shutil.copytree(whole, tmp_path / "running")  # selected since its last evaluation
-    lines = (whole / "pods.jsonl").read_text().splitlines(keepends=True)
-    early = [line for line in lines if json.loads(line)["updates"] <= 35]
-    (running / "pods.jsonl").write_text("".join(early))
-    values = [pod.hyperparameters[0].value for pod in sweep.current_pods(running, EXPERIMENT)]
-    assert values == lineage[0]["hyperparameter_learning_rate"]
-    best = podracer.experiments.recipes.find(str(sweep.write_best(whole)))
+    for name in ("pods.jsonl", "metrics.jsonl"):
+        lines = (whole / name).read_text().splitlines(keepends=True)
+        early = [line for line in lines if json.loads(line)["updates"] <= 35]
+        (running / name).write_text("".join(early))
+    values = {n: c.hyperparameters[0].value for c in sweep.configurations(running) for n in c.pods}
+    assert [values[n] for n in range(4)] == lineage[0]["hyperparameter_learning_rate"]
+    best = podracer.experiments.recipes.find(str(sweep.write_best(whole, EXPERIMENT, found[0])))
     assert best.agent.learning_rate == found[0].hyperparameters[0].value
     assert (best.pods, best.exchange) == ((), None)
 

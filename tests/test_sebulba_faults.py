@@ -455,39 +455,32 @@ def test_a_thread_that_leaves_python_is_a_fault():
     assert fault.value.component == "actor"
 
 
-def test_a_fault_before_a_clean_end_comes_out():
+def driver_with_a_failed_actor():
+    """Yield once, after an actor has failed."""
     failed = threading.Event()
 
     def fail():
         raise Injected("at the last moment")
 
-    def run():
-        with Supervisor(PATIENCE) as supervisor:
-            supervisor.start("actor", StageTimer("acting"), fail, failed.set)
-            assert failed.wait(PATIENCE)
+    with Supervisor(PATIENCE) as supervisor:
+        supervisor.start("actor", StageTimer("acting"), fail, failed.set)
+        assert failed.wait(PATIENCE)
+        yield 1
 
+
+def test_a_fault_before_a_clean_end_comes_out():
     with pytest.raises(Injected) as fault:
-        run()
+        list(driver_with_a_failed_actor())
     assert fault.value.component == "actor"
 
 
 def test_a_fault_after_the_end_changes_no_result(capfd):
     """The consumer has its last update and leaves the driver."""
-    failed = threading.Event()
-
-    def fail():
-        raise Injected("at the last moment")
-
-    def driver():
-        with Supervisor(PATIENCE) as supervisor:
-            supervisor.start("actor", StageTimer("acting"), fail, failed.set)
-            assert failed.wait(PATIENCE)
-            yield 1
-
-    updates = driver()
+    updates = driver_with_a_failed_actor()
     assert next(updates) == 1
     updates.close()
-    assert "podracer: after the last update: at the last moment" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "podracer: actor, after the consumer left: Injected: at the last moment" in error
 
 
 def test_a_suspended_process_that_goes_on_does_not_hang():

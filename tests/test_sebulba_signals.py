@@ -1,5 +1,6 @@
 """Sebulba in real processes: faults, signals, kills and several hosts, through the command line."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,9 +15,11 @@ import pytest
 from child import environment, finish, records, start, wait_for_lines
 
 from podracer import envs
+from podracer.drivers.common import Progress
 from podracer.experiments import recipes
-from podracer.experiments.records import Recorder, Totals
+from podracer.experiments.records import Recorder
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.signals import Stopwatch
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -306,13 +309,21 @@ def test_accounts_go_on_with_another_number_of_processes(before, after, monkeypa
     experiment = recipes.find("cartpole_sebulba").with_fields(
         {"driver": {"num_envs": 16, "rollout_length": 8}}
     )
+
+    def record(recorder, updates, collected):
+        progress = Progress(updates, 0, {}, collected=collected)
+        line = recorder.record(progress, Stopwatch())
+        names = ("collected", "learned", "in_flight", "dropped")
+        return tuple(line[f"steps_{name}"] for name in names)
+
     monkeypatch.setattr(jax, "process_count", lambda: before)
     saved = Recorder(experiment, envs.make("probe:action"))
-    saved.totals = Totals(updates=10, collected=(10 * 128 + 256) // before)
-    totals = saved.saved_totals()
+    own = record(saved, 10, (10 * 128 + 256) // before)
+    assert own == (1536 // before, 1280 // before, 256 // before, 0)
+    assert saved.totals.collected == 1536
     monkeypatch.setattr(jax, "process_count", lambda: after)
     resumed = Recorder(experiment, envs.make("probe:action"))
-    resumed.restore(Totals(**totals))
-    assert resumed.totals.collected == (10 * 128 + 256) // after
-    assert resumed.totals.dropped == 256 // after
-    assert resumed.saved_totals() == totals | {"dropped": 256}
+    resumed.restore(saved.totals)
+    assert resumed.totals == dataclasses.replace(saved.totals, dropped=256)
+    own = record(resumed, 11, 128 // after)
+    assert own == (1664 // after, 1408 // after, 0, 256 // after)

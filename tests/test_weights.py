@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -17,6 +18,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals
+from podracer.experiments.weights import describe_begin
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -99,6 +101,11 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     podracer.train(EXPERIMENT, run_dir=other, resume=True)
     with pytest.raises(ConfigError, match=f"began with {other} at update 5, which has learned"):
         podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    other.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        ConfigError, match=f"{run} ended before its first save, and .*: {other} hol"
+    ):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True)
     assert (run / "crash.json").read_text() == crash
 
     def mine(setup):
@@ -109,6 +116,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     with pytest.raises(ConfigError, match=r"began with a state of .*mine.*: resume it"):
         podracer.train(EXPERIMENT, run_dir=own, resume=True)
     podracer.train(EXPERIMENT, begin=mine, run_dir=own, resume=True)
+    assert describe_begin(functools.partial(mine)) == describe_begin(mine)
 
 
 @pytest.mark.slow

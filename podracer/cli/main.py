@@ -5,7 +5,6 @@ JAX is imported only once a command needs it, so that a mistyped one is answered
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import importlib.metadata
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop
+from podracer.io.text import print_stderr, printable, redact
 
 _STDOUT = 1  # its descriptor
 
@@ -92,10 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with exit_on_stop():
             code = _run(name, remaining)
     except KeyboardInterrupt:
-        code = _explain("podracer: stopped by Ctrl-C.", STOPPED)
+        print_stderr("stopped by Ctrl-C.")
+        code = STOPPED
     except SystemExit as error:  # of the parser of flags
-        is_text = isinstance(error.code, str)
-        code = _explain(error.code, 1) if is_text else int(error.code or 0)  # type: ignore
+        code = error.code or 0
+        if not isinstance(code, int):  # of a module of the user
+            print_stderr(code)
+            code = 70
     except Exception as error:
         code = 0 if _is_of_output(error) else _explain_error(error)
     try:
@@ -133,22 +136,14 @@ def _explain_error(error: Exception) -> int:
         error = classify_error(error)
     code = getattr(error, "exit_code", None)
     if code is None:
-        return _explain("".join(traceback.format_exception(error)).rstrip(), 70)
-    return _explain(f"podracer: {error}", code)
-
-
-def _explain(text: str, code: int) -> int:
-    from podracer.io.text import printable, redact
-
-    with contextlib.suppress(OSError):  # a terminal that was closed
-        print(printable(redact(text)), file=sys.stderr)
+        print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
+        return 70
+    print_stderr(str(error))
     return code
 
 
 def _clean(record: logging.LogRecord) -> bool:
     """Take secrets and control characters out of a message of the log."""
-    from podracer.io.text import printable, redact
-
     record.msg, record.args = printable(redact(record.getMessage())), ()
     return True
 

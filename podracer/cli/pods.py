@@ -26,11 +26,12 @@ from podracer.cli.arguments import (
     split_recipe,
 )
 from podracer.cli.run_options import RunOptions, best_run
-from podracer.experiments.hosts import Hosts, initialize_devices
+from podracer.experiments.hosts import Hosts
 from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
+    from podracer.experiments.sweep import Configuration
     from podracer.tournament.config import Tournament
 
 
@@ -77,45 +78,48 @@ def sweep(arguments: Sequence[str]) -> int:
     rule = rules.get("selection")
     exchange = make_exchange(rule, options.average, options.every, options.vary)
     experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange, target_return=None)
-    experiment.check()
+    from podracer.cli.train import run
     from podracer.mesh import num_cores
 
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
-    initialize_devices(Hosts(), experiment.devices or num_cores())
-    from podracer.experiments.training import train
-    from podracer.reports.console import console
-    from podracer.reports.tracking import trackers
-
-    sinks = [console, *trackers(options.track)]
-    result = train(experiment, run_dir=options.run_dir, sinks=sinks)
-    if result.exit_code == 0:
-        print_sweep(result.run_dir, experiment)
-    return result.exit_code
+    return run(
+        experiment, options.run_dir, Hosts(),
+        resume=False, recipe=own_recipe(recipe), track=options.track, num_devices=num_cores(),
+    )  # fmt: skip
 
 
-def print_sweep(directory: Path, experiment: Experiment) -> None:
-    """Print the ranking of a sweep, and the command that trains the best configuration."""
-    from podracer.experiments.sweep import has_evaluation, write_best
+def finish_sweep(directory: Path, experiment: Experiment) -> None:
+    """Write `best.json`, and print the ranking of a sweep and what to do next."""
+    from podracer.experiments.sweep import configurations, write_best
+    from podracer.types import ConfigError
 
-    if has_evaluation(directory):
-        _print_ranking(directory, experiment)
-        print(f"Best      podracer train {write_best(directory, experiment)}")
-    else:
-        print("The pods are not ranked, as the sweep ended before its first evaluation.")
-    print(f"Next      podracer report {directory}")
+    try:
+        ranking = configurations(directory, experiment)
+        best = write_best(directory, experiment, ranking[0])
+        outcome = f"Best      podracer train {best}"
+    except ConfigError as error:
+        ranking, outcome = [], f"Not ranked: {error}"
+    with suppress(OSError):  # a reader of the output that has left, as in `| head`
+        if ranking:
+            _print_ranking(directory, experiment, ranking)
+        print(outcome)
+        print(f"Next      podracer report {directory}")
 
 
-def _print_ranking(directory: Path, experiment: Experiment) -> None:
+def _print_ranking(
+    directory: Path, experiment: Experiment, ranking: Sequence[Configuration]
+) -> None:
     """Print the configurations of a sweep, best first, and what a selection has done."""
     from rich.console import Console
     from rich.table import Table
 
-    from podracer.experiments.sweep import ancestors, configurations, selections
+    from podracer.drivers.selection import Generational, Selection
+    from podracer.experiments.sweep import ancestors, selections
     from podracer.io.sinks import PARENT
     from podracer.reports.console import acting_text, number
     from podracer.reports.curves import bootstrap_interval
 
-    ranking, records = configurations(directory, experiment), selections(directory)
+    records = selections(directory)
     values = [{value.name: value.value for value in each.hyperparameters} for each in ranking]
     names = list(dict.fromkeys(name for each in values for name in each))
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
@@ -137,8 +141,10 @@ def _print_ranking(directory: Path, experiment: Experiment) -> None:
     if len(ranking) > 20:
         print(f"and {len(ranking) - 20} more")
     if records:
-        num_pods, rule = len(experiment.pods), getattr(experiment.exchange, "rule", None)
-        size = getattr(rule, "group_size", 1)  # pods of a group go on from its first one's number
+        assert isinstance(experiment.exchange, Selection)
+        num_pods, rule = len(experiment.pods), experiment.exchange.rule
+        # A record names the first pod of the parent's group.
+        size = rule.group_size if isinstance(rule, Generational) else 1
         replaced = sum(
             parent // size != pod // size
             for record in records
@@ -276,10 +282,12 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
         raise ConfigError(
             f"--watch is for tournaments: podracer watch {options.run} shows a sweep."
         )
+    experiment = options.reopen()
+    ranking = configurations(options.run, experiment)
     if not options.json:
-        _print_ranking(options.run, options.reopen())
+        _print_ranking(options.run, experiment, ranking)
         return 0
-    for configuration in configurations(options.run, options.reopen()):
+    for configuration in ranking:
         values = {parameter.name: parameter.value for parameter in configuration.hyperparameters}
         row = {"hyperparameters": values, "pods": list(configuration.pods)}
         score = configuration.score if math.isfinite(configuration.score) else None

@@ -145,13 +145,15 @@ def run(
     weights: Path | None = None,
     recipe: str | None = None,
     track: Trackers = (),
+    num_devices: int = 0,
 ) -> int:
     """Train an experiment, shown on the terminal, and return the exit code.
 
-    `recipe` names the user's own recipe, which commands on the run need.
+    `recipe` names the user's own recipe, which commands on the run need. `num_devices` of a CPU are
+    taken where the experiment leaves the number open.
     """
     experiment.check()
-    devices = experiment.devices
+    devices = experiment.devices or num_devices
     if resume and run_dir is not None:
         from podracer.experiments.serialization import saved_devices
 
@@ -168,12 +170,12 @@ def run(
     sinks = [console, *trackers(track)]
     result = train(experiment, run_dir=run_dir, resume=resume, weights=weights, sinks=sinks)
     if jax.process_index() == 0:
-        with contextlib.suppress(OSError):  # a reader of the output that has left, as in `| head`
-            if experiment.pods and result.exit_code == 0:
-                from podracer.cli.pods import print_sweep
+        if experiment.pods and result.exit_code == 0:
+            from podracer.cli.pods import finish_sweep
 
-                print_sweep(result.run_dir, experiment)
-            else:
+            finish_sweep(result.run_dir, experiment)
+        else:
+            with contextlib.suppress(OSError):  # a reader of the output that has left
                 _print_summary(experiment, result, recipe)
     return result.exit_code
 

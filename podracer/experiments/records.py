@@ -25,13 +25,13 @@ _LOG = logging.getLogger("podracer")
 
 @dataclasses.dataclass
 class Totals:
-    """Counters of a run; part of every checkpoint, where all are of the whole run."""
+    """Counters of the whole run, over all processes; part of every checkpoint."""
 
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
     evaluation_return: float | None = None  # the last one
-    collected: int = 0  # steps that this process's actors finished, learned from or not
+    collected: int = 0  # steps that actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
 
 
@@ -120,25 +120,17 @@ class Recorder:
         self.best: Best | None = None
         self.chunk_seconds = 0.0  # that the driver took for the last record
         self._env, self._keeps_best = env, experiment.keep_best
-        self._steps_per_update = experiment.driver.steps_per_update // jax.process_count()
+        self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # of environments
         self._has_warned = False  # of an evaluation that repeats few episodes
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:
         """Continue from these totals; steps that were in flight when the run stopped are lost."""
-        learned = totals.updates * self._steps_per_update
-        collected = totals.collected // jax.process_count()
-        dropped = max(0, collected - learned) if collected else 0
-        self.totals = dataclasses.replace(totals, collected=collected, dropped=dropped)
-        self._collected_before = collected
+        dropped = totals.collected - totals.updates * self._steps_per_update
+        self.totals = dataclasses.replace(totals, dropped=dropped if totals.collected else 0)
+        self._collected_before = totals.collected
         self.best = best if self._keeps_best else None
-
-    def saved_totals(self) -> dict[str, Any]:
-        """Return the totals as a checkpoint has them, for as many processes as there will be."""
-        totals, count = self.totals, jax.process_count()
-        whole_run = {"collected": totals.collected * count, "dropped": totals.dropped * count}
-        return dataclasses.asdict(totals) | whole_run
 
     def record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
         """Return a line of the log; its speed leaves out compiling, evaluating and saving."""
@@ -205,14 +197,21 @@ class Recorder:
         """Return the numbers of steps of this host's actors: collected, trained on and dropped."""
         if progress.collected is None:
             return {}
-        totals = self.totals
-        totals.collected = self._collected_before + progress.collected
-        learned = progress.updates * self._steps_per_update
+        totals, count = self.totals, jax.process_count()
+        totals.collected = self._collected_before + progress.collected * count
+        collected, learned, dropped = (
+            steps // count
+            for steps in (
+                totals.collected,
+                progress.updates * self._steps_per_update,
+                totals.dropped,
+            )
+        )
         accounts = {
-            "steps_collected": totals.collected,
+            "steps_collected": collected,
             "steps_learned": learned,
-            "steps_in_flight": totals.collected - learned - totals.dropped,
-            "steps_dropped": totals.dropped,
+            "steps_in_flight": collected - learned - dropped,
+            "steps_dropped": dropped,
         }
         if isinstance(self._env, HasFrameSkip):
             accounts["emulator_frames"] = totals.frames * self._env.frame_skip

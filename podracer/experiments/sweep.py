@@ -26,7 +26,7 @@ from podracer.io.checkpoint import Restored
 from podracer.io.jsonl import holds_sealed, read_records
 from podracer.io.run_directory import write_json
 from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
-from podracer.types import CheckpointError, ConfigError
+from podracer.types import CheckpointError, ConfigError, PodracerError
 
 RECORDS = "pods.jsonl"
 
@@ -136,13 +136,16 @@ class Configuration:
 def configurations(directory: Path, recipe: Experiment | None = None) -> list[Configuration]:
     """Return the configurations of a population's run, best first, those at the last evaluation.
 
-    `recipe` is as in `read_experiment`. Raises `ConfigError` if the run has no population.
+    `recipe` is as in `read_experiment`. Raises `ConfigError` if the run has no population, or no
+    record of an evaluation of its pods.
     """
     experiment = read_experiment(directory, recipe)
-    returns = _returns(_last_evaluation(directory))
+    records = _read_pods(directory)
+    evaluation = _last_evaluation(directory, records)
+    returns = _returns(evaluation)
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
-    for number, pod in enumerate(current_pods(directory, experiment)):
-        groups.setdefault(pod.hyperparameters, []).append(number)
+    for number, values in enumerate(_hyperparameters(experiment, records, evaluation["updates"])):
+        groups.setdefault(values, []).append(number)
     ranking = [
         Configuration(values, tuple(numbers), returns[numbers])
         for values, numbers in groups.items()
@@ -161,39 +164,19 @@ def best_pod(directory: Path, restored: Restored) -> int:
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."
         )
-    returns = _returns(_last_evaluation(directory, restored.step))
+    returns = _returns(_last_evaluation(directory, _read_pods(directory), restored.step))
     return int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
 
 
-def write_best(directory: Path, recipe: Experiment | None = None) -> Path:
+def write_best(directory: Path, experiment: Experiment, winner: Configuration) -> Path:
     """Write the best configuration to a file that `podracer train` takes as a recipe."""
-    experiment = read_experiment(directory, recipe)
-    winner = configurations(directory, recipe)[0]
-    best = experiment.of_pod(current_pods(directory, experiment)[winner.pods[0]])
-    best = dataclasses.replace(best, recipe=f"{experiment.recipe}_best")
+    pod = dataclasses.replace(
+        experiment.pods[winner.pods[0]], hyperparameters=winner.hyperparameters
+    )
+    best = dataclasses.replace(experiment.of_pod(pod), recipe=f"{experiment.recipe}_best")
     path = directory / "best.json"
     write_json(path, {"experiment": to_json(best)})
     return path
-
-
-def current_pods(directory: Path, experiment: Experiment) -> tuple[Pod, ...]:
-    """Return the pods with the hyperparameters that they had at the last evaluation."""
-    pods, evaluated = list(experiment.pods), _last_evaluation(directory)["updates"]
-    if records := [record for record in selections(directory) if record["updates"] <= evaluated]:
-        names = [name for name in records[-1] if name.startswith(HYPERPARAMETER)]
-        for number, pod in enumerate(pods):
-            values = (
-                Hyperparameter(name.removeprefix(HYPERPARAMETER), records[-1][name][number])
-                for name in names
-            )
-            pods[number] = dataclasses.replace(pod, hyperparameters=tuple(values))
-    return tuple(pods)
-
-
-def has_evaluation(directory: Path) -> bool:
-    """Return whether the pods of a population's run have been evaluated."""
-    path = directory / RECORDS
-    return path.exists() and any("evaluation_return" in record for record in read_metrics(path))
 
 
 def selections(directory: Path) -> list[dict[str, Any]]:
@@ -201,8 +184,10 @@ def selections(directory: Path) -> list[dict[str, Any]]:
 
     Besides the metrics they have the `parent` of each pod, by number.
     """
-    path = directory / RECORDS
-    records = read_metrics(path) if path.exists() else []
+    return _selections(_read_pods(directory))
+
+
+def _selections(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [record for record in records if PARENT in record]
 
 
@@ -214,23 +199,67 @@ def ancestors(records: Sequence[dict[str, Any]]) -> list[int]:
     return numbers
 
 
+def _read_pods(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of a population's pods, oldest first."""
+    path = directory / RECORDS
+    if not path.exists():
+        raise ConfigError(f"{directory} holds no population: there is no {RECORDS} in it.")
+    return read_metrics(path)
+
+
+def _last_evaluation(
+    directory: Path, records: Sequence[dict[str, Any]], updates: float = math.inf
+) -> dict[str, Any]:
+    """Return the pods' record of the run's last evaluation up to an update."""
+    evaluation = _last_evaluated(records, updates)
+    whole_run = _last_evaluated(_read_run(directory), updates)
+    if whole_run and (evaluation is None or evaluation["updates"] < whole_run["updates"]):
+        raise ConfigError(
+            f"{directory / RECORDS} lacks the evaluation at update {whole_run['updates']}, by "
+            "which the pods are ranked: it could not be written."
+        )
+    if evaluation is None:
+        raise ConfigError(
+            f"{directory} has no evaluation yet, by which its pods are ranked: resume it, with "
+            "--evaluations 1 or more."
+        )
+    return evaluation
+
+
+def _read_run(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of the run as a whole; none where their file is lost or damaged."""
+    try:
+        return read_metrics(directory / "metrics.jsonl")
+    except (OSError, PodracerError):
+        return []
+
+
+def _last_evaluated(records: Sequence[dict[str, Any]], updates: float) -> dict[str, Any] | None:
+    is_evaluation = (r for r in reversed(records) if "evaluation_return" in r)
+    return next((r for r in is_evaluation if r["updates"] <= updates), None)
+
+
+def _hyperparameters(
+    experiment: Experiment, records: Sequence[dict[str, Any]], updates: int
+) -> list[tuple[Hyperparameter, ...]]:
+    """Return the hyperparameters that each pod had at an update."""
+    selected = [record for record in _selections(records) if record["updates"] <= updates]
+    if not selected:
+        return [pod.hyperparameters for pod in experiment.pods]
+    values = {
+        name.removeprefix(HYPERPARAMETER): column
+        for name, column in selected[-1].items()
+        if name.startswith(HYPERPARAMETER)
+    }
+    return [
+        tuple(Hyperparameter(name, column[number]) for name, column in values.items())
+        for number in range(len(experiment.pods))
+    ]
+
+
 def _returns(record: dict[str, Any]) -> np.ndarray:
     """Return each pod's return in an evaluation, f64 `[P]`; NaN for one that met a fault."""
     # JSON has null for what is not finite.
     returns = np.asarray(record["evaluation_return"], float)
     failed = [episodes is None for episodes in record["episodes"]]
     return np.where(failed, np.nan, returns)
-
-
-def _last_evaluation(directory: Path, updates: float = math.inf) -> dict[str, Any]:
-    """Return the record of the last evaluation up to an update."""
-    path = directory / RECORDS
-    if not path.exists():
-        raise ConfigError(f"{directory} holds no population: there is no pods.jsonl in it.")
-    for record in reversed(read_metrics(path)):
-        if "evaluation_return" in record and record["updates"] <= updates:
-            return record
-    raise ConfigError(
-        f"{directory} has no evaluation yet, by which its pods are ranked: resume it, with "
-        "--evaluations 1 or more."
-    )

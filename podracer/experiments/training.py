@@ -128,7 +128,7 @@ class Run:
         self.saved: int | None = None  # updates at the newest checkpoint
         self._evaluations = sorted(experiment.evaluation_updates)
         self._evaluated = 0  # updates at the newest evaluation, or where the run began
-        self._pods: Sink | None = None  # of a population: a record of each pod
+        self._pods: Sinks | None = None  # of a population: a record of each pod
         self._files: dict[str, JsonlSink] = {}  # of records, by name
         self._sealed: dict[str, Any] = {}  # these files at the restored checkpoint
 
@@ -152,7 +152,9 @@ class Run:
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
     def _initial_state(self) -> TrainState:
-        begin = self.begin or recorded_begin(self.directory, self.setup, self.experiment)
+        begin = self.begin
+        if begin is None:
+            begin = recorded_begin(self.directory, self.setup, self.experiment)
         if self.is_main:
             about = describe_begin(begin)
             seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup) | about)
@@ -286,9 +288,10 @@ class Run:
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code, reason)
 
     def _write(self, sinks: Sinks, record: dict[str, Any], progress: Progress) -> None:
-        sinks.write(record)
+        # The pods' first: their file lacks an evaluation of the other only if it cannot be written.
         if self._pods is not None and progress.pods is not None:
             self._pods.write({"updates": progress.updates, **progress.pods})
+        sinks.write(record)
 
     def _progress(
         self, state: TrainState, signals: StopSignals, times: Stopwatch
@@ -342,7 +345,7 @@ class Run:
     def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
         best = self.recorder.best
         metadata = {
-            "totals": self.recorder.saved_totals(),
+            "totals": dataclasses.asdict(self.totals),
             "experiment": to_json(self.experiment),
             "topologies": self.topologies,
             "records": {name: file.seal() for name, file in self._files.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from podracer.experiments.run_setup import RunSetup
 from podracer.experiments.serialization import read_config, recipe_name
 from podracer.io.seal import CONFIG
 from podracer.io.steps import identity_of
-from podracer.types import ConfigError, PyTree
+from podracer.types import CheckpointError, ConfigError, PyTree
 
 Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
 """Function that returns the first state of a new run, in place of `RunSetup.init`."""
@@ -71,7 +72,8 @@ def describe_begin(begin: Begin | None) -> dict[str, Any]:
         return {}
     if isinstance(begin, Weights):
         return {"weights": begin.about}
-    return {"begin": getattr(begin, "__qualname__", type(begin).__name__)}
+    function = begin.func if isinstance(begin, partial) else begin
+    return {"begin": getattr(function, "__qualname__", type(function).__name__)}
 
 
 def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin | None:
@@ -90,7 +92,13 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
         )
     if (record := config.get("weights")) is None:
         return None
-    weights = Weights(record["run"], setup, experiment)
+    try:
+        weights = Weights(record["run"], setup, experiment)
+    except (ConfigError, CheckpointError) as error:
+        raise ConfigError(
+            f"{run} ended before its first save, and began with the weights of {record['run']}, "
+            f"which cannot be read: {error}"
+        ) from error
     if weights.about != record:
         raise ConfigError(
             f"{run} ended before its first save, and began with {record['run']} at update "

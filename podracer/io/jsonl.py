@@ -47,8 +47,12 @@ class JsonlSink:
         if updates is None or updates <= self._updates:
             raise ValueError(f"a record of update {updates} came after that of {self._updates}")
         line = json.dumps({key: plain(value) for key, value in record.items()}).encode() + b"\n"
-        self._file.write(line)
-        self._file.flush()
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            error.filename = self._file.name  # a run has several such files
+            raise
         self._digest.update(line)
         self._size += len(line)
         self._updates = updates

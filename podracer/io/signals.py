@@ -163,12 +163,11 @@ class Watchdog:
 
     def _watch(self) -> None:
         interval = min(1.0, self._seconds / 4)
-        looked = time.monotonic()
+        latest, silent = self._latest, 0.0
         while not self._done.wait(interval):
-            previous, looked = looked, time.monotonic()
-            late = looked - previous - interval  # long if the process was suspended, as by Ctrl-Z
-            self._latest = min(looked, self._latest + max(0.0, late))
-            silent = looked - self._latest
+            # Intervals, not a clock, which goes on while the process is suspended, as by Ctrl-Z.
+            silent = silent + interval if self._latest == latest else 0.0
+            latest = self._latest
             if silent > self._seconds:
                 message = f"no progress for {silent:.0f} s"
                 print_stderr(f"{message}; all stacks follow.")

@@ -59,10 +59,12 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def print_stderr(message: str) -> None:
-    """Print a line for the user; where stderr is closed or broken, nothing, as nobody reads it."""
+def print_stderr(message: str, prefix: str = "podracer: ") -> None:
+    """Print a line for the user, redacted and printable; nothing where stderr is closed."""
+    if sys.stderr is None:  # then print would take stdout
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"podracer: {message}", file=sys.stderr, flush=True)
+        print(f"{prefix}{printable(redact(message))}", file=sys.stderr, flush=True)
 
 
 def _values_of_variables() -> Iterator[str]:

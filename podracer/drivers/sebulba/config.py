@@ -48,7 +48,8 @@ class SebulbaConfig:
     """Consecutive updates from each batch of trajectories, each from an equal part of the
     environments."""
     env_timeout_seconds: float = bounded(120.0, low=0.001)
-    """Seconds that a step of the environments may take before the run ends with exit code 72."""
+    """Seconds that a step of the environments may take; the run ends at most five seconds later,
+    with exit code 72."""
 
     @property
     def steps_per_update(self) -> int:

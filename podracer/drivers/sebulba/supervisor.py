@@ -146,8 +146,9 @@ class Supervisor:
             if thread.is_alive():
                 print_stderr(f"left {name} behind in stage {timer.current[0]}.")
         if self._fault is not None and self._fault is not error:
-            if isinstance(error, GeneratorExit):  # the run has its result, as it ended before that
-                print_stderr(f"after the last update: {self._fault}")
+            if isinstance(error, GeneratorExit):  # the consumer has left, for whatever reason
+                component, kind = self._fault.component, type(self._fault).__name__  # type: ignore
+                print_stderr(f"{component}, after the consumer left: {kind}: {self._fault}")
             else:
                 raise self._fault
 
