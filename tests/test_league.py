@@ -541,11 +541,16 @@ class TestGames:
         assert state.pods[0].round == 2
 
     @pytest.mark.slow
-    def test_a_league_killed_in_the_middle_has_the_same_ratings(self, tmp_path, monkeypatch):
+    @pytest.mark.timeout(1200)
+    @pytest.mark.parametrize("train_against", [None, "prioritized"])
+    def test_a_league_killed_in_the_middle_has_the_same_ratings(
+        self, train_against, tmp_path, monkeypatch
+    ):
         """Real training and games."""
         league = dataclasses.replace(
             LEAGUE, experiments=(TINY,), selection=selection.Generational(group_size=1),
             pods=3, rounds=3, round_frames=640, size=16, opponents="prioritized",
+            train_against=train_against,
         )  # fmt: skip
         plain = run(tmp_path / "plain", league, InlineEngine())
         rounds = 0

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as error:  # of the parser of flags
         code = error.code or 0
         if not isinstance(code, int):  # of a module of the user
-            print_stderr(code)
+            print_stderr(str(code))
             code = 70
     except Exception as error:
         code = 0 if _is_of_output(error) else _explain_error(error)

@@ -199,14 +199,8 @@ class Recorder:
             return {}
         totals, count = self.totals, jax.process_count()
         totals.collected = self._collected_before + progress.collected * count
-        collected, learned, dropped = (
-            steps // count
-            for steps in (
-                totals.collected,
-                progress.updates * self._steps_per_update,
-                totals.dropped,
-            )
-        )
+        steps = (totals.collected, progress.updates * self._steps_per_update, totals.dropped)
+        collected, learned, dropped = (total // count for total in steps)
         accounts = {
             "steps_collected": collected,
             "steps_learned": learned,
