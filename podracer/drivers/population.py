@@ -155,8 +155,9 @@ def _make_initial_states(
     def make_state(agent: Agent, key: jax.Array) -> TrainState:
         return driver.make_initial_state(agent, env, config, key)
 
-    # Two concurrent batched QR decompositions (orthogonal weights) deadlock on a CPU with few cores
-    # in jaxlib 0.10.2. An accelerator would wait for thousands of small ones.
+    # One after another on a CPU, where batched QR decompositions (orthogonal weights) of a network
+    # that is not built in could deadlock, see `networks.layers.orthogonal`. An accelerator would
+    # wait for thousands of small ones.
     at_once = keys.shape[0] if _is_accelerator(mesh) else None
     states = jax.lax.map(lambda pod: make_state(*pod), (agents, keys), batch_size=at_once)
     if not isinstance(exchange, Selection):
