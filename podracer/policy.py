@@ -112,7 +112,13 @@ class Policy:
             self.spec.observation,
             observation,
         )
-        rewards = np.zeros(rows, np.float32) + np.asarray(reward, np.float32)
+        rewards = np.asarray(reward, np.float32)
+        if rewards.shape not in ((), (rows,)):
+            raise ConfigError(
+                f"reward has shape {rewards.shape}: give one number, or one for each of the {rows} "
+                "observations."
+            )
+        rewards = np.broadcast_to(rewards, rows)
         actions, self._memory = self._act(
             self._params, self._memory, observations, rewards, self._first.copy(), self._key,
             np.uint32(self._num_calls),

@@ -213,6 +213,19 @@ def test_a_command_ends_whose_environment_left_a_thread():
     assert in_child(code) == (75, "")
 
 
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_closed_stream_is_no_error(closed):
+    """As some supervisors start what they watch."""
+    code = f"""
+        import os, sys
+        os.close({closed})
+        os.execv(sys.executable, [sys.executable, "-c",
+            "import sys; sys.argv[1:] = ['list', 'agents'];"
+            "from podracer.cli.main import main; main()"])
+    """
+    assert in_child(code)[0] == 0
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -650,3 +663,27 @@ def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):
     assert "Flags of own_commands:mine itself: --wide-network, --steps, --kind." in " ".join(
         text.replace("│", " ").split()
     )
+
+
+@pytest.mark.parametrize("command", ["report", "rule", "play", "export"])
+def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
+    before = (run / "config.json").read_bytes()
+    code, text = outcome(command, run, "--out", run / "config.json")
+    assert code == 78, text
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_device_is_not_replaced(run, outcome, tmp_path):
+    """The superuser could."""
+    device = tmp_path / "device.html"
+    os.mkfifo(device)
+    code, text = outcome("report", run, "--out", device)
+    assert (code, "is not a regular file" in text) == (78, True)
+    assert device.is_fifo()
+
+
+def test_records_that_are_none_are_said(run, outcome):
+    (run / "metrics.jsonl").write_text('[]\n{"updates": "x"}\n')
+    code, text = outcome("report", run)
+    assert code == 73
+    assert text == f"podracer: {run}/metrics.jsonl: line 1 is not a record of numbers.\n"

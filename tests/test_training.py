@@ -147,6 +147,11 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=80 * STEPS)  # other evaluations
     assert loaded("best") == (60, evaluated[60])
     podracer.load_policy(run, checkpoint=60)
+    for choice in ("10", "latest", None, 1.0, True):
+        with pytest.raises(ConfigError, match="newest, best or a number of updates, not"):
+            podracer.load(run, checkpoint=choice)
+    with pytest.raises(ConfigError, match="has no pods, as it is no sweep: leave out pod 0"):
+        podracer.load(run, pod=0)
     podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=85 * STEPS, keep_best=False)
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         loaded("best")
@@ -389,3 +394,33 @@ def test_every_recipe_is_whole(name):
 def test_a_configuration_cannot_name_what_it_likes(data):
     with pytest.raises(ConfigError):
         from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"frames": 2.5}, "frames cannot be 2.5"),
+        ({"seed": True}, "seed cannot be True"),
+        ({"keep_best": "no"}, "keep_best cannot be 'no'"),
+        ({"recipe": 5}, "recipe cannot be 5"),
+        ({"driver": {"num_envs": 1.5}}, "num_envs cannot be 1.5"),
+        ({"agent": {"network": {"shared": 0}}}, "shared cannot be 0"),
+        ({"callbacks": "save"}, "callbacks must be a list"),
+        ({"callbacks": [None]}, "a callback must be a function"),
+        ({"sinks": print}, "sinks must be a list"),
+    ],
+)
+def test_what_a_file_could_not_bring_back_is_refused_at_the_start(changes, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        podracer.train("catch", run_dir=tmp_path / "run", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_and_whole_floats_are_numbers():
+    experiment = recipes.find("catch").with_fields(
+        {"frames": 1e5, "seed": np.int32(3), "agent": {"learning_rate": np.float32(0.5)}}
+    )
+    values = (experiment.frames, experiment.seed, experiment.agent.learning_rate)
+    assert [type(value) for value in values] == [int, int, float]
+    assert values == (100_000, 3, 0.5)
+    assert from_json(to_json(experiment)) == experiment

@@ -75,17 +75,20 @@ def best_run(tournament: Path) -> Path | None:
     return tournament / "pods" / board[0].id if board else None
 
 
-def output_file(out: Path | None, default: Path, suffixes: Sequence[str] = ()) -> Path:
+def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Path:
     """Return the path of the file that a command writes: that of `--out`, or `default` in the run.
 
-    Raises `ConfigError` where no file can be written, before anything is computed for it.
+    Raises `ConfigError` where no file can be written, before anything is computed for it, and
+    without one of the suffixes, as a run's own files are.
     """
     from podracer.types import ConfigError
 
     path = default if out is None else out
     if path.is_dir():
         raise ConfigError(f"{path} is a directory: name a file in it with --out.")
-    if suffixes and path.suffix.lower() not in suffixes:
+    if path.exists() and not path.is_file():  # such as a device, which would be replaced
+        raise ConfigError(f"{path} is not a regular file: name another one with --out.")
+    if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{path.name} must end in {' or '.join(suffixes)}.")
     if out is None and not path.parent.is_dir():
         raise ConfigError(f"{path.parent} holds no run: there is no such directory.")

@@ -177,7 +177,7 @@ def report(arguments: Sequence[str]) -> int:
     for run in options.runs:
         if not (is_tournament(run) or (run / "config.json").is_file()):
             raise ConfigError(f"{run} holds no run: there is no config.json in it.")
-    out = output_file(options.out, options.runs[0] / "report.html")
+    out = output_file(options.out, options.runs[0] / "report.html", (".html", ".htm"))
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 
@@ -237,7 +237,7 @@ def rule(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."
         )
-    out = output_file(options.out, options.run / "rule.npz")
+    out = output_file(options.out, options.run / "rule.npz", (".npz",))
     about = {"environment": env.spec.name, "updates": int(state.update)}
     write_bytes(out, agent.export(state.learner, about))
     print(f"{out}  use it: podracer train catch --update-rule {out}")

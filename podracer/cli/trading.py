@@ -44,8 +44,9 @@ def backtest(arguments: Sequence[str]) -> int:
     from podracer.trading.backtest import backtest
 
     use_compilation_cache()
+    out = output_file(options.out, options.run / "backtest.html", (".html", ".htm"))
     result = backtest(options.run, checkpoint=options.checkpoint)
-    page = write_page(result, output_file(options.out, options.run / "backtest.html"))
+    page = write_page(result, out)
     if options.json:
         print(json.dumps(result.to_json()))
     else:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from podracer.agent import Agent
@@ -167,5 +168,14 @@ def _replace_fields(config: Any, values: Mapping[str, Any]) -> Any:
             raise ConfigError(f"{kind} has no field {name!r}: {remedy}")
         part = getattr(config, name)
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
-        changes[name] = _replace_fields(part, value) if is_part else value
+        changes[name] = _replace_fields(part, value) if is_part else _as_number(value, part)
     return dataclasses.replace(config, **changes)
+
+
+def _as_number(value: Any, old: Any) -> Any:
+    """Return a scalar of NumPy as a number of Python, and 1e5 as an int in the place of an int."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(old) is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -100,6 +100,8 @@ def load_run(
     agent, env = build(experiment)
     device = jax.local_devices()[:1]
     if not experiment.pods:
+        if pod is not None:
+            raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
         saved_env = checkpointed_environment(experiment, env)
         like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
         return agent, env, checkpoints.load(directory, like, checkpoint).state
@@ -109,7 +111,7 @@ def load_run(
     )
     restored = checkpoints.load(directory, like, checkpoint)
     pod = sweep.best_pod(directory, restored) if pod is None else pod
-    if not 0 <= pod < len(experiment.pods):
+    if type(pod) is not int or not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
     agent, env = build(experiment.of_pod(experiment.pods[pod]))
     state = jax.tree.map(lambda x: x[pod], restored.state)

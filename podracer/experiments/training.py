@@ -30,6 +30,7 @@ from podracer.experiments.run_setup import (
 )
 from podracer.experiments.serialization import (
     check_same_experiment,
+    check_types,
     saved_devices,
     to_json,
     update_config,
@@ -82,6 +83,8 @@ def train(
     experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
     experiment = experiment.with_fields(overrides)
     experiment.check()
+    check_types(experiment)
+    _check_functions(sinks, callbacks)
     use_compilation_cache()
     saved = saved_devices(Path(run_dir)) if resume and run_dir is not None else 0
     setup = make_run_setup(experiment, saved)
@@ -105,6 +108,15 @@ def train(
             if not (is_refusal and (directory / CRASH).exists()):  # which says how the run ended
                 run.report_fault(error)
             raise error from error.__cause__
+
+
+def _check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
+    """Raise `ConfigError` for what would fail only at the first boundary."""
+    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
+        if not isinstance(functions, Sequence) or isinstance(functions, str):
+            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
+    if wrong := [callback for callback in callbacks if not callable(callback)]:
+        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")
 
 
 class Run:

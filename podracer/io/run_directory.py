@@ -123,9 +123,11 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # not that of the draft
         raise
     fsync_directory(path.parent)
 

@@ -68,7 +68,7 @@ def scalars(record: Record) -> dict[str, float]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return all records of a `metrics.jsonl`, oldest first, without a torn last line.
 
-    Raises `PodracerError` for any other line that is not a record: an object of numbers, lists of
+    Raises `StorageError` for any other line that is not a record: an object of numbers, lists of
     numbers and nulls.
     """
     records = []
@@ -76,18 +76,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if record is not None:
             records.append(record)
         elif line.endswith(b"\n"):
-            from podracer.types import PodracerError
+            from podracer.types import StorageError
 
-            raise PodracerError(f"{path}: line {number} is not a record of numbers.")
+            raise StorageError(f"{path}: line {number} is not a record of numbers.")
     return records
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     path = Path(path)
     if path.exists() and not path.is_file():
-        from podracer.types import PodracerError
+        from podracer.types import StorageError
 
-        raise PodracerError(f"{path} is not a file.")
+        raise StorageError(f"{path} is not a file.")
     with path.open("rb") as file:
         for line in file:
             yield line, parse_record(line)

@@ -17,7 +17,7 @@ from podracer.io.seal import (
     retry_reading,
     verify_seal,
 )
-from podracer.types import CheckpointError, StorageError
+from podracer.types import CheckpointError, ConfigError, StorageError
 
 Report = Callable[[str], None]
 Choice = Literal["newest", "best"] | int
@@ -32,8 +32,11 @@ _STEP = re.compile(r"[0-9]{12}")
 def chosen_step(run: Path, choice: Choice, report: Report) -> int:
     """Return the step of a choice, whole and of this run.
 
-    Raises `CheckpointError` if there is none: only in the place of a newest one comes another.
+    Raises `CheckpointError` if there is none: only in the place of a newest one comes another, and
+    `ConfigError` for what is no choice.
     """
+    if choice not in ("newest", "best") and type(choice) is not int:
+        raise ConfigError(f"a checkpoint is newest, best or a number of updates, not {choice!r}.")
     if choice == "newest":
         return valid_step(run, report)
     if choice != "best":
