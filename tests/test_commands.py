@@ -673,6 +673,15 @@ def test_a_file_of_the_run_is_not_overwritten(command, run, outcome):
     assert (run / "config.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("command", ["eval", "play", "export", "resume"])
+def test_another_environment_is_not_ignored(command, run, outcome):
+    code, text = outcome(command, run, "--environment", "cartpole")
+    assert code == 78
+    assert text.endswith(
+        "was trained in 'catch': --environment repeats that name, and cannot be 'cartpole'.\n"
+    )
+
+
 def test_a_device_is_not_replaced(run, outcome, tmp_path):
     """The superuser could."""
     device = tmp_path / "device.html"

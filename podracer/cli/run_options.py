@@ -44,9 +44,10 @@ class RunOptions:
     def reopen(self, directory: Path | None = None) -> Experiment:
         """Return the experiment of the run, or of another directory with the same flags.
 
-        Raises `ConfigError` if there is no run.
+        Raises `ConfigError` if there is no run, or if it is one in another environment.
         """
         from podracer.experiments.loading import reopen
+        from podracer.experiments.serialization import read_config
         from podracer.types import ConfigError
 
         directory = self.run if directory is None else directory
@@ -56,7 +57,14 @@ class RunOptions:
             raise ConfigError(f"{directory} is a tournament: {remedy}.")
         find_modules_here(None, self.environment)
         experiment = None if self.recipe is None else find_recipe(self.recipe, ())[0]
-        return reopen(directory, experiment, self.environment)
+        experiment = reopen(directory, experiment, self.environment)
+        recorded = read_config(directory / "config.json")["experiment"].get("environment")
+        if isinstance(recorded, str) and self.environment not in (None, recorded):
+            raise ConfigError(
+                f"{directory} was trained in {recorded!r}: --environment repeats that name, and "
+                f"cannot be {self.environment!r}."
+            )
+        return experiment
 
 
 @dataclasses.dataclass(frozen=True)
