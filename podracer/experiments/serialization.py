@@ -132,7 +132,8 @@ def check_types(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            check_types(value)
+            if field.name != "environment":  # no configuration, but an object with its own checks
+                check_types(value)
             continue
         is_plain = isinstance(value, bool | int | float | str | tuple | None)
         if is_plain and not _fits(value, hints[field.name]):
