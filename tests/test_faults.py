@@ -116,6 +116,7 @@ def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
     code, out, error = finish(process)
     assert code == 130, error
     assert "Stopped, saved" in out
+    assert f"podracer resume {run}" in out
     saved = max(int(step.name) for step in (run / "checkpoints").glob("[0-9]*"))
     assert saved == records(run)[-1]["updates"]
     assert not (run / "crash.json").exists()

@@ -85,8 +85,10 @@ def version() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; `docs/reliability.md` lists the codes."""
     name, *remaining = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if sys.stdout is None:  # closed by who started this, as some supervisors do
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in ("stdout", "stderr"):
+        # Closed, as by a supervisor: the next file that is opened would take its place.
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     logging.getLogger("podracer").addFilter(_clean)
     if arguments is None:
         _log_to_stderr()

@@ -200,6 +200,8 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
     next_command = "play" if is_drawable(build(experiment)[1]) else None
     if isinstance(result.agent, MetaLearner):
         next_command = "rule"
+    if result.exit_code:
+        next_command = "resume"
     environment = experiment.environment
     if not isinstance(environment, str) or not imported_module(environment):
         environment = None

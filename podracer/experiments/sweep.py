@@ -235,8 +235,8 @@ def _read_run(directory: Path) -> list[dict[str, Any]]:
 
 
 def _last_evaluated(records: Sequence[dict[str, Any]], updates: float) -> dict[str, Any] | None:
-    is_evaluation = (r for r in reversed(records) if "evaluation_return" in r)
-    return next((r for r in is_evaluation if r["updates"] <= updates), None)
+    evaluations = [r for r in records if "evaluation_return" in r and r["updates"] <= updates]
+    return evaluations[-1] if evaluations else None
 
 
 def _hyperparameters(
