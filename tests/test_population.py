@@ -15,6 +15,7 @@ from child import records
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
+from podracer.cli.main import main
 from podracer.cli.pods import finish_sweep
 from podracer.drivers.anakin import AnakinConfig, anakin
 from podracer.drivers.common import init_state
@@ -42,6 +43,7 @@ from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.reports.run import write_report
+from podracer.serve.service import load_model
 from podracer.types import CheckpointError, ConfigError, NonFiniteError, StorageError
 
 CONFIG = AnakinConfig(16, 8, 5)
@@ -309,7 +311,7 @@ def test_a_full_disk_at_the_best_configuration_is_an_error(tmp_path, monkeypatch
         finish_sweep(run, EXPERIMENT)
 
 
-def test_a_population_is_a_run_like_any_other(tmp_path):
+def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run)
     assert from_json(to_json(EXPERIMENT)) == EXPERIMENT
@@ -330,7 +332,7 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
         for line in pods
         if "evaluation_return" in line
     }
-    state = load_run(run, checkpoint="best")[2]
+    state = load_run(run, checkpoint="best").state
     assert int(state.update) == max(returns, key=lambda update: (returns[update], update))
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
@@ -342,6 +344,12 @@ def test_a_population_is_a_run_like_any_other(tmp_path):
     with pytest.raises(CheckpointError, match="so the best pod is unknown"):
         podracer.load(run)
     (run / "pods.jsonl").write_text(text)
+
+    for flags, pod in (((), int(np.argmax(last))), (("--pod", "1"), 1)):
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", str(run), "--episodes", "4", "--json", *flags])
+        assert json.loads(capsys.readouterr().out)["pod"] == pod
+    assert load_model(run, EXPERIMENT, pod=1).pod == 1
 
     best = sweep.write_best(run, EXPERIMENT, found[0])
     winner = podracer.experiments.recipes.find(str(best))

@@ -250,7 +250,7 @@ def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsy
     assert [each.title for each in drawn] == ["Pods", "learning_rate"]
     assert all(len(each.pods) == 4 * (2 * 3 + 1) for each in drawn)
     last = lineage[-1]["hyperparameter_learning_rate"]
-    agent, _, state = load_run(whole, pod=2)
+    agent, _, state, _ = load_run(whole, pod=2)
     assert agent.learning_rate == last[2]
     assert int(state.update) == 40
     found = sweep.configurations(whole)

@@ -179,11 +179,12 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
 def test_a_kill_leaves_the_old_or_the_new_model(
     runs: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, env, state = load_run(runs[0])
+    agent, env, state, _ = load_run(runs[0])
     scores = {runs[0].name: 0.0, "000001": 1.0}  # to play them each time would take minutes
 
     def load(directory: Path, **_: Any) -> Any:
-        return agent, env, SimpleNamespace(update=8, score=scores.get(Path(directory).name, 2.0))
+        state = SimpleNamespace(update=8, score=scores.get(Path(directory).name, 2.0))
+        return agent, env, state, None
 
     monkeypatch.setattr(delivery, "load_run", load)
     monkeypatch.setattr(delivery, "_validation_return", lambda agent, env, state: state.score)

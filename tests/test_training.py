@@ -136,7 +136,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
         return dataclasses.replace(setup, evaluate=evaluate)
 
     def loaded(checkpoint):
-        state = load_run(run, checkpoint=checkpoint)[2]
+        state = load_run(run, checkpoint=checkpoint).state
         return int(state.update), fingerprint(state)
 
     monkeypatch.setattr(training, "make_run_setup", scripted_setup)
@@ -198,7 +198,7 @@ def test_an_evaluation_can_be_repeated(tmp_path):
     from podracer.evaluate import make_evaluator
 
     result = podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
-    agent, env, state = load_run(tmp_path / "run")
+    agent, env, state, _ = load_run(tmp_path / "run")
     evaluate = make_evaluator(agent, env, 8)
     again = evaluate(agent.actor_params(state.learner), state.key, state.update)
     assert np.array_equal(again.returns, result.evaluation.returns)

@@ -25,8 +25,6 @@ class ExportOptions(CheckpointOptions):
     """Path of the file. By default policy.onnx, .stablehlo or .html in the run."""
     policy: PolicyName = "greedy"
     """Policy that acts: `greedy`, or `sampled`, which takes random words as an input."""
-    pod: int | None = None
-    """Pod of a population, from 0 on. By default the best one of its last evaluation."""
     json: bool = False
     """Print one JSON object."""
 

@@ -60,7 +60,7 @@ def match(arguments: Sequence[str]) -> int:
             players.append(matches.opponent_player(name))
             continue
         experiment = RunOptions(directory, options.recipe).reopen()
-        agent, env, state = load_run(
+        agent, env, state, _ = load_run(
             directory,
             recipe=experiment,
             pod=pod,

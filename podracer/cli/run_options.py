@@ -14,6 +14,7 @@ from podracer.tournament import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
+    from podracer.experiments.loading import LoadedRun
 
 PolicyName = Literal["greedy", "sampled"]
 AtCheckpoint = Annotated[
@@ -72,6 +73,15 @@ class CheckpointOptions(RunOptions):
     """Flags of every command that opens a run at a checkpoint."""
 
     checkpoint: AtCheckpoint = "newest"
+    pod: int | None = None
+    """Pod of a sweep, from 0 on. By default the best one in the last evaluation before the
+    checkpoint."""
+
+    def load(self, experiment: Experiment) -> LoadedRun:
+        """Return the agent, the environment and the state of the run, reopened as `experiment`."""
+        from podracer.experiments.loading import load_run
+
+        return load_run(self.run, recipe=experiment, pod=self.pod, checkpoint=self.checkpoint)
 
 
 def best_run(tournament: Path) -> Path | None:

@@ -70,11 +70,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     from podracer.agent import policy_params
     from podracer.evaluate import MAX_EPISODES, make_evaluator
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.experiments.loading import load_run
 
     use_compilation_cache()
     experiment = options.reopen()
-    agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
+    agent, env, state, pod = options.load(experiment)
     acting = options.acting(experiment)
     episodes = require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
     evaluator = make_evaluator(agent, env, episodes, **acting)
@@ -92,6 +91,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         "length_mean": float(result.lengths.mean()),
         "unfinished": result.unfinished,
         "updates": int(state.update),
+        **({} if pod is None else {"pod": pod}),
     }
     if options.json:
         print(json.dumps(figures))
@@ -99,11 +99,9 @@ def evaluate(arguments: Sequence[str]) -> int:
         for name, value in figures.items():
             print(f"{name:18} {value:g}" if isinstance(value, float) else f"{name:18} {value}")
     if result.repetition:
-        print(
-            f"podracer: {result.repetition}: to measure more take --policy sampled or --epsilon "
-            "0.01.",
-            file=sys.stderr,
-        )
+        is_greedy = acting["policy"] == "greedy"
+        remedy = "take --policy sampled or --epsilon 0.01" if is_greedy else "take --epsilon 0.01"
+        print(f"podracer: {result.repetition}: to measure more {remedy}.", file=sys.stderr)
     return 0
 
 
@@ -127,7 +125,6 @@ def play(arguments: Sequence[str]) -> int:
     options = parse(PlayOptions, "play", arguments, about="Film a run at a checkpoint.")
     from podracer.agent import policy_params
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.experiments.loading import load_run
     from podracer.reports.console import acting_text
     from podracer.reports.recording import record_frames
     from podracer.reports.video import write_video
@@ -136,7 +133,7 @@ def play(arguments: Sequence[str]) -> int:
     experiment = options.reopen()
     out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
     require_in_range("--fps", options.fps, 0, 1000)
-    agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
+    agent, env, state, pod = options.load(experiment)
     acting = options.acting(experiment)
     frames, returns = record_frames(
         agent,
@@ -149,7 +146,8 @@ def play(arguments: Sequence[str]) -> int:
     )
     write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
-    print(f"{out}: {len(frames)} frames, {acting_text(**acting)}, returns {returns_text}")
+    of_pod = "" if pod is None else f" of pod {pod}"
+    print(f"{out}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
     return 0
 
 
@@ -227,12 +225,11 @@ def rule(arguments: Sequence[str]) -> int:
         RuleOptions, "rule", arguments, about="Write the update rule that a run learned to a file."
     )
     from podracer.agent import MetaLearner
-    from podracer.experiments.loading import load_run
     from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 
     experiment = options.reopen()
-    agent, env, state = load_run(options.run, recipe=experiment, checkpoint=options.checkpoint)
+    agent, env, state, _ = options.load(experiment)
     if not isinstance(agent, MetaLearner):
         raise ConfigError(
             f"{options.run} learned no update rule: its agent is {type(agent).__name__}."

@@ -48,7 +48,7 @@ def serve(arguments: Sequence[str]) -> int:
 
     def load(directory: Path) -> Model:
         experiment = options.reopen(directory)
-        return load_model(directory, experiment, options.policy, options.checkpoint)
+        return load_model(directory, experiment, options.policy, options.checkpoint, options.pod)
 
     use_compilation_cache()
     with explained_address(options.host, port):

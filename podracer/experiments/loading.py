@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -22,6 +23,15 @@ from podracer.io.checkpoint import Choice
 from podracer.mesh import make_mesh
 from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
+
+
+class LoadedRun(NamedTuple):
+    """A run at a checkpoint."""
+
+    agent: Agent
+    env: Environment | HostEnvironments
+    state: TrainState
+    pod: int | None  # of a population, whose agent and state these are
 
 
 def load(
@@ -46,7 +56,7 @@ def load(
     Raises `ConfigError` if there is no run, `CheckpointError` if there is no such
     checkpoint that is valid.
     """
-    agent, _, state = load_run(
+    run = load_run(
         run_dir,
         recipe=recipe,
         environment=environment,
@@ -54,7 +64,7 @@ def load(
         checkpoint=checkpoint,
         opponents=False,
     )
-    return agent, state.learner
+    return run.agent, run.state.learner
 
 
 def load_policy(
@@ -86,7 +96,7 @@ def load_run(
     pod: int | None = None,
     checkpoint: Choice = "newest",
     opponents: bool = True,
-) -> tuple[Agent, Environment | HostEnvironments, TrainState]:
+) -> LoadedRun:
     """Return the agent, the environment and the whole state of a run, see `load`.
 
     Without `opponents` the environment has random ones in the place of other runs, which may be
@@ -104,7 +114,7 @@ def load_run(
             raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
         saved_env = checkpointed_environment(experiment, env)
         like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
-        return agent, env, checkpoints.load(directory, like, checkpoint).state
+        return LoadedRun(agent, env, checkpoints.load(directory, like, checkpoint).state, None)
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(
         agent, experiment.pods, env, mesh, experiment.chunk, experiment.exchange
@@ -118,7 +128,7 @@ def load_run(
     if isinstance(state, SelectionState):
         values = {name: float(value) for name, value in state.hyperparameters.items()}
         agent = population.with_hyperparameters(agent, values)
-    return agent, env, state
+    return LoadedRun(agent, env, state, pod)
 
 
 def reopen(

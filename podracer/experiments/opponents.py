@@ -107,7 +107,7 @@ def _read(opponent: TrainedOpponent) -> _Policy:
     directory, recipe = Path(opponent.directory), opponent.recipe
     if recipe is not None and recipe.recipe != recipe_name(directory):
         recipe = None
-    agent, env, state = load_run(
+    agent, env, state, _ = load_run(
         directory,
         recipe=recipe,
         pod=opponent.pod,

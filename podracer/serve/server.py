@@ -71,6 +71,7 @@ def make_app(service: Service, *, hosts: tuple[str, ...] = ("*",)) -> Starlette:
             "status": "ok",
             "model": model.name,
             "updates": model.updates,
+            "pod": model.pod,
             "agent": model.agent,
             "environment": model.environment,
             "has_memory": model.policy.has_memory,

@@ -42,6 +42,7 @@ class Model:
     agent: str
     environment: str
     policy: Policy
+    pod: int | None = None  # of a sweep
 
 
 @dataclasses.dataclass
@@ -58,6 +59,7 @@ def load_model(
     experiment: Experiment,
     policy: str | None = None,
     checkpoint: Choice = "newest",
+    pod: int | None = None,
 ) -> Model:
     """Load the model of a run directory, ready to answer single observations.
 
@@ -65,10 +67,10 @@ def load_model(
     that of `load_run`.
     """
     policy = experiment.evaluation_policy if policy is None else policy
-    agent, _, state = load_run(directory, recipe=experiment, checkpoint=checkpoint, opponents=False)
-    acting = Policy(agent, state.learner, sampled=policy == "sampled")
-    name = directory.resolve().name
-    model = Model(name, int(state.update), type(agent).__name__, acting.spec.name, acting)
+    run = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents=False)
+    acting = Policy(run.agent, run.state.learner, sampled=policy == "sampled")
+    name, updates = directory.resolve().name, int(run.state.update)
+    model = Model(name, updates, type(run.agent).__name__, acting.spec.name, acting, run.pod)
     prepare(model, (1,))
     return model
 

@@ -298,7 +298,7 @@ def _player(name: str, path: Path, own: Sequence[Experiment]) -> tuple[Player, A
     """Return the player of a checkpoint, and the environment that it has learned in."""
     directory = path.parents[1]
     recipe = next((e for e in own if e.recipe == recipe_name(directory)), None)
-    agent, env, state = load_run(
+    agent, env, state, _ = load_run(
         directory, recipe=recipe, checkpoint=int(path.name), opponents=False
     )
     return trained_player(name, agent, env, state.learner, sampled=True), env

@@ -95,7 +95,7 @@ def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtes
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
     directory = Path(directory)
-    agent, env, state = load_run(directory, checkpoint=checkpoint)
+    agent, env, state, _ = load_run(directory, checkpoint=checkpoint)
     backtest_env = backtest_environment(env)  # first, because it rejects other environments
     check_same_environment(directory, env)
     params = agent.actor_params(state.learner)

@@ -69,7 +69,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     damaged.
     """
     models, run = Path(models), Path(run)
-    agent, env, state = load_run(run, checkpoint=checkpoint)
+    agent, env, state, _ = load_run(run, checkpoint=checkpoint)
     backtest_environment(env)
     check_same_environment(run, env)
     validation: Trading = env.for_evaluation().inner  # type: ignore[union-attr]
@@ -87,7 +87,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
             current = promotions[-1]
             _verify(models, current)
             _check_comparable(models / current.model, run)
-            agent, _, state = load_run(models / current.model, environment=env)
+            agent, _, state, _ = load_run(models / current.model, environment=env)
             details["previous_score"] = _validation_return(agent, validation, state)
             if not details["score"] > details["previous_score"]:
                 refusal = Decision("refuse", current.model, current.files, **details)
