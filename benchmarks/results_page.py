@@ -44,9 +44,11 @@ is written by `python benchmarks/results_suite.py --page` from the scores in
   probability that a seed of podracer beats one of the reference, with the interval of a stratified
   bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss* below it; the
   others are ties.
-- **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of those seeds
-  that ran while the machine was quiet (load at most the number of processors and a half). Seeds of
-  podracer train as one program under Anakin, and one after another under Sebulba.
+- **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
+  that ran while the machine was quiet (load at most the number of processors and a half). Where no
+  seed did, the two processors shared a core's caches and units with other work, and the seconds are
+  an upper bound (≤). Seeds of podracer train as one program under Anakin, and one after another
+  under Sebulba.
 - References have the settings that their authors publish, or where there are none those that did
   best here; [`cells.py`](../benchmarks/cells.py) has them with their sources. Environment, frames
   and evaluation are those of the cell. Seeds begin at 100; recipes were tuned with others.
@@ -138,8 +140,9 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
 def figures(rows: Sequence[records.Row], evaluation: str) -> str:
     """Return the columns that all contenders have."""
     frames = compact(rows[0]["frames"])
-    cpu_seconds = [row["cpu_seconds"] for row in records.quiet(rows)]
-    seconds = f"{np.mean(cpu_seconds):,.0f}" if cpu_seconds else "-"
+    quiet = records.quiet(rows)
+    seconds = f"{np.mean([row['cpu_seconds'] for row in quiet or rows]):,.0f}"
+    seconds = seconds if quiet else f"≤ {seconds}"
     return f"{len(rows)} | {frames} | {evaluation} | {estimate(rows)} | {seconds}"
 
 
