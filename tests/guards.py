@@ -402,6 +402,12 @@ GUARDS = [
         "test_leaderboard.py::test_what_is_acknowledged_is_synced_first",
     ),
     Guard(
+        "io/jsonl.py",
+        "os.fsync(self._file.fileno())",
+        "pass",
+        "test_sinks.py::test_what_a_checkpoint_seals_is_durable",
+    ),
+    Guard(
         "tournament/leaderboard.py",
         "and path.resolve() == path",
         "",

@@ -683,6 +683,7 @@ def test_a_disk_that_refuses_changes_nothing(
             board.record(Capacity(1))
         monkeypatch.undo()
         assert board.state is state
+        assert replay(read_events(tmp_path)) == state  # also for one that reads it now
         board.record(Capacity(2))
         state = board.state
     assert replay(read_events(tmp_path)) == state

@@ -77,6 +77,33 @@ def test_jsonl_writes_plain_json_and_null_for_what_is_not_finite(tmp_path):
     sink.close()
 
 
+def test_what_a_checkpoint_seals_is_durable(tmp_path, monkeypatch, caplog):
+    path, synced = tmp_path / "metrics.jsonl", []
+
+    def sync(descriptor):
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((name, path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    sink = JsonlSink(path)
+    assert synced == [(str(tmp_path), b"")]  # the name of the file
+    sink.write(record(1))
+    sink.write(record(2))
+    assert sink.seal()["size"] == path.stat().st_size
+    assert synced[1:] == [(str(path), path.read_bytes())]
+
+    def refuse(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sealed = sink.seal()  # a fault of the records never ends a run
+    assert f"{path} may not survive a power cut: Input/output error" in caplog.text
+    sink.close()  # as after a record that could not be written
+    caplog.clear()
+    assert sink.seal() == sealed
+    assert caplog.text == ""
+
+
 def test_jsonl_refuses_a_step_back(tmp_path):
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)

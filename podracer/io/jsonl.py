@@ -6,11 +6,12 @@ import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from podracer.io.run_directory import unused, write_bytes
+from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import retry_reading
 from podracer.io.sinks import Record, parse_record, plain
 from podracer.types import StorageError
@@ -40,6 +41,7 @@ class JsonlSink:
             kept, self._updates = _continued(Path(path), resume_updates, sealed)
         self._digest, self._size = hashlib.sha256(kept), len(kept)
         self._file = open(path, "xb" if resume_updates is None else "ab")  # noqa: SIM115
+        fsync_directory(Path(path).parent)
 
     def write(self, record: Record) -> None:
         """Append a record. Raises `ValueError` if its `updates` is not above the last one."""
@@ -58,7 +60,12 @@ class JsonlSink:
         self._updates = updates
 
     def seal(self) -> dict[str, Any]:
-        """Return the size and the SHA-256 of all records, which a checkpoint keeps."""
+        """Make all records durable; return their size and SHA-256, which a checkpoint keeps."""
+        if not self._file.closed:  # as it is after a record that could not be written
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                _LOG.warning("%s may not survive a power cut: %s", self._file.name, error.strerror)
         return {"size": self._size, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:

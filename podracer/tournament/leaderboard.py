@@ -287,9 +287,14 @@ class Leaderboard:
         line, checksum = _line(fields, self._checksum)
         self._file.truncate(self._size)  # remains of an earlier call that failed
         self._file.seek(self._size)
-        if self._file.write(line) != len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory / LOG))
-        os.fsync(self._file.fileno())
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory / LOG))
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):  # else the next one that reads it finds the event
+                self._file.truncate(self._size)
+            raise
         self._checksum, self._size = checksum, self._size + len(line)
         return _decode({k: v for k, v in json.loads(line).items() if k != "sha256"})
 
