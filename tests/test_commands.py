@@ -24,12 +24,18 @@ import pytest
 
 import podracer
 from podracer.cli import main as command_line
-from podracer.cli.arguments import find_recipe, read_whole_number
+from podracer.cli.arguments import (
+    find_experiment,
+    find_recipe,
+    parse_experiment,
+    read_whole_number,
+)
 from podracer.cli.main import main
-from podracer.cli.train import FreeSettings
+from podracer.cli.train import FreeSettings, TrainOptions
+from podracer.experiments import recipes, training
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals, check_metadata
-from podracer.experiments.serialization import FREE_ON_RESUME
+from podracer.experiments.serialization import FREE_ON_RESUME, to_json
 from podracer.io.seal import read_sealed_json, seal_json
 from podracer.io.signals import StopSignals, exit_on_stop
 from podracer.io.sinks import read_metrics
@@ -342,7 +348,7 @@ MISTAKES = [
     ("train cartpole_sebulba --env-timeout-seconds inf", "env_timeout_seconds must be finite"),
     # what does not go together
     ("train catch --process-id 0", "together"),
-    ("train catch --environment gymnasium:CartPole-v1", "take --arch sebulba"),
+    ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --arch sebulba"),
     ("train catch --arch sebulba --fused", "fused"),
     ("train catch_alphazero --environment catch", "--environment model:catch"),
     ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
@@ -640,6 +646,57 @@ from podracer.experiments import recipes
 def mine(wide_network: bool = False, steps: int = 64, kind: list = ()):
     return recipes.find("catch_a2c").with_fields({"frames": steps, "keep_best": wide_network})
 """
+
+
+LAKE = "gymnasium:FrozenLake-v1"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "environment", "arch", "target"),
+    [
+        ("cartpole_ppo", LAKE, "sebulba", None),
+        ("cartpole_ppo", "atari-sticky:pong", "sebulba", None),
+        ("cartpole_ppo", "probe:bandit", "anakin", None),
+        ("cartpole_ppo", "cartpole", "anakin", 475),
+        ("cartpole_sebulba", LAKE, "sebulba", None),
+        ("cartpole_sebulba", "cartpole", "sebulba", None),
+        ("cartpole_sebulba", "gymnasium:CartPole-v1", "sebulba", 475),
+        ("best.json", LAKE, "sebulba", None),
+        ("best.json", "cartpole", "anakin", 475),
+    ],
+)
+def test_another_environment_has_its_own_architecture_and_no_target(
+    recipe, environment, arch, target, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    saved = {"experiment": to_json(recipes.find("cartpole_ppo"))}
+    (tmp_path / "best.json").write_text(json.dumps(saved))
+    flags = ["--environment", environment]
+    _, experiment, rest = find_experiment([recipe, *flags])
+    assert (experiment.environment, experiment.arch, experiment.target_return) == (
+        environment, arch, target,
+    )  # fmt: skip
+    options = TrainOptions(arch=experiment.arch)
+    assert parse_experiment("train", rest, experiment, options)[1] == experiment
+    rest += ["--target-return", "9"]
+    assert parse_experiment("train", rest, experiment, options)[1].target_return == 9
+    other = "sebulba" if arch == "anakin" else "anakin"
+    assert find_experiment([recipe, *flags, "--arch", other])[1].arch == other
+
+
+def test_in_python_too_another_environment_has_its_own_architecture_and_no_target(monkeypatch):
+    experiments = []
+    monkeypatch.setattr(training, "make_run_setup", lambda experiment, _: 1 / 0)
+    monkeypatch.setattr(Experiment, "check", lambda self: experiments.append(self))
+    for changes in (
+        {"environment": podracer.Gymnasium("FrozenLake-v1"), "driver": {"policy_lag": 0}},
+        {"environment": "probe:bandit", "target_return": 1.0},
+    ):
+        with pytest.raises(ZeroDivisionError):
+            podracer.train("cartpole_ppo", **changes)
+    host, device = experiments
+    assert (host.driver.policy_lag, host.target_return) == (0, None)
+    assert (device.arch, device.target_return) == ("anakin", 1.0)
 
 
 def test_arguments_of_a_recipe_are_flags(tmp_path, monkeypatch, outcome):

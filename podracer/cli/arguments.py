@@ -256,17 +256,24 @@ def own_recipe(name: str) -> str | None:
 
 
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:
-    """Return a recipe's experiment, made with the recipe's own flags, and the other flags."""
+    """Return a recipe's experiment, made with the recipe's own flags, and the other flags.
+
+    It is in the environment that a flag names, under the architecture which that needs.
+    """
     from podracer.experiments import recipes
 
-    find_modules_here(name, peek_flag(flags, "environment"))
+    environment = peek_flag(flags, "environment")
+    find_modules_here(name, environment)
     remaining = list(flags)
     options = {
         option: value
         for option in recipes.options_of(name)
         if (value := pop_flag(remaining, option)) is not None
     }
-    return recipes.find(name, **options), remaining
+    experiment = recipes.find(name, **options)
+    if environment is not None and "environment" not in options:
+        experiment = experiment.in_environment(environment)
+    return experiment, remaining
 
 
 def options_of(recipe: str) -> list[str]:

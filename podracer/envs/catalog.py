@@ -40,6 +40,8 @@ class Adapter(NamedTuple):
     """Packages that must be installed."""
     install: str = ""
     """Command that installs them."""
+    on_host: bool = False
+    """Whether its environments run on the host alone, so that Anakin cannot train in them."""
 
 
 def _lazy(module: str, function: str) -> Callable[..., Any]:
@@ -176,30 +178,35 @@ ADAPTERS = {
         "host: any environment registered with Gymnasium, such as gymnasium:CartPole-v1",
         ("gymnasium",),
         'pip install "podracer[gymnasium]"',
+        on_host=True,
     ),
     "atari": Adapter(
         _lazy("host.atari", "impala"),
         "host: an Atari game under IMPALA's protocol, such as atari:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
+        on_host=True,
     ),
     "atari-sticky": Adapter(
         _lazy("host.atari", "sticky"),
         "host: an Atari game with sticky actions, as in Cleanba, such as atari-sticky:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
+        on_host=True,
     ),
     "atari-machado": Adapter(
         _lazy("host.atari", "machado"),
         "host: an Atari game under Machado et al. 2018's protocol, such as atari-machado:pong",
         ("ale_py", "gymnasium"),
         'pip install "podracer[atari]"',
+        on_host=True,
     ),
     "envpool": Adapter(
         _lazy("host.envpool", "envpool"),
         "host: any task of EnvPool, such as envpool:HalfCheetah-v4",
         ("envpool",),
         'pip install "podracer[envpool]"',
+        on_host=True,
     ),
 }
 
@@ -240,6 +247,14 @@ def _parse_option(setting: str) -> tuple[str, Any]:
     if isinstance(parsed, list | dict):
         raise ConfigError(f"{setting!r}: an option is a number, `true`, `false`, `null` or text.")
     return key, parsed
+
+
+def runs_on_host(environment: str | Environment | HostEnvironments) -> bool:
+    """Return whether an environment, or one of this name, runs on the host alone."""
+    if not isinstance(environment, str):
+        return isinstance(environment, HostEnvironments)
+    adapter = ADAPTERS.get(environment.partition(":")[0])
+    return adapter is not None and adapter.on_host
 
 
 def imported_module(name: str) -> str | None:

@@ -17,6 +17,7 @@ from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hype
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
+from podracer.envs.catalog import runs_on_host
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import nearest
 from podracer.types import ConfigError, bounded, check_ranges
@@ -32,7 +33,8 @@ class Experiment:
     recipe: str = "experiment"
     """Name of the experiment in reports and in the names of run directories."""
     environment: str | Environment | HostEnvironments
-    """Environment to train in; `podracer list environments` names them."""
+    """Environment to train in; `podracer list environments` names them. In another one than the
+    recipe's its target return does not count, and one of the host takes Sebulba."""
     agent: Agent
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
@@ -60,7 +62,8 @@ class Experiment:
     fixed_evaluation: bool = False
     """Whether all evaluations play the same episodes; otherwise each plays new ones."""
     target_return: float | None = bounded(None, low=-math.inf)
-    """Mean return of an evaluation at which the run stops early."""
+    """Mean return of an evaluation at which the run stops early; that of a recipe is for its own
+    environment alone."""
     max_seconds: float | None = bounded(None, low=0.001)
     """Time limit in seconds; the run stops at the end of the chunk, under Sebulba of the update, in
     which it is reached."""
@@ -87,6 +90,18 @@ class Experiment:
         old = self.driver
         new = kind(old.num_envs, old.rollout_length, old.updates_per_chunk)
         return dataclasses.replace(self, driver=new)
+
+    def in_environment(self, environment: str | Environment | HostEnvironments) -> Experiment:
+        """Return this experiment in another environment: under Sebulba if that needs the host.
+
+        A target return is one of its old environment, and does not count in another.
+        """
+        if environment is self.environment:
+            return self
+        if isinstance(environment, str) and environment == self.environment:
+            return self
+        moved = dataclasses.replace(self, environment=environment, target_return=None)
+        return moved.under("sebulba") if runs_on_host(environment) else moved
 
     def with_fields(self, values: Mapping[str, Any]) -> Experiment:
         """Return this experiment with other values of its fields.

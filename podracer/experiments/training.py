@@ -65,7 +65,8 @@ def train(
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
-    replaces fields of a part: `agent={"learning_rate": 1e-3}`. With `resume` the run continues
+    replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
+    recipe's its target return does not count, and one of the host is trained under Sebulba. With `resume` the run continues
     exactly from the newest valid checkpoint of `run_dir`. A new run begins with what the agent of
     the run `weights` has learned, see `Weights`, or with the state that `begin` returns. SIGTERM
     and Ctrl-C save the run and end it after the current chunk.
@@ -80,7 +81,9 @@ def train(
     `NonFiniteError`, `CheckpointError`, `StorageError` or `DeviceError`, with the reason in
     `crash.json`.
     """
-    experiment = recipes.find(experiment) if isinstance(experiment, str) else experiment
+    if isinstance(experiment, str):
+        experiment = recipes.find(experiment)
+        experiment = experiment.in_environment(overrides.get("environment", experiment.environment))
     experiment = experiment.with_fields(overrides)
     experiment.check()
     check_types(experiment)

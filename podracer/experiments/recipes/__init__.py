@@ -5,6 +5,7 @@ A module for each family of environments; importing it registers its recipes.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from podracer.experiments.recipes import (  # noqa: F401
 )
 from podracer.experiments.recipes.registry import RECIPES, recipe, with_name
 from podracer.experiments.recipes.update_rules import with_update_rule
-from podracer.experiments.serialization import experiment_of
+from podracer.experiments.serialization import experiment_of, read_config
 from podracer.io.names import nearest
 from podracer.types import ConfigError
 
@@ -55,7 +56,7 @@ def find(name: str, **options: str) -> Experiment:
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
     if name.endswith(".json"):
-        return experiment_of(Path(name), **options)  # pyright: ignore[reportArgumentType]
+        return _of_file(Path(name), **options)
     function = _function(name)
     return function(**{key: _option(function, key, text) for key, text in options.items()})
 
@@ -68,6 +69,14 @@ def options_of(name: str) -> tuple[str, ...]:
     if name.endswith(".json"):
         return ("environment",)
     return tuple(inspect.signature(_function(name)).parameters)
+
+
+def _of_file(path: Path, environment: str | None = None) -> Experiment:
+    experiment = experiment_of(path, environment=environment)
+    if environment is None:
+        return experiment
+    recorded = read_config(path)["experiment"]["environment"]
+    return dataclasses.replace(experiment, environment=recorded).in_environment(environment)
 
 
 def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
