@@ -34,7 +34,7 @@ from podracer.tournament.index import INDEX
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.league import draw_opponents, draw_training, even, prioritized, win_rates
 from podracer.tournament.orchestrator import Orchestrator
-from podracer.tournament.ratings import Match, rate, rate_players
+from podracer.tournament.ratings import Match, Rating, points, rate, rate_players
 from podracer.types import ConfigError
 
 LEAGUE = Tournament(
@@ -78,6 +78,25 @@ def test_ratings_do_not_depend_on_the_order_of_matches():
     assert ratings["random"] == (0.0, 0.0)
     fault = Match("p0r0", "p3r4", 0, 0, 0, "it broke")
     assert rate_players([*matches, fault]) == ratings
+
+
+def test_ratings_do_not_depend_on_the_ratings_before():
+    """Each entry of a log is rated from the last ratings, which find the same as none do."""
+    rng = np.random.default_rng(1)
+    matches: list[Match] = []
+    ratings: dict[str, Rating] = {}
+    for number in range(40):
+        names = [f"p0r{earlier}" for earlier in rng.permutation(number)[:3]]
+        for name in ("random", *names):
+            matches.append(Match(f"p0r{number}", name, *rng.integers(0, 9, 3)))
+        ratings = rate_players(matches, ratings)
+    players = list(ratings)
+    anew = rate(*points(matches, players), anchor=0)
+    start = rng.normal(0.0, 500.0, len(players))
+    warm = rate(*points(matches, players), anchor=0, start=start)
+    np.testing.assert_allclose(warm.elo, anew.elo, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(warm.std, anew.std, rtol=0, atol=1e-9)
+    assert ratings == rate_players(matches)
 
 
 # --- the draw of opponents ------------------------------------------------------------------------

@@ -290,7 +290,7 @@ def but_anchor(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
 def _with_matches(state: State, matches: tuple[Match, ...]) -> State:
     """Return the state with new ratings of all entries, by these matches and those before."""
     matches = (*state.matches, *matches)
-    ratings = rate_players(matches)
+    ratings = rate_players(matches, state.ratings)
     pods = {
         number: dataclasses.replace(pod, newest=pod.newest and _rated(pod.newest, ratings))
         for number, pod in state.pods.items()

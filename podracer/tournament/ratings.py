@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,24 +21,38 @@ class Ratings(NamedTuple):
     """Standard deviations of the ratings, f64 `[players]`."""
 
 
-def rate(scores: np.ndarray, games: np.ndarray, anchor: int | None = None) -> Ratings:
+def rate(
+    scores: np.ndarray,
+    games: np.ndarray,
+    anchor: int | None = None,
+    start: np.ndarray | None = None,
+) -> Ratings:
     """Return the ratings that explain the scores of games between players.
 
     `scores[i, j]` is the number of games that i won against j, a draw counting half, out of
     `games[i, j]`. Player i is expected to score `1 / (1 + 10 ** ((elo_j - elo_i) / 400))` a game
     (Bradley and Terry 1952; Elo). The ratings are those of the largest posterior density under
-    independent normal priors, found by Newton's method; the uncertainty is that of a normal
-    distribution with the same curvature there (Laplace's approximation). Games tell differences
-    alone: the mean rating is 0, or, if it is given, that of the player `anchor`.
+    independent normal priors, found by Newton's method, which begins at the ratings `start`; the
+    uncertainty is that of a normal distribution with the same curvature there (Laplace's
+    approximation). Games tell differences alone: the mean rating is 0, or, if it is given, that
+    of the player `anchor`.
     """
     num = len(scores)
+    row, column = np.nonzero(games)  # of many players few have met
+    scores, games = scores[row, column], games[row, column]
     precision = (ELO / PRIOR_STD) ** 2
-    logits, curvature = np.zeros(num), np.eye(num)
-    for _ in range(100):
-        expected = 1.0 / (1.0 + np.exp(logits[None, :] - logits[:, None]))
-        gradient = (scores - games * expected).sum(1) - precision * logits
+    logits = np.zeros(num) if start is None else (start - start.mean()) / ELO
+    curvature = np.eye(num)
+    for iteration in range(100):
+        expected = 1.0 / (1.0 + np.exp(logits[column] - logits[row]))
+        gradient = np.bincount(row, scores - games * expected, num) - precision * logits
         weights = games * expected * (1.0 - expected)
-        curvature = np.diag(weights.sum(1) + precision) - weights
+        diagonal = np.bincount(row, weights, num) + precision
+        if iteration < 8:  # each player by itself, which is cheap, and brings a new one near
+            logits = logits + np.clip(gradient / diagonal, -2.0, 2.0)
+            continue
+        curvature = np.diag(diagonal)
+        curvature[row, column] -= weights
         step = np.linalg.solve(curvature, gradient)
         logits = logits + np.clip(step, -2.0, 2.0)
         if np.abs(step).max() < 1e-10:
@@ -78,15 +93,19 @@ class Rating(NamedTuple):
     std: float
 
 
-def rate_players(matches: Sequence[Match]) -> dict[str, Rating]:
+def rate_players(
+    matches: Sequence[Match], earlier: Mapping[str, Rating] = MappingProxyType({})
+) -> dict[str, Rating]:
     """Return the rating of each player by name; the first match is against the anchor, who has 0.
 
-    They are rounded to a thousandth of a point, so that no decision depends on the last bits.
+    They are rounded to a thousandth of a point, so that no decision depends on the last bits, nor
+    on the `earlier` ratings, from which the new ones are found sooner.
     """
     if not matches:
         return {}
     players = list(dict.fromkeys([matches[0].opponent, *(match.player for match in matches)]))
-    ratings = rate(*points(matches, players), anchor=0)
+    start = np.array([earlier[name].elo if name in earlier else 0.0 for name in players])
+    ratings = rate(*points(matches, players), anchor=0, start=start)
     pairs = zip(ratings.elo.round(3).tolist(), ratings.std.round(3).tolist(), strict=True)
     return {name: Rating(*pair) for name, pair in zip(players, pairs, strict=True)}
 
@@ -98,12 +117,12 @@ def points(matches: Iterable[Match], players: Sequence[str]) -> tuple[np.ndarray
     with others are left out.
     """
     index = {name: number for number, name in enumerate(players)}
+    known = [match for match in matches if match.player in index and match.opponent in index]
+    rows = [(index[m.player], index[m.opponent], m.wins, m.draws, m.losses) for m in known]
+    player, opponent, wins, draws, losses = np.array(rows, np.int64).reshape(-1, 5).T
     scores, games = np.zeros((2, len(players), len(players)))
-    for match in matches:
-        i, j = index.get(match.player), index.get(match.opponent)
-        if i is not None and j is not None:
-            scores[i, j] += match.wins + 0.5 * match.draws
-            scores[j, i] += match.losses + 0.5 * match.draws
-            games[i, j] += match.games
-            games[j, i] += match.games
+    np.add.at(scores, (player, opponent), wins + 0.5 * draws)
+    np.add.at(scores, (opponent, player), losses + 0.5 * draws)
+    np.add.at(games, (player, opponent), wins + draws + losses)
+    np.add.at(games, (opponent, player), wins + draws + losses)
     return scores, games
