@@ -136,6 +136,34 @@ def test_what_is_no_secret_stays(tmp_path: Path, monkeypatch) -> None:
     assert "https://me:[redacted]@example.org/x" in redact("at https://me:word@example.org/x")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("XDG_SESSION_CLASS", "user", "/home/user/runs/a is in use"),
+        ("XDG_CURRENT_DESKTOP", "ubuntu:GNOME", "ubuntu:GNOME"),
+        ("DESKTOP_SESSION", "gnome-xorg", "gnome-xorg"),
+        ("RECIPE", "atari_ppo", "there is no recipe 'atari_pp': did you mean atari_ppo?"),
+        ("RECIPE", "memory_r2d2", "recipe memory_r2d2"),
+        ("MOCK_AUTH", "true", '{"is_truer": true}'),
+        ("KEYBOARD", "pinball", "pgx:pinball"),
+        ("LOGIN_PASSWORD", "tournament", "the tournaments are in runs"),
+    ],
+)
+def test_an_ordinary_variable_destroys_no_message(name: str, value: str, text: str, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert redact(text) == text
+
+
+def test_a_long_word_is_left_out_as_a_whole(monkeypatch) -> None:
+    monkeypatch.setenv("LOGIN_PASSWORD", "tournament")
+    text = "tournament, my_tournament2 or a tournaments"
+    assert redact(text) == "[redacted], my_[redacted]2 or a tournaments"
+    assert redact(repr("by\ntournament")) == r"'by\n[redacted]'"
+    assert redact("LOGIN_PASSWORD=hunter") == "LOGIN_PASSWORD=[redacted]"
+    monkeypatch.setenv("SESSION_ID", "x7Qp")
+    assert redact("session x7Qp") == "session [redacted]"
+
+
 def test_others_cannot_read_a_crash_nor_a_configuration(tmp_path: Path) -> None:
     crash(tmp_path, ValueError("x"))
     write_json(tmp_path / "config.json", {})

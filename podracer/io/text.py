@@ -15,7 +15,8 @@ _WORD = (
     r"|credential|authorization|cookie|session[_-]?id|dsn)"
 )
 _NAME = re.compile(_WORD, re.IGNORECASE)
-_NAME_OF_VARIABLE = re.compile(r"key|token|secret|pass|pwd|auth|cred|cookie|session", re.IGNORECASE)
+_NAME_OF_VARIABLE = re.compile(r"key|token|secret|pass|pwd|auth|cred|cookie|session_?id", re.I)
+_PUBLIC_VARIABLE = re.compile(r"(?:OLD)?PWD|XDG_.*|DESKTOP_SESSION")  # folders, the desktop's names
 _AFTER_NAME = re.compile(
     # Values after `token=`, `"token": `, `bearer ` and `https://user:` (before an `@`).
     # The whole name at once, without going back in it: a long text takes no longer than its length.
@@ -30,7 +31,9 @@ _TOKEN = re.compile(  # of a known form: private keys, JSON web tokens, GitHub, 
     r"|\b(?:gh[oprsu]_|github_pat_|glpat-|hf_|npm_|pypi-|sk-|xox[abprs]-|AIza)[\w-]{16,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
 )
-_HARMLESS = re.compile(r"[a-z]+|[\d.,:+-]+")  # words, versions and lists of numbers
+# Names such as that of a recipe, versions and lists of numbers.
+_HARMLESS = re.compile(r"[a-z]+(?:_[a-z]+)*(?:_[a-z\d]{2,4})?|[\d.,:+-]+")
+_WORD_OF_TEXT = re.compile(r"[A-Z]?[a-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -43,11 +46,15 @@ def redact(text: str) -> str:
     """Return a text without values of environment variables and without what looks like a secret.
 
     Values that stay are those that any text may hold: paths, plain words, numbers and what has less
-    than 6 characters (4 if the name of the variable sounds like a secret).
+    than 6 characters. If the name of the variable sounds like a secret, they are plain words of
+    less than 8 letters, and what has less than 4 characters. Longer words are left out as a whole.
     """
     # The longest first, so that none survives in part inside a longer one.
     for value in sorted(set(_values_of_variables()), key=len, reverse=True):
-        text = text.replace(value, REDACTED)
+        pattern = re.escape(value)
+        if _WORD_OF_TEXT.fullmatch(value):  # not within another word, but after an escape, `\n`
+            pattern = rf"(?:(?<![A-Za-z])|(?<=\\[nrt])){pattern}(?![A-Za-z])"
+        text = re.sub(pattern, REDACTED, text)
     return _AFTER_NAME.sub(rf"\g<kept>{REDACTED}", _TOKEN.sub(REDACTED, text))
 
 
@@ -69,11 +76,13 @@ def print_stderr(message: str, prefix: str = "podracer: ") -> None:
 
 def _values_of_variables() -> Iterator[str]:
     for name, value in os.environ.items():
-        if name in ("PWD", "OLDPWD"):  # the shell's folders; any other such name is a password's
+        if _PUBLIC_VARIABLE.fullmatch(name):
             continue
         sounds_secret = _NAME_OF_VARIABLE.search(name) is not None
         for line in value.splitlines():
-            if len(line) >= 4 if sounds_secret else len(line) >= 6 and not _is_public(line):
+            is_short_word = len(line) < 8 and _WORD_OF_TEXT.fullmatch(line) is not None
+            is_secret = len(line) >= 4 and not is_short_word
+            if is_secret if sounds_secret else len(line) >= 6 and not _is_public(line):
                 yield line
                 yield repr(line)[1:-1]
 
