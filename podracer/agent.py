@@ -157,6 +157,13 @@ class NeedsFile(Agent, Protocol):
         ...
 
 
+def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
+    """Return the environment's specification, or raise `ConfigError` where it is None."""
+    if spec is None:
+        raise ConfigError("the agent has no `spec`: make it for an environment first.")
+    return spec
+
+
 def policy_params(agent: Agent, state: LearnerState) -> Params:
     """Return parameters that can act in any environment; raises `ConfigError` as `check_policy`."""
     check_policy(agent)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, HasLastAction
-from podracer.agents.common import value_based
 from podracer.environment import (
     Environment,
     HostEnvironments,
@@ -24,6 +23,7 @@ from podracer.environment import (
     evaluation_environment,
 )
 from podracer.mesh import from_first_process, num_cores, on_one_device
+from podracer.ops.action_masks import epsilon_greedy
 from podracer.ops.random import GOLDEN
 from podracer.rollout import (
     ActorState,
@@ -126,10 +126,9 @@ class ActingRule:
         assert isinstance(agent.spec.action, Discrete)
         # The action is the best one of these values, so that epsilon-greedy replaces it.
         values = jax.nn.one_hot(action, agent.spec.action.num_actions)
-        mask = action_mask(timestep.observation)
-        values = values if mask is None else jnp.where(mask, values, -1e9)
         explore_keys = episode_keys(key, Purpose.EXPLORE, indices, step)
-        action = value_based.epsilon_greedy(values, explore_keys, jnp.float32(self.epsilon))
+        mask = action_mask(timestep.observation)
+        action = epsilon_greedy(values, mask, explore_keys, jnp.float32(self.epsilon))
         if isinstance(carry, HasLastAction):
             carry = dataclasses.replace(cast(Any, carry), last_action=action)
         return action, carry

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, policy_params
-from podracer.agents.common.actor_critic import require_spec
+from podracer.agent import Agent, policy_params, require_spec
 from podracer.evaluate import ActingRule
 from podracer.types import (
     ArraySpec,

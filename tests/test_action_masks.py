@@ -9,9 +9,9 @@ import pytest
 from agents import AGENTS
 
 from podracer.agents.a2c import A2C
-from podracer.agents.common.actor_critic import mask_logits
 from podracer.drivers.common import Fault, _fault_bits, to_progress
 from podracer.drivers.sebulba.validator import TimestepValidator
+from podracer.ops.action_masks import mask_logits
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,

@@ -13,13 +13,13 @@ import pytest
 from walk import WALK, close, slow
 
 from podracer.agents.common import off_policy, value_based
-from podracer.agents.common.actor_critic import mask_logits
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.dqn import DQN
 from podracer.experiments import recipes
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, global_grad, make_mesh
 from podracer.networks import MLP, Head, ResNet, TorsoNetwork
 from podracer.networks.layers import Convolution, QuantileEmbedding
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Mean, Munchausen, Quantiles
 from podracer.ops.spectral import spectral_norm
 from podracer.schedules import Linear

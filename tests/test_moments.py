@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,9 +65,21 @@ def test_updates_equal_the_moments_of_all_data(shape):
 
 def test_what_is_measured_together_has_its_own_moments():
     batch = batches(1, (7, 4))[0]
-    several = moments_of_each((batch["number"], batch, None), None)
+    several = moments_of_each((batch["number"], batch, None), None, (None, None, None))
     for moments, items in zip(several, (batch["number"], batch), strict=False):
         jax.tree.map(np.testing.assert_array_equal, moments, moments_of(items, None))
+
+
+def test_items_without_weight_do_not_count_and_half_precision_does_not_overflow():
+    data = batches(1, (7, 4))[0]
+    weights = jnp.asarray(np.random.default_rng(0).random((7, 4)) < 0.7, jnp.float32)
+    counted = jax.tree.map(lambda x: x[weights == 1], data)
+    weighted, plain = moments_of(data, None, weights), moments_of(counted, None, batch_axes=1)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), weighted, plain)
+    none = moments_of(data, None, jnp.zeros((7, 4)))
+    jax.tree.map(np.testing.assert_array_equal, merge(init_moments(ITEM), none).count, 0.0)
+    half = moments_of(jnp.float16([[-300.0, 300.0]]), None)
+    assert half.variance == 90_000
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -26,6 +26,7 @@ from podracer.environment import auto_reset
 from podracer.experiments import recipes
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.ops.action_masks import epsilon_greedy
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
 from podracer.replay import Replay, Sample
 from podracer.schedules import Linear
@@ -278,10 +279,20 @@ def test_epsilon_greedy_explores_as_often_as_it_says():
     values = jnp.tile(jnp.asarray([[0.0, 3.0, 1.0, 2.0]]), (40_000, 1))
     keys = jax.random.split(jax.random.key(0), 40_000)
     for epsilon in (0.0, 0.1, 1.0):
-        action = value_based.epsilon_greedy(values, keys, jnp.full(40_000, epsilon))
+        action = epsilon_greedy(values, None, keys, jnp.full(40_000, epsilon))
         share = np.bincount(np.asarray(action), minlength=4) / 40_000
         expected = np.full(4, epsilon / 4) + (1 - epsilon) * np.eye(4)[1]
         np.testing.assert_allclose(share, expected, atol=0.01)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e10])
+def test_epsilon_greedy_keeps_to_the_mask_however_bad_its_values_are(scale):
+    values = jnp.tile(jnp.asarray([[0.0, -3.0, -1.0, -2.0]]) * scale, (4000, 1))
+    mask = jnp.tile(jnp.asarray([False, True, False, True]), (4000, 1))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    best, drawn = (epsilon_greedy(values, mask, keys, jnp.float32(e)) for e in (0.0, 1.0))
+    assert set(np.asarray(best)) == {3}
+    np.testing.assert_allclose(np.bincount(np.asarray(drawn)), [0, 2000, 0, 2000], atol=200)
 
 
 def test_rainbow_on_atari_is_that_of_its_paper():

@@ -8,6 +8,7 @@ import os
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, environment_for
@@ -18,6 +19,8 @@ from podracer import cgroups
 from podracer.agents.a2c import A2C
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.sebulba import SebulbaConfig
+from podracer.environment import auto_reset, restart, transition
 from podracer.evaluate import Evaluation
 from podracer.experiments import recipes, training
 from podracer.experiments.errors import DeviceError
@@ -27,7 +30,14 @@ from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
-from podracer.types import CheckpointError, ConfigError, StorageError
+from podracer.types import (
+    ArraySpec,
+    CheckpointError,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    StorageError,
+)
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -424,3 +434,29 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers():
     assert [type(value) for value in values] == [int, int, float]
     assert values == (100_000, 3, 0.5)
     assert from_json(to_json(experiment)) == experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty:
+    """Episodes of 20 steps that show NaN in the 5th."""
+
+    spec = EnvironmentSpec("faulty", ArraySpec((1,)), Discrete(2))
+
+    def reset(self, key):
+        return jnp.int32(0), restart(jnp.zeros(1))
+
+    def step(self, key, time, action):
+        time = time + 1
+        observation = jnp.where(time == 5, jnp.nan, time / jnp.ones(1))
+        return time, transition(observation, 1.0, timeout=time >= 20)
+
+
+def test_a_row_is_masked_until_its_next_episode_also_after_a_resume(tmp_path):
+    driver = SebulbaConfig(4, 8, updates_per_chunk=1, policy_lag=0, threads_per_actor=1)
+    env = auto_reset(Faulty())
+    whole = Experiment(environment=env, agent=A2C(), driver=driver, frames=128, evaluations=0)
+    podracer.train(whole, run_dir=tmp_path / "whole")
+    cut = dataclasses.replace(whole, frames=32)  # the rows are masked when it ends
+    podracer.train(cut, run_dir=tmp_path / "cut")
+    podracer.train(whole, run_dir=tmp_path / "cut", resume=True)
+    assert stored_fingerprint(tmp_path / "cut") == stored_fingerprint(tmp_path / "whole")

@@ -17,6 +17,7 @@ import mctx
 import optax
 
 from podracer import schedules
+from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, planning, value_based
 from podracer.agents.common.optimizers import Optimizer
 from podracer.environment import Environment
@@ -178,7 +179,7 @@ class AlphaZero:
     @property
     def _model(self) -> Any:
         """The environment, one instance, as `envs/model.py` provides it."""
-        spec = actor_critic.require_spec(self.spec)
+        spec = require_spec(self.spec)
         if not isinstance(spec.extension, Environment):
             raise ConfigError(
                 f"AlphaZero plans in the environment itself, and {spec.name} does not show its "

@@ -26,10 +26,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, off_policy, value_based
+from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.value_based import Draws
+from podracer.environment import action_mask
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.ops.action_values import ActionValue, Atoms, ImplicitQuantiles, Mean, Munchausen
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
@@ -110,9 +112,9 @@ class DQN:
     ) -> tuple[jax.Array, PyTree, Carry]:
         draws = value_based.draws_of_acting(self.value, self.noisy, keys, explore)
         q = self.value.mean(self._outputs(params.params, timestep, draws))
-        q = actor_critic.mask_logits(timestep.observation, q)
+        mask = action_mask(timestep.observation)
         epsilon = params.epsilon**carry if explore else jnp.zeros(())
-        return value_based.epsilon_greedy(q, keys, epsilon), (), carry
+        return epsilon_greedy(q, mask, keys, epsilon), (), carry
 
     learn = off_policy.learn_with_target_network
 
@@ -150,14 +152,14 @@ class DQN:
         target_outputs = self._outputs(target_params, next_timestep, draws[1])
         # The online network selects the next action, the target network evaluates it.
         selector = self._outputs(params, next_timestep, draws[2]) if self.double else target_outputs
-        next_q = actor_critic.mask_logits(next_timestep.observation, self.value.mean(selector))
+        next_q = mask_logits(next_timestep.observation, self.value.mean(selector))
         if not self.munchausen.temperature:
             next_action = jnp.argmax(next_q, axis=-1)
             bootstrap = value_based.gather_action(target_outputs, next_action)
             return transition.n_step_return, bootstrap
         if not self.double:
             outputs = self._outputs(target_params, timestep, draws[2])
-        q = actor_critic.mask_logits(timestep.observation, self.value.mean(outputs))
+        q = mask_logits(timestep.observation, self.value.mean(outputs))
         next_policy, entropy = self.munchausen.policy(next_q)
         returns = transition.n_step_return + self.munchausen.bonus(q, transition.action)
         returns += transition.bootstrap_discount * entropy

@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, off_policy, planning
+from podracer.agent import require_spec
+from podracer.agents.common import off_policy, planning
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.search_actions import SearchActions, search_actions
@@ -215,14 +216,14 @@ class MuZero:
     @property
     def _next_discount(self) -> float | jax.Array:
         """Discount of a next state's value, negative where that is the other player's."""
-        takes_turns = actor_critic.require_spec(self.spec).takes_turns
+        takes_turns = require_spec(self.spec).takes_turns
         return -self.discount if takes_turns else self.discount
 
     @property
     def _model(self) -> Model:
         return build_model(
             self.network,
-            actor_critic.require_spec(self.spec).observation,
+            require_spec(self.spec).observation,
             self._actions,
             latent_size=self.latent_size,
             dynamics_hidden=self.dynamics_hidden,

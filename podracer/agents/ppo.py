@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
+from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, epochs, normalization
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
@@ -116,7 +117,7 @@ class PPO:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters; local is the discounted sum of past rewards `[B]`, or `()`."""
         learner = actor_critic.init_params(self._network, self._optimizer, key)
-        observation = actor_critic.require_spec(self.spec).observation
+        observation = require_spec(self.spec).observation
         state = PPOState(
             **vars(learner),
             observation_moments=init_moments(observation) if self.normalize_observations else None,
@@ -161,7 +162,8 @@ class PPO:
         advantages = epochs.advantage_groups(batch.advantage, items, self.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
         arrays = (advantages, observations if self.normalize_observations else None)
-        moments, observation_moments = moments_of_each(arrays, axis)
+        weights = (None, normalization.observation_weights(trajectory))
+        moments, observation_moments = moments_of_each(arrays, axis, weights)
         pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
         learner, metrics = epochs.scan_minibatches(
             partial(self._update, batch, axis), learner, (items, *pairs), self.target_kl
@@ -217,14 +219,12 @@ class PPO:
         outputs, _ = self._network.apply(params, carry, batch.observation, batch.first)
         policy = actor_critic.make_policy(self, outputs["policy"])
         value = outputs["value"][..., 0]
-
         advantage = normalization.standardize(batch.advantage, *moments)
         log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         value_error = (value - batch.target) ** 2
         if self.clip_value:
             value_error = clipped_value_error(value, batch.value, batch.target, epsilon)
-
         policy_loss = -jnp.mean(batch.valid * clipped_surrogate(ratio, advantage, epsilon))
         value_loss = 0.5 * jnp.mean(batch.valid * value_error)
         entropy = jnp.mean(batch.valid * policy.entropy())

@@ -24,7 +24,9 @@ from podracer import schedules
 from podracer.agents.common import actor_critic, epochs, value_based
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
+from podracer.environment import action_mask
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
@@ -94,7 +96,7 @@ class PQN:
         observation, first = jax.tree.map(lambda x: x[None], (timestep.observation, timestep.first))
         q, carry = self._action_values(params.params, carry, observation, first)
         epsilon = params.epsilon if explore else jnp.zeros(())
-        action = value_based.epsilon_greedy(q[0], keys, epsilon)
+        action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
         return action, {"value": jnp.max(q[0], axis=-1)}, carry
 
     def learn(
@@ -162,7 +164,7 @@ class PQN:
         """Return action values `[T, B, A]` of observations `[T, B, ...]`, and the new memory."""
         heads, carry = self._network.apply(params, carry, observation, first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
-        return actor_critic.mask_logits(observation, values), carry
+        return mask_logits(observation, values), carry
 
     @property
     def _network(self) -> Network:

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.common.optimizers import Optimizer
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -102,12 +104,12 @@ class QLambda:
     ) -> tuple[jax.Array, Carry]:
         """Return action values `[T, B, A]` of timesteps `[T, B]`, and the new recurrent state."""
         outputs, carry = self._network.apply(params, carry, timesteps.observation, timesteps.first)
-        return actor_critic.mask_logits(timesteps.observation, outputs["q"]), carry
+        return mask_logits(timesteps.observation, outputs["q"]), carry
 
     @property
     def _network(self) -> Network:
         num_actions = value_based.require_discrete(self.spec).num_actions
-        spec = actor_critic.require_spec(self.spec)
+        spec = require_spec(self.spec)
         return self.network.build(spec.observation, {"q": Head(num_actions)})
 
     @property

@@ -19,9 +19,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common import actor_critic, off_policy, recurrent, value_based
+from podracer.agent import require_spec
+from podracer.agents.common import off_policy, recurrent, value_based
 from podracer.agents.common.optimizers import Optimizer
+from podracer.environment import action_mask
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.ops.action_masks import epsilon_greedy, mask_logits
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample
@@ -122,7 +125,7 @@ class R2D2:
         last_action = carry.last_action[None]
         q, memory = self._q_values(params.params, carry.memory, timesteps, last_action)
         epsilon = params.epsilon**carry.epsilon_exponent if explore else jnp.zeros(())
-        action = value_based.epsilon_greedy(q[0], keys, epsilon)
+        action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
         return action, (), R2D2Carry(memory, action, carry.epsilon_exponent)
 
     def learn(
@@ -187,11 +190,11 @@ class R2D2:
             observation = recurrent.with_last_step(observation, timesteps, one_hot)
         heads, memory = self._network.apply(params, memory, observation, timesteps.first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
-        return actor_critic.mask_logits(timesteps.observation, values), memory
+        return mask_logits(timesteps.observation, values), memory
 
     @property
     def _network(self) -> Network:
-        spec = actor_critic.require_spec(self.spec)
+        spec = require_spec(self.spec)
         if self.action_reward_inputs:
             num_actions = value_based.require_discrete(spec).num_actions
             observation = recurrent.last_step_spec(spec.observation, num_actions)
@@ -200,9 +203,9 @@ class R2D2:
 
     @property
     def _buffer(self) -> Buffer:
-        length = self.burn_in_length + self.unroll_length + self.n_step
-        spec = actor_critic.require_spec(self.spec)
-        return recurrent.make_buffer(self, self.replay, spec, length, self.rollout_length)
+        return recurrent.make_buffer(
+            self, self.replay, self.burn_in_length, self.unroll_length, self.n_step
+        )
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

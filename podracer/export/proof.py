@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, policy_params
-from podracer.agents.common.actor_critic import require_spec
+from podracer.agent import Agent, policy_params, require_spec
 from podracer.environment import (
     Environment,
     HostEnvironments,

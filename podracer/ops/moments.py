@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,17 +63,64 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
-def moments_of(items: PyTree, axis: str | None, *, batch_axes: int = 2) -> Moments:
-    """Compute the moments of a batch `[T, B, ...]` of every shard, with two all-reduces."""
+def moments_of(
+    items: PyTree, axis: str | None, weights: jax.Array | None = None, *, batch_axes: int = 2
+) -> Moments:
+    """Compute the moments of a batch `[T, B, ...]` of every shard, see `moments_of_each`."""
+    return moments_of_each((items,), axis, (weights,), batch_axes=batch_axes)[0]
+
+
+def moments_of_each(
+    batches: Sequence[PyTree],
+    axis: str | None,
+    weights: Sequence[jax.Array | None],
+    *,
+    batch_axes: int = 2,
+) -> tuple[Moments, ...]:
+    """Return the moments of several batches `[T, B, ...]`, in two all-reduces for all of them.
+
+    The weights of a batch, f32 `[T, B]`, are 0 for items that do not count, else 1; None counts
+    all of them.
+    """
     # Without the barrier XLA fuses the sums with whatever computed the items, and they round
     # differently: Anakin and Sebulba would differ in the last bit.
-    items = jax.lax.optimization_barrier(items)
-    batch = tuple(range(batch_axes))
-    mean = global_mean(jax.tree.map(lambda x: jnp.mean(x, batch), items), axis)
-    variance = jax.tree.map(
-        lambda x, m: jnp.mean((x - jnp.expand_dims(m, batch)) ** 2, batch), items, mean
-    )
-    return Moments(_count(items, batch_axes, axis), mean, global_mean(variance, axis))
+    batches = jax.lax.optimization_barrier(tuple(batches))
+    batches = [jax.tree.map(lambda x: x.astype(jnp.float32), batch) for batch in batches]
+    shares = [None if weight is None else jnp.mean(weight) for weight in weights]
+    axes = tuple(range(batch_axes))
+
+    def sums(trees: Sequence[PyTree]) -> list[PyTree]:
+        return [
+            jax.tree.map(partial(_weighted_mean, axes, weight), tree)
+            for weight, tree in zip(weights, trees, strict=True)
+        ]
+
+    def means(sums: Sequence[PyTree]) -> list[PyTree]:
+        return list(map(_divide, sums, shares))
+
+    def deviations(x: jax.Array, mean: jax.Array) -> jax.Array:
+        return (x - jnp.expand_dims(mean, axes)) ** 2
+
+    total, shares = global_mean((sums(batches), shares), axis)
+    centers = means(total)
+    squares = [jax.tree.map(deviations, *pair) for pair in zip(batches, centers, strict=True)]
+    variances = means(global_mean(sums(squares), axis))
+    sizes = [_count(batch, batch_axes, axis) for batch in batches]
+    counts = [n if share is None else n * share for n, share in zip(sizes, shares, strict=True)]
+    return tuple(map(Moments, counts, centers, variances))
+
+
+def _weighted_mean(axes: tuple[int, ...], weight: jax.Array | None, x: jax.Array) -> jax.Array:
+    """Return the mean of weighted items `[T, B, ...]`, those without a weight not left out."""
+    if weight is not None:
+        x = jnp.expand_dims(weight, range(weight.ndim, x.ndim)) * x
+    return jnp.mean(x, axes)
+
+
+def _divide(tree: PyTree, share: jax.Array | None) -> PyTree:
+    if share is None:
+        return tree
+    return jax.tree.map(lambda x: x / jnp.maximum(share, 1e-9), tree)
 
 
 def _count(items: PyTree, batch_axes: int, axis: str | None) -> jax.Array:
@@ -81,20 +129,13 @@ def _count(items: PyTree, batch_axes: int, axis: str | None) -> jax.Array:
     return jnp.float32(math.prod(shapes[0]) * num_shards(axis) if shapes else 0)
 
 
-def moments_of_each(items: Sequence[PyTree], axis: str | None) -> tuple[Moments, ...]:
-    """Return the moments of several batches `[T, B, ...]`, in two all-reduces for all of them."""
-    joint = moments_of(tuple(items), axis)
-    parts = zip(items, joint.mean, joint.variance, strict=True)
-    return tuple(Moments(_count(item, 2, axis), mean, variance) for item, mean, variance in parts)
-
-
 def merge(one: Moments, other: Moments) -> Moments:
     """Combine the moments of two sets of items.
 
     Source: Chan, Golub and LeVeque 1979, the pairwise combination of means and variances.
     """
     total = one.count + other.count
-    share = other.count / total
+    share = other.count / jnp.maximum(total, 1.0)
 
     def combine(
         mean: jax.Array, variance: jax.Array, other_mean: jax.Array, other_variance: jax.Array

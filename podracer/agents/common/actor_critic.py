@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import FusedAgent
+from podracer.agent import FusedAgent, require_spec
 from podracer.agents.common.optimizers import take_step
 from podracer.environment import action_mask
 from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
 from podracer.ops.minibatches import take
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    ConfigError,
     Continuous,
     EnvironmentSpec,
     LearnerState,
@@ -108,13 +108,6 @@ def count_frames(state: State, num_frames: int) -> State:
 # --- networks ------------------------------------------------------------------------------------
 
 
-def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
-    """Return the environment's specification, or raise `ConfigError` where it is None."""
-    if spec is None:
-        raise ConfigError("the agent has no `spec`: make it for an environment first.")
-    return spec
-
-
 def build(
     network: NetworkBuilder,
     spec: EnvironmentSpec | None,
@@ -181,18 +174,6 @@ def _with_free_std(network: Network, policies: Sequence[str], size: int) -> Netw
 def head_suffixes(num_heads: int) -> tuple[str, ...]:
     """Return the suffixes of the heads' names: none for the main head, then `_1`, `_2`, ..."""
     return ("", *(f"_{i}" for i in range(1, num_heads)))
-
-
-def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
-    """Return logits or values `[*b, A]`, -1e9 for actions that the observation masks.
-
-    A mask that allows nothing counts for nothing: at the end of an episode there is no action, but
-    at a time-out a value.
-    """
-    mask = action_mask(observation)
-    if mask is None:
-        return logits
-    return jnp.where(mask | ~jnp.any(mask, axis=-1, keepdims=True), logits, -1e9)
 
 
 # --- acting --------------------------------------------------------------------------------------
@@ -361,7 +342,7 @@ def loss(
     equal shards is that of all steps. Source: Mnih et al. 2016, section 4 (arXiv 1602.01783).
     """
     mask = valid.astype(jnp.float32)
-    policy_loss = -jnp.mean(advantages * log_prob, axes)
+    policy_loss = -jnp.mean(mask * advantages * log_prob, axes)
     value_loss = 0.5 * jnp.mean(mask * (targets - values) ** 2, axes)
     entropy = jnp.mean(mask * entropy, axes)
     total = policy_cost * policy_loss + value_cost * value_loss - entropy_cost * entropy

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic, continuous_networks, off_policy, recurrent
+from podracer.agent import require_spec
+from podracer.agents.common import (
+    continuous_networks,
+    normalization,
+    off_policy,
+    recurrent,
+)
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import Optimizer, take_step
@@ -133,7 +139,8 @@ def learn(
         recurrent.check_rollout(agent.rollout_length, trajectory)
     shared: ActorCriticState = state.shared
     if shared.obs_moments is not None:
-        rollout_moments = moments_of(trajectory.steps.timestep.observation, axis)
+        weights = normalization.observation_weights(trajectory)
+        rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, weights)
         obs_moments = merge(shared.obs_moments, rollout_moments)
         state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
     buffer = make_buffer(agent)
@@ -146,9 +153,10 @@ def make_buffer(agent: Agent) -> Buffer:
     """Return the agent's replay buffer of n-step transitions, or of sequences."""
     if not agent._networks.is_recurrent:
         return off_policy.make_buffer(agent.replay, agent.spec, agent.n_step)
-    recurrence, spec = agent.recurrence, actor_critic.require_spec(agent.spec)
-    length = recurrence.burn_in_length + recurrence.unroll_length + agent.n_step
-    return recurrent.make_buffer(agent, agent.replay, spec, length, agent.rollout_length)
+    recurrence = agent.recurrence
+    return recurrent.make_buffer(
+        agent, agent.replay, recurrence.burn_in_length, recurrence.unroll_length, agent.n_step
+    )
 
 
 def init_replay(agent: Agent, num_envs: int) -> ReplayState:
@@ -373,7 +381,7 @@ def random_at_start(
 
 def init_obs_moments(enabled: bool, spec: EnvironmentSpec | None) -> Moments | None:
     """Return the moments of zero observations; None if observations are not normalized."""
-    return init_moments(actor_critic.require_spec(spec).observation) if enabled else None
+    return init_moments(require_spec(spec).observation) if enabled else None
 
 
 def normalized_obs(moments: Moments | None, observation: PyTree) -> PyTree:

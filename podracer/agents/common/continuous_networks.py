@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer import networks
-from podracer.agents.common import actor_critic, recurrent
+from podracer.agent import require_spec
+from podracer.agents.common import recurrent
 from podracer.agents.common.recurrent import History
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
@@ -25,7 +26,7 @@ from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, 
 
 def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
     """Return the continuous action space; raise `ConfigError` if there is no spec or another."""
-    spec = actor_critic.require_spec(spec)
+    spec = require_spec(spec)
     if not isinstance(spec.action, Continuous):
         raise ConfigError(f"the agent needs continuous actions; {spec.name} has discrete ones.")
     return spec.action
@@ -126,7 +127,7 @@ def build(
 
     Where `network` is recurrent, `head_size` units are behind the memories.
     """
-    space, observation = require_continuous(spec), actor_critic.require_spec(spec).observation
+    space, observation = require_continuous(spec), require_spec(spec).observation
     action, q = ArraySpec((space.size,)), Head(1 if distribution is None else distribution.size)
     policy = Head(policy_outputs * space.size, 0.01)
     actor = network.build(observation, {"action": policy})

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.common.actor_critic import require_spec
+from podracer.agent import require_spec
 from podracer.agents.common.recurrent import check_rollout
 from podracer.environment import TaskGroups
 from podracer.networks import Network

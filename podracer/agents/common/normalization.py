@@ -23,6 +23,12 @@ def normalize_observation(moments: Moments | None, timestep: TimeStep) -> TimeSt
     return dataclasses.replace(timestep, observation=observation)
 
 
+def observation_weights(trajectory: Trajectory) -> jax.Array:
+    """Return which observations count in moments, f32 `[T, B]`: those of no row that was cut."""
+    timestep = trajectory.steps.timestep
+    return jnp.where(timestep.first & timestep.last, 0.0, 1.0)
+
+
 def normalized_by_actor(moments: Moments | None, trajectory: Trajectory) -> Trajectory:
     """Return a trajectory with the normalized observations that acting has seen.
 

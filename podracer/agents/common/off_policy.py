@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic
+from podracer.agent import require_spec
 from podracer.agents.common.optimizers import take_step
 from podracer.mesh import global_grad, num_shards
 from podracer.networks import Network
@@ -45,7 +45,7 @@ Update = Callable[[State, Sample, jax.Array], tuple[State, Metrics, jax.Array]]
 
 def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: int) -> Buffer:
     """Return a buffer whose samples are `num_transitions` transitions long."""
-    return Buffer(replay, actor_critic.require_spec(spec), num_transitions + 1)
+    return Buffer(replay, require_spec(spec), num_transitions + 1)
 
 
 def require_feed_forward(network: Network) -> Network:

@@ -15,13 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from podracer.agent import require_spec
 from podracer.networks import LAST_STEP, Network
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
     ArraySpec,
     Carry,
     ConfigError,
-    EnvironmentSpec,
     Params,
     PyTree,
     Step,
@@ -39,16 +39,18 @@ PRIORITY_ETA = 0.9  # of R2D2's section 2.3
 
 
 def make_buffer(
-    agent: Any, replay: Replay, spec: EnvironmentSpec, length: int, rollout_length: int | None
+    agent: Any, replay: Replay, burn_in_length: int, unroll_length: int, n_step: int
 ) -> Buffer:
-    """Return a buffer of sequences of `length` timesteps, which start where a rollout does.
+    """Return a buffer of sequences for an agent's updates, which start where a rollout does.
 
     Raises `ConfigError` where the agent has no rollout length.
     """
+    rollout_length = agent.rollout_length
     if rollout_length is None:
         name = type(agent).__name__
         raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
-    return Buffer(replay, spec, length, stride=rollout_length)
+    length = burn_in_length + unroll_length + n_step
+    return Buffer(replay, require_spec(agent.spec), length, stride=rollout_length)
 
 
 def check_rollout(rollout_length: int | None, trajectory: Trajectory) -> None:

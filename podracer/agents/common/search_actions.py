@@ -14,7 +14,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.common.actor_critic import require_spec
+from podracer.agent import require_spec
 from podracer.agents.common.value_based import require_discrete
 from podracer.ops import distributions
 from podracer.types import ArraySpec, Continuous, Discrete, EnvironmentSpec

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.common import actor_critic
+from podracer.agent import require_spec
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.off_policy import TargetNetworkState
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_values import ActionValue, ImplicitQuantiles
-from podracer.ops.random import random_uniform, random_words, unit
+from podracer.ops.random import random_words, unit
 from podracer.schedules import Schedule, value_at
 from podracer.types import (
     ConfigError,
@@ -29,7 +29,7 @@ from podracer.types import (
 
 def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
     """Return the discrete action space; raise `ConfigError` if there is no spec or another one."""
-    spec = actor_critic.require_spec(spec)
+    spec = require_spec(spec)
     if isinstance(spec.action, MultiDiscrete):
         raise ConfigError(
             f"the agent needs one discrete action at a time; {spec.name} has {spec.action.size} at "
@@ -64,7 +64,7 @@ def build_q_network(
     heads = {"advantage": head(num_actions * size)}
     if dueling:
         heads["value"] = head(size)
-    return network.build(actor_critic.require_spec(spec).observation, heads)
+    return network.build(require_spec(spec).observation, heads)
 
 
 def require_for_rule(spec: EnvironmentSpec | None) -> EnvironmentSpec:
@@ -75,7 +75,7 @@ def require_for_rule(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     is.
     """
     require_discrete(spec)
-    spec = actor_critic.require_spec(spec)
+    spec = require_spec(spec)
     if spec.extension is not None:
         raise ConfigError(
             f"an update rule needs plain observations, but those of {spec.name} include its "
@@ -187,18 +187,3 @@ def actor_params(agent: EpsilonGreedy, state: LearnerState) -> ActorParams:
     shared: CountedState | TargetNetworkState = state.shared
     epsilon = value_at(agent.epsilon, shared.frames)
     return ActorParams(shared.params, jnp.asarray(epsilon, jnp.float32))
-
-
-def epsilon_greedy(values: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """Choose actions i32 `[B]` from values `[B, A]`: random with probability epsilon, else greedy.
-
-    Random actions are uniform over the allowed ones, see `actor_critic.mask_logits`.
-    """
-    num_allowed = jnp.cumsum(values > -1e8, axis=-1)  # among actions 0 to a
-    uniform = random_uniform(keys)
-    # Given that it is below epsilon it is uniform in [0, epsilon), so it also draws the action.
-    rescaled = uniform / jnp.maximum(epsilon, 1e-6)
-    index = jnp.minimum(jnp.int32(rescaled * num_allowed[:, -1]), num_allowed[:, -1] - 1)
-    random_action = jnp.sum(num_allowed <= index[:, None], axis=-1, dtype=jnp.int32)
-    greedy_action = jnp.argmax(values, axis=-1).astype(jnp.int32)
-    return jnp.where(uniform < epsilon, random_action, greedy_action)

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic, off_policy, recurrent
+from podracer.agent import require_spec
+from podracer.agents.common import off_policy, recurrent
 from podracer.agents.common.optimizers import take_step
 from podracer.agents.disco.experience import to_experience
 from podracer.agents.disco.loss import student_loss
@@ -241,7 +242,7 @@ class Disco:
             raise ConfigError("Disco has no `rollout_length`: give it that of the driver.")
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
-        length, spec = self.rollout_length, actor_critic.require_spec(self.spec)
+        length, spec = self.rollout_length, require_spec(self.spec)
         return Buffer(self.replay, spec, length, stride=length)
 
     @property

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import optax
 
-from podracer.agents.common.actor_critic import require_spec
+from podracer.agent import require_spec
 from podracer.agents.common.critics import Critics
 from podracer.agents.common.lifetimes import task_groups
 from podracer.agents.common.meta_objective import MetaObjective

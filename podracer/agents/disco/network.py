@@ -12,8 +12,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from podracer.agents.common import actor_critic, value_based
+from podracer.agents.common import value_based
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.dense import dense
 from podracer.types import ArraySpec, Carry, EnvironmentSpec, Params, PyTree, struct
 
@@ -70,7 +71,7 @@ class StudentNetwork:
     ) -> tuple[jax.Array, Carry]:
         """Return the policy's logits `[T, B, A]` and the recurrent state after the last step."""
         heads, carry = self.torso.apply(params.torso, carry, observation, first)
-        return actor_critic.mask_logits(observation, heads["policy"]), carry
+        return mask_logits(observation, heads["policy"]), carry
 
     def apply(
         self, params: StudentParams, carry: Carry, observation: PyTree, first: jax.Array
@@ -80,7 +81,7 @@ class StudentNetwork:
         hidden = self._step(params, heads["state"])
         rows = outputs(self.heads, params.heads, hidden.reshape(-1, self.model_size))
         of_actions = {name: x.reshape(*hidden.shape[:3], -1) for name, x in rows.items()}
-        policy = actor_critic.mask_logits(observation, heads["policy"])
+        policy = mask_logits(observation, heads["policy"])
         return Outputs(policy=policy, prediction=heads["prediction"], **of_actions)
 
     def _step(self, params: StudentParams, cell: jax.Array) -> jax.Array:

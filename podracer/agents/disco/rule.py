@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agents.common.actor_critic import mask_logits
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.experience import Experience
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.values import Values
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
 from podracer.types import struct

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import optax
 
-from podracer.agents.common import actor_critic, value_based
+from podracer.agent import require_spec
+from podracer.agents.common import value_based
 from podracer.agents.common.critics import Critics
 from podracer.agents.common.lifetimes import task_groups
 from podracer.agents.common.meta_objective import MetaObjective
@@ -182,4 +183,4 @@ class LPG:
 
     @property
     def _observation_spec(self) -> PyTree:
-        return actor_critic.require_spec(self.spec).observation["observation"]
+        return require_spec(self.spec).observation["observation"]

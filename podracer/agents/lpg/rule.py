@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.actor_critic import mask_logits
 from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.meta import apply_linear, backward_lstm
 from podracer.networks import Head, Network
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
 from podracer.types import Params, static, struct
 

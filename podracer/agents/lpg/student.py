@@ -30,6 +30,7 @@ from podracer.agents.lpg.rule_file import decode_rule
 from podracer.io.npz import check_digest
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, Table, TorsoNetwork
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -111,7 +112,7 @@ class LPGStudent:
     ) -> tuple[jax.Array, PyTree, Carry]:
         observation = jax.tree.map(lambda x: x[None], timestep.observation)
         heads, carry = self._network.apply(params, carry, observation, timestep.first[None])
-        policy = Categorical(actor_critic.mask_logits(timestep.observation, heads["policy"][0]))
+        policy = Categorical(mask_logits(timestep.observation, heads["policy"][0]))
         return policy.sample(keys) if explore else policy.mode(), (), carry
 
     def learn(

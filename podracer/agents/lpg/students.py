@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.actor_critic import ParamsState, mask_logits
+from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.critics import descend
 from podracer.agents.common.lifetimes import Experience, apply_by_lifetime, lifetime_means
 from podracer.agents.common.meta_objective import policy_gradient
 from podracer.agents.lpg.rule import Outputs, RuleParams, UpdateRule, student_grads
 from podracer.networks import Network
+from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
 from podracer.types import Metrics, Params, PyTree
 

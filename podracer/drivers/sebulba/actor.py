@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ class Actor:
         """Act until a queue is closed (raises `Closed`) or a fault occurs."""
         timer, infer, finish = self.timer, self._programs.infer, self._programs.finish
         timer.start("environment")
-        timestep = self._call_environment(self._first_timestep)
+        timestep = self._first_timestep()
         parameters: Parameters | None = None
         rollout = self.context.first_rollout
         while True:
@@ -133,11 +134,15 @@ class Actor:
     def _first_timestep(self) -> TimeStep:
         context = self.context
         start = context.first_rollout * self._config.rollout_length
+        seeds = (context.seed, context.indices, start)
         if context.resume_from is None:
-            return self._env.reset(context.seed, context.indices, start)
+            return self._call_environment(lambda: self._env.reset(*seeds))
         assert isinstance(self._env, Resumable), "its state came from a snapshot"
-        self._env.restore(context.seed, context.indices, start, context.resume_from.env_state)
-        return context.resume_from.timestep
+        start_from = context.resume_from
+        restore = partial(self._env.restore, *seeds, start_from.env_state)
+        call_environment(context.name, restore)
+        self._validator.restore(start_from.timestep)
+        return start_from.timestep
 
     def _next_parameters(self, parameters: Parameters | None, rollout: int) -> Parameters:
         """Return the parameters of the next rollout; `parameters` are those of the previous one.

@@ -36,6 +36,10 @@ class TimestepValidator:
         self._masked_rows = np.zeros(num_envs, bool)
         self.faults: Counter[str] = Counter()
 
+    def restore(self, timestep: TimeStep) -> None:
+        """Go on after a timestep that `validate` returned: its masked rows stay so."""
+        self._masked_rows = timestep.first & timestep.last
+
     def validate(self, timestep: TimeStep) -> TimeStep:
         """Return the timestep with bad rows masked.
 

@@ -1,0 +1,52 @@
+"""Actions among those that an observation's mask allows, see `types.Discrete`."""
+
+# Types of JAX itself are partly unknown to pyright.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32
+
+from podracer.environment import action_mask
+from podracer.ops.random import random_uniform
+from podracer.types import PyTree
+
+
+def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:
+    """Return logits or values `[*b, A]`, -1e9 for actions that the observation masks.
+
+    A mask that allows nothing counts for nothing: at the end of an episode there is no action, but
+    at a time-out a value.
+    """
+    mask = action_mask(observation)
+    return logits if mask is None else jnp.where(_allowed(mask), logits, -1e9)
+
+
+def epsilon_greedy(
+    values: Float[Array, "B A"],
+    mask: Bool[Array | np.ndarray, "B A"] | None,
+    keys: jax.Array,
+    epsilon: jax.Array,
+) -> Int32[Array, "B"]:
+    """Choose actions by their values: random with probability epsilon `[]` or `[B]`, else greedy.
+
+    Both are among the actions that the mask allows; random ones are uniform over them.
+    """
+    allowed = jnp.full(values.shape, True) if mask is None else _allowed(mask)
+    num_allowed = jnp.cumsum(allowed, axis=-1)  # among actions 0 to a
+    uniform = random_uniform(keys)
+    # Given that it is below epsilon it is uniform in [0, epsilon), so it also draws the action.
+    rescaled = uniform / jnp.maximum(epsilon, 1e-6)
+    index = jnp.minimum(jnp.int32(rescaled * num_allowed[:, -1]), num_allowed[:, -1] - 1)
+    random_action = jnp.sum(num_allowed <= index[:, None], axis=-1, dtype=jnp.int32)
+    greedy_action = jnp.argmax(jnp.where(allowed, values, -jnp.inf), axis=-1).astype(jnp.int32)
+    return jnp.where(uniform < epsilon, random_action, greedy_action)
+
+
+def _allowed(mask: Any) -> jax.Array:
+    return mask | ~jnp.any(mask, axis=-1, keepdims=True)
