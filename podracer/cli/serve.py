@@ -40,7 +40,7 @@ def serve(arguments: Sequence[str]) -> int:
         from podracer.serve import server
     except ImportError as error:
         raise ConfigError(
-            f'serving needs the package {error.name}: pip install "podracer[serve]".'
+            f'serving needs the package {error.name}: pip install -e ".[serve]" in the clone.'
         ) from error
     from podracer.experiments.hosts import use_compilation_cache
     from podracer.io.address import url_of

@@ -55,7 +55,7 @@ def import_optional(module: str, name: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f'{name} needs the package {error.name}: pip install "podracer[{extra}]".'
+            f'{name} needs the package {error.name}: pip install -e ".[{extra}]" in the clone.'
         ) from error
 
 

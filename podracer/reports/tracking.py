@@ -29,7 +29,9 @@ def trackers(names: Sequence[str]) -> list[MakeSink]:
     makers: dict[str, MakeSink] = {"wandb": wandb, "trackio": trackio, "mlflow": mlflow}
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f'--track {name} needs its package: pip install "podracer[{name}]".')
+            raise ConfigError(
+                f'--track {name} needs its package: pip install -e ".[{name}]" in the clone.'
+            )
     return [makers[name] for name in names]
 
 

@@ -186,7 +186,7 @@ class RayEngine:
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
-                'the engine ray needs the package ray: pip install "podracer[tournament]"'
+                'the engine ray needs the package ray: pip install -e ".[tournament]" in the clone.'
             )
         self._directory, self._log = directory, directory / "ray.txt"
         self._recipes, arguments = recipes, (str(cpus), str(gpus), *recipes)

@@ -275,7 +275,7 @@ def _actions(game: str, full: bool) -> tuple[str, ...]:
         from ale_py import roms, vector_env  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f'atari:{game} needs the package {error.name}: pip install "podracer[atari]".'
+            f'atari:{game} needs the package {error.name}: pip install -e ".[atari]" in the clone.'
         ) from error
     games = roms.get_all_rom_ids()
     if game not in games:

@@ -67,7 +67,9 @@ def inspect_environment(
     try:
         import gymnasium as library
     except ModuleNotFoundError as error:
-        raise ConfigError(f'{name} needs gymnasium: pip install "podracer[gymnasium]".') from error
+        raise ConfigError(
+            f'{name} needs gymnasium: pip install -e ".[gymnasium]" in the clone.'
+        ) from error
     make = _factory(name, environment, options, observe)
     pickled, main = _pickle(name, make)
     if isinstance(environment, Pictured):

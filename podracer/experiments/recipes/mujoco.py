@@ -21,7 +21,7 @@ REPLAY = Replay(capacity=1_000_000, batch_size=256, updates_per_rollout=16, warm
 
 @recipe
 def halfcheetah_ppo() -> Experiment:
-    """PPO on MuJoCo's HalfCheetah (needs `podracer[mujoco]`), everything normalized."""
+    """PPO on MuJoCo's HalfCheetah (needs the extra `mujoco`), everything normalized."""
     return Experiment(
         environment="gymnasium:HalfCheetah-v5",
         agent=PPO(
@@ -44,7 +44,7 @@ def halfcheetah_ppo() -> Experiment:
 
 @recipe
 def halfcheetah_sac() -> Experiment:
-    """SAC on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    """SAC on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(
         halfcheetah_ppo(),
         agent=SAC(random_frames=10_000, replay=REPLAY),
@@ -56,11 +56,11 @@ def halfcheetah_sac() -> Experiment:
 
 @recipe
 def halfcheetah_td3() -> Experiment:
-    """TD3 on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    """TD3 on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(halfcheetah_sac(), agent=td3(random_frames=10_000, replay=REPLAY))
 
 
 @recipe
 def halfcheetah_ddpg() -> Experiment:
-    """DDPG on MuJoCo's HalfCheetah (needs `podracer[mujoco]`)."""
+    """DDPG on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
     return dataclasses.replace(halfcheetah_sac(), agent=DDPG(random_frames=10_000, replay=REPLAY))
