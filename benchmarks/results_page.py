@@ -6,10 +6,12 @@ and with the same evaluation. What was not measured does not appear.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import cells
 import numpy as np
@@ -29,31 +31,39 @@ LIBRARIES = {
     "sb3": "stable-baselines3", "sbx": "sbx", "rejax": "rejax", "purejaxrl": "PureJaxRL",
     "podracer": "podracer",
 }  # fmt: skip
-DASHES = {"podracer": "-", "rejax": "--", "purejaxrl": ":", "sb3": "--", "sbx": ":"}
+LIBRARY_COLORS = dict(zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False))
+FLAT = 0.3  # of the largest value: a range below it shows zero, too
+ENOUGH = 5  # seeds on each side, for an interval and for a win or a loss
 
 HEAD = """\
 # Results
 
-What podracer's agents learn, beside other libraries at equal frames on the same machine. This page
-is written by `python benchmarks/results_suite.py --page` from the scores in
+What podracer's agents learn, beside other libraries at frames that are equal within 3 %, measured
+on two CPU cores without an accelerator. This page is written by
+`python benchmarks/results_suite.py --page` from the scores in
 [`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
 
 - The score of a seed is the mean return of its last evaluation. *Sampled* actions are drawn from
   the policy, *greedy* ones are its best; epsilon is the probability of a random action instead.
-- **IQM** is the interquartile mean over seeds, with a 95 % bootstrap interval. **P** is the
-  probability that a seed of podracer beats one of the reference, with the interval of a stratified
-  bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss* below it; the
-  others are ties.
+- The settings of podracer and of the references differ: podracer has those of its recipes, a
+  reference those that its authors publish, or where there are none those that did best here.
+  [`cells.py`](../benchmarks/cells.py) has them with their sources. A win is therefore one of a
+  library and its settings together. Environment, frames and evaluation are those of the cell. Seeds
+  begin at 100; recipes were tuned with others. PureJaxRL's scripts keep their last policy only:
+  their curves are of training episodes and end with an evaluation.
+- **Score** is the interquartile mean over seeds, with a 95 % bootstrap interval in brackets. With
+  fewer than five seeds it is their mean, and the score of each seed is in parentheses.
+- **P** is the probability that a seed of podracer beats one of the reference, with the interval of
+  a stratified bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss*
+  below it; the others are ties. Where either side has fewer than five seeds there is no P, and
+  neither a win nor a loss: the last column says how many seeds there are.
+- **Pictures**: the same mean and interval at each evaluation, or with fewer than five seeds the
+  mean and, thin, each seed.
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
   that ran while the machine was quiet (load at most the number of processors and a half). Where no
   seed did, the two processors shared a core's caches and units with other work, and the seconds are
   an upper bound (≤). Seeds of podracer train as one program under Anakin, and one after another
   under Sebulba.
-- References have the settings that their authors publish, or where there are none those that did
-  best here; [`cells.py`](../benchmarks/cells.py) has them with their sources. Environment, frames
-  and evaluation are those of the cell. Seeds begin at 100; recipes were tuned with others.
-  PureJaxRL's scripts keep their last policy only: their curves are of training episodes and end
-  with an evaluation.
 """
 
 
@@ -91,18 +101,30 @@ def values(rows: Sequence[records.Row]) -> np.ndarray:
     return np.array([row["score"] for row in rows])
 
 
+def enough(*contenders: Sequence[records.Row]) -> bool:
+    """Whether each contender has the seeds for an interval."""
+    return min(map(len, contenders)) >= ENOUGH
+
+
 def summary(groups: Groups) -> list[str]:
     """Count wins, ties and losses of each family, against other libraries."""
-    lines = ["| | wins | ties | losses | P over all tasks |", "|---|---|---|---|---|"]
+    lines = ["| | wins | ties | losses | too few seeds | P over the tasks |", "|---" * 6 + "|"]
     for family in dict.fromkeys(cell.family for cell in cells.CELLS):
-        comparisons = [pair for pair in pairs(family, groups) if "/podracer/" not in pair[1]]
+        comparisons = [
+            (groups[cell.name], groups[reference])
+            for cell, reference in pairs(family, groups)
+            if "/podracer/" not in reference
+        ]
         if not comparisons:
             continue
-        candidate = [values(groups[cell.name]) for cell, _ in comparisons]
-        baseline = [values(groups[reference]) for _, reference in comparisons]
-        counts = Counter(map(scores.verdict, candidate, baseline))
+        counted = [
+            (values(ours), values(theirs)) for ours, theirs in comparisons if enough(ours, theirs)
+        ]
+        counts = Counter(scores.verdict(*pair) for pair in counted)
         numbers = " | ".join(str(counts[outcome]) for outcome in OUTCOMES)
-        lines.append(f"| {family} | {numbers} | {probability(candidate, baseline)} |")
+        few = len(comparisons) - len(counted)
+        chance = probability(*zip(*counted, strict=True)) if counted else ""
+        lines.append(f"| {family} | {numbers} | {few} | {chance} |")
     return [*lines, ""] if len(lines) > 2 else []
 
 
@@ -115,7 +137,7 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     picture = "-".join(["results", *words]) + ".png"
     draw(family, groups, root / "docs" / "images" / picture)
     yield from (f"## {family}", "", f"![Learning curves: {family}](images/{picture})", "")
-    yield "| task | agent | seeds | frames | evaluation | IQM | CPU s | P | |"
+    yield "| task | agent | seeds | frames | evaluation | score | CPU s | P | |"
     yield "|---|---|---|---|---|---|---|---|---|"
     comparisons = list(pairs(family, groups))
     for cell in family_cells:
@@ -124,8 +146,7 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
         yield f"| {cell.task} | **{title(cell.name)}** | {figures(rows, evaluation)} | | |"
         for reference in (name for other, name in comparisons if other == cell):
             baseline = groups[reference]
-            chance = probability([values(rows)], [values(baseline)])
-            outcome = scores.verdict(values(rows), values(baseline))
+            chance, outcome = comparison(rows, baseline)
             about = f"{title(reference)} | {figures(baseline, 'the same')}"
             yield f"| | {about} | {chance} | {outcome} |"
     yield ""
@@ -160,13 +181,24 @@ def describe_evaluation(row: records.Row) -> str:
     return f"{settings['policy']}{epsilon}, {episodes}"
 
 
+def comparison(rows: Sequence[records.Row], baseline: Sequence[records.Row]) -> tuple[str, str]:
+    """Return the probability of improvement and its verdict, without them the number of seeds."""
+    if not enough(rows, baseline):
+        few = min(len(rows), len(baseline))
+        return "", f"{few} seed{'s' * (few > 1)}"
+    chance = probability([values(rows)], [values(baseline)])
+    return chance, scores.verdict(values(rows), values(baseline))
+
+
 def estimate(rows: Sequence[records.Row]) -> str:
-    """Return the interquartile mean of the scores, and its interval if there are several."""
-    mean = scores.interquartile_mean([values(rows)])
-    if len(rows) < 2:
-        return number(mean)
-    low, high = scores.interquartile_interval([values(rows)])
-    return f"{number(mean)} [{number(low)}, {number(high)}]"
+    """Return the interquartile mean of the scores and its interval, of few seeds the scores."""
+    mean = number(scores.interquartile_mean([values(rows)]))
+    if enough(rows):
+        low, high = scores.interquartile_interval([values(rows)])
+        return f"{mean} [{number(low)}, {number(high)}]"
+    if len(rows) == 1:
+        return mean
+    return f"{mean} ({', '.join(map(number, values(rows)))})"
 
 
 def probability(candidate: scores.Scores, baseline: scores.Scores) -> str:
@@ -185,45 +217,90 @@ def compact(frames: int) -> str:
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def draw(family: str, groups: Groups, target: Path) -> None:
-    """Draw the learning curves of a family, a panel for each of its tasks."""
-    tasks: dict[str, list[str]] = {}
-    for cell in cells.CELLS:
-        if cell.family == family and cell.name in groups:
+class Panel(NamedTuple):
+    """Curves of one pair of axes: names of contenders, with their labels and colors."""
+
+    title: str
+    labels: dict[str, str]
+    colors: dict[str, str]
+
+
+def panels(family: str, groups: Groups) -> Iterator[Panel]:
+    """Yield a panel for each agent with a reference, and one for the other agents of a task."""
+    drawn = [cell for cell in cells.CELLS if cell.family == family and cell.name in groups]
+    agents = dict.fromkeys(cell.agent for cell in drawn)
+    colors = dict(zip(agents, itertools.cycle(COLORS), strict=False))
+    for task in dict.fromkeys(cell.task for cell in drawn):
+        alone = []
+        for cell in (cell for cell in drawn if cell.task == task):
             references = [name for name in cell.reference_names if name in groups]
-            names = [cell.name, *references]
-            tasks[cell.task] = list(dict.fromkeys([*tasks.get(cell.task, []), *names]))
-    columns = min(2, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure = Figure((5.4 * columns, 3.2 * rows), layout="constrained")
-    for index, (task, names) in enumerate(tasks.items()):
+            if others := [name for name in references if "/podracer/" not in name]:
+                yield beside(f"{task}: {cell.agent}", [cell.name, *others])
+            else:
+                alone.append(cell)
+        if len(alone) == 1:
+            yield beside(f"{task}: {alone[0].agent}", [alone[0].name])
+        elif alone:
+            labels = {cell.name: cell.agent for cell in alone}
+            yield Panel(
+                f"{task}: podracer's agents",
+                labels,
+                {name: colors[agent] for name, agent in labels.items()},
+            )
+
+
+def beside(heading: str, names: Sequence[str]) -> Panel:
+    """Return a panel with a color for each library."""
+    libraries = {name: name.split("/")[1] for name in names}
+    return Panel(
+        heading,
+        {name: LIBRARIES[library] for name, library in libraries.items()},
+        {name: LIBRARY_COLORS[library] for name, library in libraries.items()},
+    )
+
+
+def draw(family: str, groups: Groups, target: Path) -> None:
+    """Draw the learning curves of a family."""
+    found = list(panels(family, groups))
+    columns = min(3 if len(found) > 4 else 2, len(found))
+    rows = -(-len(found) // columns)
+    figure = Figure((11 if columns > 1 else 5.5, 3.3 * rows), layout="constrained")
+    for index, (heading, labels, colors) in enumerate(found):
         axes = figure.add_subplot(rows, columns, index + 1)
-        axes.set_title(task, fontsize=10)
-        agents = dict.fromkeys(name.split("/")[2] for name in names)
-        colors = dict(zip(agents, (*COLORS, *COLORS), strict=False))
-        for name in names:
-            _, library, agent = name.split("/")
-            curve(axes, groups[name], title(name), colors[agent], DASHES[library])
-        style(axes, [groups[name][0]["frames"] for name in names])
+        axes.set_title(heading, fontsize=10)
+        for name, label in labels.items():
+            curve(axes, groups[name], label, colors[name])
+        style(axes, [groups[name][0]["frames"] for name in labels])
     FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
 
 
-def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str, dashes: str) -> None:
-    """Draw the interquartile mean over seeds, with its bootstrap interval."""
+def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> None:
+    """Draw the interquartile mean over seeds with its bootstrap interval, of few seeds each one."""
     length = min(len(row["curve"]) for row in rows)
     points = np.array([row["curve"][:length] for row in rows], float)  # [seeds, evaluations, 2]
     frames, returns = points[..., 0].mean(axis=0), points[..., 1]
-    low, high = bootstrap_interval(returns)
-    axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
-    mean = interquartile_mean(returns)
-    axes.plot(frames, mean, dashes, color=color, label=f"{label} ({len(rows)})")
+    if enough(rows):
+        low, high = bootstrap_interval(returns)
+        axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
+    else:
+        axes.plot(frames, returns.T, color=color, alpha=0.4, linewidth=0.7)
+    seeds = f"{len(rows)} seed{'s' * (len(rows) > 1)}"
+    axes.plot(frames, interquartile_mean(returns), color=color, label=f"{label} ({seeds})")
 
 
 def style(axes: Axes, frames: Sequence[int]) -> None:
+    """Label the axes; the legend stands below them, where it hides no curve."""
     if max(frames) > 4 * min(frames):
         axes.set_xscale("log")
+    low, high = axes.get_ylim()
+    if high - low < FLAT * max(abs(low), abs(high)):  # show small changes as small
+        axes.set_ylim(min(1.1 * low, 0), max(1.1 * high, 0))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.legend(fontsize=7, framealpha=0.7, edgecolor="none")
+    columns = 2 if len(axes.lines) > 1 else 1
+    axes.legend(
+        fontsize=8, frameon=False, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.17)
+    )
     axes.set_xlabel("frames", fontsize=8)
+    axes.set_ylabel("return", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

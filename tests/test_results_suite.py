@@ -130,7 +130,7 @@ def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options,
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "| catch | **podracer a2c** | 2 | 2.05 k | greedy, 8 episodes" in page
     assert "| | rejax a2c | 2 | 2.05 k | the same |" in page
-    assert "| Catch | 1 | 0 | 0 |" in page or "| Catch | 0 | 1 | 0 |" in page
+    assert "| Catch | 0 | 0 | 0 | 1 |  |" in page  # two seeds are too few
     assert "podracer sweep catch_a2c --frames 2048" in page
     assert "--seed 100 --seeds 2" in page
     assert "host" not in page  # was not measured
@@ -140,6 +140,36 @@ def test_a_cell_runs_is_skipped_when_it_has_its_scores_and_gives_a_page(options,
     shown = capsys.readouterr().out.splitlines()
     assert "2/2" in shown[1]
     assert "0/2" in shown[2]
+
+
+def page_of(options, folder, ours, theirs):
+    """Return the page about scores of ours and of a reference, a seed each."""
+    row = {
+        "task": "catch", "library": "podracer", "agent": "a2c", "frames": 2048, "cpu_seconds": 1.0,
+        "configuration": "y", "evaluation": {"policy": "greedy", "epsilon": 0.0, "episodes": 8},
+        "distinct_episodes": 8,
+    }  # fmt: skip
+    for library, found in (("podracer", ours), ("rejax", theirs)):
+        records.append(options.out, [
+            {**row, "library": library, "seed": 100 + i, "score": x, "curve": [[2048, x]]}
+            for i, x in enumerate(found)
+        ])  # fmt: skip
+    results_page.write(options.out, folder)
+    return (folder / "docs" / "results.md").read_text()
+
+
+def test_five_seeds_of_each_have_an_interval_and_a_verdict(options, tmp_path):
+    page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 0, 1, 1, 2])
+    assert "| Catch | 1 | 0 | 0 | 0 | 1.00 [1.00, 1.00] |" in page
+    assert "distinct) | 5 [3.67, 6.67] |" in page
+    assert "| 1.00 [1.00, 1.00] | win |" in page
+
+
+def test_fewer_than_five_seeds_are_listed_and_count_nowhere(options, tmp_path):
+    page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
+    assert "| Catch | 0 | 0 | 0 | 1 |  |" in page
+    assert "the same | 1 (0, 2, 1) |" in page
+    assert "|  | 3 seeds |" in page
 
 
 def test_an_interrupted_cell_continues_and_its_seconds_add_up(options, monkeypatch):
