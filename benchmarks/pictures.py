@@ -1,4 +1,5 @@
-"""Pictures and tables of `results/` for README.md: contests with others, growth, cold starts.
+"""Pictures and tables of `results/` for README.md: contests with others, growth, cold starts, and
+who waits for whom under Sebulba.
 
     python benchmarks/pictures.py
 
@@ -14,16 +15,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from podracer.reports.curves import RunRecords
+from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments
 
 ROOT = Path(__file__).parents[1]
+OWN = {  # programs of our own, not rivals
+    "notebook structure": "the notebook's structure",
+    "one after another": "one after another on one device",
+}
+NAMES = OWN | {"purejaxrl": "PureJaxRL", "CleanRL, EnvPool": "CleanRL with EnvPool"}
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 AHEAD, BEHIND = "#2a6f97", "#c1121f"
 COLD_GOAL = 30.0  # seconds, on two cores
 KNEE = 0.9  # share of the best rate, as in growth.py
+SIZES = {  # what the x axes of growth count
+    "environments": "environments",
+    "rollout": "timesteps of a rollout",
+    "updates in a chunk": "updates of a compiled chunk",
+    "pods": "learners in one program",
+    "replay": "timesteps that the replay holds",
+}
 
 
 class Contest(NamedTuple):
@@ -33,6 +51,7 @@ class Contest(NamedTuple):
     file: str
     where: dict[str, Any]
     other: str  # contender
+    ours: str = ""  # contender of podracer, if not the first
 
 
 LARGE, SMALL = {"benchmark": "ppo cartpole-large"}, {"benchmark": "ppo cartpole-small"}
@@ -54,7 +73,11 @@ CONTESTS = (
         for other in others
     ),
     *(
-        Contest("PPO, Atari Pong, Nature network, two cores", "atari", ATARI, other)
+        Contest(f"PPO, Atari Pong, {devices}", "atari", ATARI, other, ours)
+        for devices, ours in (
+            ("--devices 3 --threads-per-actor 1", "podracer, 3 device(s)"),
+            ("one device (the default)", "podracer, 1 device(s)"),
+        )
         for other in ("CleanRL, EnvPool", "stable-baselines3")
     ),
     *(
@@ -73,7 +96,7 @@ CONTESTS = (
     ),
     *(
         Contest(
-            f"64 learners of {recipe}, {envs} environments each, as one program",
+            f"64 learners of {recipe}, {envs} environments each, as one program on two devices",
             "population",
             {"benchmark": "population", "recipe": recipe, "envs": envs, "pods": 64},
             "one after another",
@@ -91,16 +114,17 @@ def read(file: str) -> list[dict[str, Any]]:
 
 def turns(contest: Contest) -> tuple[list[float], list[float]]:
     """Return the rates of podracer and of the other in each turn, none if they did not meet."""
-    first: dict[str, Any] = {}
-    found: tuple[list[float], list[float]] = [], []
+    found: dict[str, list[float]] = {}
+    met: tuple[list[float], list[float]] = [], []
     for record in read(contest.file):
         if any(record.get(name) != value for name, value in contest.where.items()):
             continue
         if record["contender"] == record["first"]:
-            first = record
-        elif record["contender"] == contest.other:
-            found = rates(first), rates(record)
-    return found
+            found = {"": rates(record)}
+        found[record["contender"]] = rates(record)
+        if contest.ours in found and contest.other in found:
+            met = found[contest.ours], found[contest.other]
+    return met
 
 
 def ratios(contest: Contest) -> list[float]:
@@ -118,25 +142,46 @@ def rates(record: dict[str, Any]) -> list[float]:
 
 
 def draw_contests(target: Path) -> None:
-    """Draw a bar for each contest."""
-    found = {f"{contest.label}: {contest.other}": ratios(contest) for contest in CONTESTS}
-    rows = {label: turns for label, turns in reversed(found.items()) if turns}
-    figure = Figure((9, 0.32 * len(rows) + 1), layout="constrained")
-    axes = figure.add_subplot()
-    for row, turns in enumerate(rows.values()):
+    """Draw a bar for each contest, those with programs of our own in a panel of their own."""
+    found = [(contest, turns) for contest in CONTESTS if (turns := ratios(contest))]
+    parts = {
+        "beside other libraries": [item for item in found if item[0].other not in OWN],
+        "beside other programs of podracer": [item for item in found if item[0].other in OWN],
+    }
+    heights = [len(items) + 1 for items in parts.values()]
+    figure = Figure((9, 0.3 * sum(heights) + 0.8), layout="constrained")
+    panels = figure.subplots(len(parts), 1, sharex=True, height_ratios=heights)
+    for axes, (heading, items) in zip(panels, parts.items(), strict=True):
+        draw_ratios(axes, items)
+        axes.set_title(heading, fontsize=10, loc="left")
+    panels[0].set_xlim(0.6, 1.5 * max(max(turns) for _, turns in found))
+    panels[-1].set_xlabel(
+        "times as fast as the other (a bar is the median of the turns, a line their range)",
+        fontsize=9,
+    )
+    FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
+
+
+def draw_ratios(axes: Axes, items: list[tuple[Contest, list[float]]]) -> None:
+    """Draw a bar for each contest, the first on top."""
+    labels = [f"{contest.label}: {NAMES.get(contest.other, contest.other)}" for contest, _ in items]
+    for row, (_, turns) in enumerate(items):
         middle = statistics.median(turns)
         color = AHEAD if middle >= 1 else BEHIND
         axes.barh(row, middle - 1, left=1, color=color, alpha=0.75)
         axes.plot([min(turns), max(turns)], [row, row], color="black", linewidth=1)
-        axes.text(max(turns) * 1.05, row, f"{middle:.2g}", va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
+        right = max(1, *turns)
+        axes.text(right * 1.04, row, f"{middle:.2f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(items)), labels, fontsize=8)
+    axes.set_ylim(len(items) - 0.4, -0.6)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
+    axes.xaxis.set_major_locator(FixedLocator([0.7, 1, 2, 5, 10, 20, 40]))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.set_xlabel("podracer is so many times as fast as the other", fontsize=9)
-    axes.set_xlim(0.5, axes.get_xlim()[1] * 1.5)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
 
 
 def print_contests() -> None:
@@ -145,7 +190,8 @@ def print_contests() -> None:
         if found := ratios(contest):
             ours, its = (EngFormatter(places=2)(statistics.median(x)) for x in turns(contest))
             times = f"{statistics.median(found):.2f} [{min(found):.2f}, {max(found):.2f}]"
-            print(f"| {contest.label} | {ours} | {contest.other} {its} | {times} |")
+            other = NAMES.get(contest.other, contest.other)
+            print(f"| {contest.label} | {ours} | {other} {its} | {times} |")
 
 
 def growth() -> Iterator[tuple[str, list[tuple[int, float]]]]:
@@ -165,20 +211,24 @@ def draw_growth(target: Path) -> None:
         panels.setdefault(size, []).append((what, points))
     columns = 3
     rows = -(-len(panels) // columns)
-    figure = Figure((9, 2.6 * rows), layout="constrained")
+    figure = Figure((10, 2.9 * rows), layout="constrained")
     for place, (size, lines) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, place)
         axes.set_title(size, fontsize=10)
         for what, points in lines:
             draw_line(axes, what, points)
         axes.set(xscale="log", yscale="log")
+        axes.set_xlabel(SIZES[size], fontsize=8)
+        axes.set_ylabel("samples a second" if size == "replay" else "steps a second", fontsize=8)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.yaxis.set_minor_formatter(EngFormatter(sep=""))
-        axes.tick_params(labelsize=7, which="both")
-        axes.legend(fontsize=7, framealpha=0.7, edgecolor="none")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.margins(y=0.12)
+        axes.tick_params(labelsize=8)
+        axes.legend(fontsize=8, framealpha=0.7, edgecolor="none")
         axes.grid(alpha=0.3)
-    figure.supylabel("steps a second, one device (a ring marks the knee)", fontsize=8)
+    figure.suptitle("One CPU device; a ring marks the knee", fontsize=10)
     FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
 
 
@@ -221,6 +271,10 @@ def draw_starts(target: Path) -> None:
     axes.axvline(COLD_GOAL, color="#666666", lw=1, ls="--")
     axes.set_yticks(range(len(starts)), [name for name, _ in starts], fontsize=7)
     axes.set(xlabel="seconds from the command to the first update", ylim=(len(starts), -1))
+    axes.set_title(
+        f"Cold starts: empty compile cache, two CPU cores; dashed: the goal, {COLD_GOAL:.0f} s",
+        fontsize=10,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
 
@@ -233,7 +287,28 @@ def print_starts() -> None:
         print(f"| `{name}` | {texts} | {row['instructions']:,.0f} |")
 
 
+def draw_waits(target: Path) -> None:
+    """Draw the shares of time of actors and learner in half an hour of PPO on Atari Pong."""
+    run = RunRecords("pong_ppo", {}, read("pong_ppo"), {})
+    figure = Figure((10, 3.6), layout="constrained")
+    sides = (("Actors", ACTOR_STAGES), ("Learner", LEARNER_STAGES))
+    for axes, (side, stages) in zip(figure.subplots(1, 2), sides, strict=True):
+        for begin, end, seconds in segments(run, [key for key, *_ in stages]):
+            edges = np.stack([begin, end], axis=1).ravel() / 60
+            shares = np.repeat(seconds / seconds.sum(axis=1, keepdims=True), 2, axis=0)
+            axes.stackplot(edges, 100 * shares.T, colors=[color for *_, color in stages], lw=0)
+        axes.set_title(f"{side}: share of time", fontsize=10)
+        axes.set(xlabel="minutes", ylabel="%", ylim=(0, 100), xlim=(0, None))
+        patches = [Patch(color=color, label=words) for _, words, color in stages]
+        axes.legend(
+            handles=patches, fontsize=8, frameon=False, ncols=2,
+            loc="upper center", bbox_to_anchor=(0.5, -0.2),
+        )  # fmt: skip
+    FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
+
+
 def main() -> None:
+    draw_waits(IMAGES / "who-waits.png")
     draw_contests(IMAGES / "contests.png")
     draw_growth(IMAGES / "growth.png")
     draw_starts(IMAGES / "starts.png")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from harness import append
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.experiments import recipes
@@ -101,9 +102,11 @@ def draw(source: Path, target: Path) -> None:
                 axes.plot(x, interquartile_mean(y), color=color, label=f"{rule} ({len(y)} seeds)")
         for axes, what in zip(row, ("best so far", "mean of the pods"), strict=True):
             axes.set(title=f"{recipe}: {what}", xlabel="frames of all pods", ylabel="score")
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.xaxis.set_major_locator(MaxNLocator(6))
             axes.spines[["top", "right"]].set_visible(False)
         row[1].legend(frameon=False)
-    figure.savefig(target, dpi=150)
+    figure.savefig(target, dpi=110, metadata={"Software": None})
 
 
 def main() -> None:
