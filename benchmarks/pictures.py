@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,8 +76,8 @@ CONTESTS = (
     *(
         Contest(f"PPO, Atari Pong, {devices}", "atari", ATARI, other, ours)
         for devices, ours in (
-            ("--devices 3 --threads-per-actor 1", "podracer, 3 device(s)"),
-            ("one device (the default)", "podracer, 1 device(s)"),
+            ("three devices", "podracer, 3 device(s)"),
+            ("one device", "podracer, 1 device(s)"),
         )
         for other in ("CleanRL, EnvPool", "stable-baselines3")
     ),
@@ -148,15 +149,15 @@ def draw_contests(target: Path) -> None:
         "beside other libraries": [item for item in found if item[0].other not in OWN],
         "beside other programs of podracer": [item for item in found if item[0].other in OWN],
     }
-    heights = [len(items) + 1 for items in parts.values()]
-    figure = Figure((9, 0.3 * sum(heights) + 0.8), layout="constrained")
+    heights = [len(items) + 1.5 for items in parts.values()]
+    figure = Figure((9, 0.33 * sum(heights) + 0.5), layout="constrained")
     panels = figure.subplots(len(parts), 1, sharex=True, height_ratios=heights)
     for axes, (heading, items) in zip(panels, parts.items(), strict=True):
         draw_ratios(axes, items)
         axes.set_title(heading, fontsize=10, loc="left")
-    panels[0].set_xlim(0.6, 1.5 * max(max(turns) for _, turns in found))
+    panels[0].set_xlim(0.5, 1.5 * max(max(turns) for _, turns in found))
     panels[-1].set_xlabel(
-        "times as fast as the other (a bar is the median of the turns, a line their range)",
+        "times as fast as the other: median of the turns, and their range",
         fontsize=9,
     )
     FigureCanvasAgg(figure).print_png(target, metadata={"Software": None})
@@ -164,7 +165,8 @@ def draw_contests(target: Path) -> None:
 
 def draw_ratios(axes: Axes, items: list[tuple[Contest, list[float]]]) -> None:
     """Draw a bar for each contest, the first on top."""
-    labels = [f"{contest.label}: {NAMES.get(contest.other, contest.other)}" for contest, _ in items]
+    names = [f"{contest.label}: {NAMES.get(contest.other, contest.other)}" for contest, _ in items]
+    labels = [textwrap.fill(name, 48) for name in names]
     for row, (_, turns) in enumerate(items):
         middle = statistics.median(turns)
         color = AHEAD if middle >= 1 else BEHIND
@@ -176,7 +178,7 @@ def draw_ratios(axes: Axes, items: list[tuple[Contest, list[float]]]) -> None:
     axes.set_ylim(len(items) - 0.4, -0.6)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.xaxis.set_major_locator(FixedLocator([0.7, 1, 2, 5, 10, 20, 40]))
+    axes.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.grid(axis="x", alpha=0.3)
@@ -290,6 +292,7 @@ def print_starts() -> None:
 def draw_waits(target: Path) -> None:
     """Draw the shares of time of actors and learner in half an hour of PPO on Atari Pong."""
     run = RunRecords("pong_ppo", {}, read("pong_ppo"), {})
+    last = run.last("seconds") / 60
     figure = Figure((10, 3.6), layout="constrained")
     sides = (("Actors", ACTOR_STAGES), ("Learner", LEARNER_STAGES))
     for axes, (side, stages) in zip(figure.subplots(1, 2), sides, strict=True):
@@ -298,7 +301,7 @@ def draw_waits(target: Path) -> None:
             shares = np.repeat(seconds / seconds.sum(axis=1, keepdims=True), 2, axis=0)
             axes.stackplot(edges, 100 * shares.T, colors=[color for *_, color in stages], lw=0)
         axes.set_title(f"{side}: share of time", fontsize=10)
-        axes.set(xlabel="minutes", ylabel="%", ylim=(0, 100), xlim=(0, None))
+        axes.set(xlabel="minutes", ylabel="%", ylim=(0, 100), xlim=(0, last))
         patches = [Patch(color=color, label=words) for _, words, color in stages]
         axes.legend(
             handles=patches, fontsize=8, frameon=False, ncols=2,

@@ -105,7 +105,7 @@ def draw(source: Path, target: Path) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.xaxis.set_major_locator(MaxNLocator(6))
             axes.spines[["top", "right"]].set_visible(False)
-        row[1].legend(frameon=False)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(target, dpi=110, metadata={"Software": None})
 
 
