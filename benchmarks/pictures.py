@@ -166,7 +166,7 @@ def draw_contests(target: Path) -> None:
 def draw_ratios(axes: Axes, items: list[tuple[Contest, list[float]]]) -> None:
     """Draw a bar for each contest, the first on top."""
     names = [f"{contest.label}: {NAMES.get(contest.other, contest.other)}" for contest, _ in items]
-    labels = [textwrap.fill(name, 48) for name in names]
+    labels = [textwrap.fill(name, 58, break_on_hyphens=False) for name in names]
     for row, (_, turns) in enumerate(items):
         middle = statistics.median(turns)
         color = AHEAD if middle >= 1 else BEHIND
