@@ -17,8 +17,8 @@ import pytest
 from walk import WALK, close, slow
 
 import podracer
+from podracer.agents.common.lifetimes import to_experience
 from podracer.agents.disco import Disco
-from podracer.agents.disco.experience import to_experience
 from podracer.agents.disco.network import StudentParams
 from podracer.agents.disco.rule import apply_rule
 from podracer.agents.disco.rule_file import decode_rule
@@ -158,9 +158,10 @@ def test_targets_are_those_of_the_published_code(case):
 
     @jax.jit
     def targets_of(state: Any, trajectory: Trajectory) -> Any:
-        data, timesteps = to_experience(trajectory), trajectory.timesteps()
-        outputs = agent._network.apply(state.params, (), timesteps.observation, timesteps.first)
-        values = estimate_values(outputs, outputs, data, agent._support, 0.997, 0.95)
+        data = to_experience(trajectory, trajectory.steps.extras["policy"])
+        outputs = agent._network.apply(state.params, (), data.observation, data.first)
+        support = agent._students(state.rule, 0.0).support
+        values = estimate_values(outputs, outputs, data, support, 0.997, 0.95)
         mean, square = jnp.mean(values.advantages), jnp.mean(values.advantages**2)
         values = values.normalized(state.moments.update(mean, square))
         targets, _ = apply_rule(state.rule, state.memory, data, outputs, outputs, values)

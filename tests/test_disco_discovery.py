@@ -23,7 +23,7 @@ from podracer.agents.common.meta_objective import MetaBatch
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
 from podracer.agents.disco.agent import DiscoState
 from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
-from podracer.agents.disco.students import StudentState
+from podracer.agents.disco.students import StudentState, build_optimizer
 from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import TaskGroups
@@ -146,7 +146,7 @@ def test_a_student_learns_as_one_of_disco_does():
         spec=EnvironmentSpec("states", STATE, Discrete(ACTIONS)),
     )
     data = jax.tree.map(lambda x: x[0], to_rollouts(batch.window))
-    students = dataclasses.replace(agent._students, optimizer=disco._optimizer)
+    students = dataclasses.replace(agent._students, optimizer=build_optimizer())
     logits = students.policy(batch.students.params, data.observation, data.first)
     got, _ = jax.jit(students.update)(rule, batch.students, data)
     update = jax.jit(partial(disco._update, axis=None))

@@ -38,10 +38,11 @@ class Experience:
     discount: jax.Array  # f32 [T, B], 0 where the action ended the episode
     valid: jax.Array  # bool [T, B], False where a time-out ignored the action
     carry: Carry  # the network's recurrent state at the first step
+    behavior: PyTree = ()  # logits of the policy that acted, f32 [T, B, A], or ()
 
 
-def to_experience(trajectory: Trajectory) -> Experience:
-    """Return the transitions of a trajectory without the extras of acting."""
+def to_experience(trajectory: Trajectory, behavior: PyTree = ()) -> Experience:
+    """Return the transitions of a trajectory, without the extras of acting but for `behavior`."""
     timesteps, next_timesteps = trajectory.timesteps(), trajectory.next_timesteps()
     return Experience(
         observation=timesteps.observation,
@@ -51,6 +52,7 @@ def to_experience(trajectory: Trajectory) -> Experience:
         discount=next_timesteps.discount,
         valid=trajectory.valid(),
         carry=trajectory.carry,
+        behavior=behavior,
     )
 
 

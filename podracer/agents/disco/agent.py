@@ -19,20 +19,16 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import schedules
 from podracer.agent import require_spec
 from podracer.agents.common import off_policy, recurrent
-from podracer.agents.common.optimizers import take_step
-from podracer.agents.disco.experience import to_experience
-from podracer.agents.disco.loss import student_loss
-from podracer.agents.disco.network import Outputs, StudentNetwork, StudentParams, build_network
-from podracer.agents.disco.rule import Memory, RuleParams, apply_rule, init_memory, remember
+from podracer.agents.common.lifetimes import to_experience
+from podracer.agents.disco.network import Outputs, StudentNetwork, build_network
+from podracer.agents.disco.rule import RuleParams
 from podracer.agents.disco.rule_file import decode_rule
-from podracer.agents.disco.values import AdvantageMoments, estimate_values, init_moments
+from podracer.agents.disco.students import DiscoStudents, StudentState, build_optimizer
 from podracer.io.npz import check_digest
-from podracer.mesh import global_mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import Categorical
 from podracer.ops.transforms import evenly_spaced
@@ -56,20 +52,11 @@ from podracer.types import (
     struct,
 )
 
-# With these the rule was discovered.
-_TARGET_DECAY = 0.9  # of the target parameters, an exponential moving average
-_MAX_UPDATE = 1.0  # of a parameter, before the learning rate
-
 
 @struct
-class DiscoState(off_policy.ReplayLearnerState):
-    """Learner state of a student: its parameters, and what the rule knows of its lifetime."""
+class DiscoState(StudentState, off_policy.ReplayLearnerState):
+    """Learner state: that of a student, and the rule."""
 
-    params: Params  # `StudentParams`
-    target_params: Params
-    optimizer_state: optax.OptState
-    moments: AdvantageMoments
-    memory: Memory
     rule: RuleParams
 
 
@@ -125,16 +112,10 @@ class Disco:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         if self.rule_params is None:
             raise ConfigError("Disco has no `rule_params`: give it those of a rule.")
-        params: Params = self._network.init(key)
-        rule = jax.tree.map(jnp.asarray, self.rule_params)
         state = DiscoState(
             frames=schedules.init_frames(),
-            params=params,
-            target_params=jax.tree.map(jnp.copy, params),
-            optimizer_state=self._optimizer.init(params),
-            moments=init_moments(),
-            memory=init_memory(rule.lifetime.hidden.shape[0]),
-            rule=rule,
+            rule=jax.tree.map(jnp.asarray, self.rule_params),
+            **vars(self._students(self.rule_params, learning_rate=0.0).init(key)),
         )
         carry = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self.carry(1)))
         extras = {"policy": ArraySpec((self._network.num_actions,))}
@@ -171,58 +152,29 @@ class Disco:
         self, state: DiscoState, sample: Sample, key: jax.Array, *, axis: str | None
     ) -> tuple[DiscoState, Metrics, jax.Array]:
         del key
-        trajectory, data = sample.trajectory, to_experience(sample.trajectory)
-        timesteps = trajectory.timesteps()
+        behavior = sample.trajectory.steps.extras["policy"]
+        data = to_experience(sample.trajectory, behavior)
 
-        def forward(params: StudentParams) -> Outputs:
-            return self._network.apply(
-                params, trajectory.carry, timesteps.observation, timesteps.first
-            )
+        def forward(params: Params) -> Outputs:
+            return self._network.apply(params, data.carry, data.observation, data.first)
 
-        outputs, pullback = jax.vjp(forward, state.params)
-        target_outputs = forward(state.target_params)
-        values = estimate_values(
-            outputs, target_outputs, data, self._support, self.discount, self.trace_lambda
-        )
-        mask = data.valid.astype(jnp.float32)
-        advantages = mask * values.advantages
-        sums = (jnp.mean(mask), jnp.mean(advantages), jnp.mean(advantages**2))
-        share, mean, mean_square = global_mean(sums, axis)
-        share = jnp.maximum(share, 1e-8)
-        weights = mask / share  # a mean with these weights is over the valid transitions
-        moments = state.moments.update(mean / share, mean_square / share)
-
-        targets, memory_inputs = apply_rule(
-            state.rule, state.memory, data, outputs, target_outputs, values.normalized(moments)
-        )
-        output_grads, metrics = jax.grad(student_loss, has_aux=True)(
-            outputs, outputs.policy[1:], targets, values.targets, data, weights, self._support,
-            self.value_cost,
-        )  # fmt: skip
-        (grads,) = pullback(output_grads)
-        memory_input = jnp.mean(weights[..., None] * memory_inputs, axis=(0, 1))
-        grads, memory_input = global_mean((grads, memory_input), axis)
-        rate = schedules.value_at(self.learning_rate, state.frames)
-        params, optimizer_state = take_step(
-            self._optimizer, state.params, state.optimizer_state, grads, rate
-        )
-        state = dataclasses.replace(
-            state,
-            params=params,
-            target_params=optax.incremental_update(
-                state.params, state.target_params, 1.0 - _TARGET_DECAY
-            ),
-            optimizer_state=optimizer_state,
-            moments=moments,
-            memory=remember(state.rule, state.memory, memory_input),
-        )
-        return state, {**metrics, "gradient_norm": optax.tree.norm(grads)}, sample.weights
+        students = self._students(state.rule, schedules.value_at(self.learning_rate, state.frames))
+        state, metrics, _ = students.step(state.rule, state, data, forward, axis)
+        return state, metrics, sample.weights
 
     # --- parts -----------------------------------------------------------------------------------
 
-    @property
-    def _support(self) -> jax.Array:
-        return evenly_spaced(-self.support_max, self.support_max, self.support_size)
+    def _students(self, rule: RuleParams, learning_rate: float | jax.Array) -> DiscoStudents:
+        return DiscoStudents(
+            self._network,
+            build_optimizer(),
+            evenly_spaced(-self.support_max, self.support_max, self.support_size),
+            learning_rate=learning_rate,
+            discount=self.discount,
+            trace_lambda=self.trace_lambda,
+            value_cost=self.value_cost,
+            memory_units=rule.lifetime.hidden.shape[0],
+        )
 
     @property
     def _network(self) -> StudentNetwork:
@@ -244,7 +196,3 @@ class Disco:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
         length, spec = self.rollout_length, require_spec(self.spec)
         return Buffer(self.replay, spec, length, stride=length)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(optax.scale_by_adam(), optax.clip(_MAX_UPDATE))

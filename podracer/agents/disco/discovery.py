@@ -30,7 +30,7 @@ from podracer.agents.disco.figures import draw_targets
 from podracer.agents.disco.network import build_network
 from podracer.agents.disco.new_rule import RuleSize
 from podracer.agents.disco.rule_file import encode_rule
-from podracer.agents.disco.students import DiscoStudents
+from podracer.agents.disco.students import DiscoStudents, build_optimizer
 from podracer.networks import Head, NetworkBuilder, Table
 from podracer.ops.transforms import evenly_spaced
 from podracer.schedules import Schedule
@@ -53,9 +53,6 @@ from podracer.types import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_TARGET_DECAY = 0.9  # of the target parameters, as in `Disco`
-_MAX_UPDATE = 1.0  # of a parameter, before the learning rate
 
 
 @struct
@@ -170,14 +167,13 @@ class DiscoDiscovery:
             raise ConfigError("students of a rule that is discovered need a feed-forward network.")
         return DiscoStudents(
             network,
-            evenly_spaced(-self.support_max, self.support_max, self.support_size),
             # The constant within the root gives Adam a derivative where a gradient is 0.
-            optax.chain(optax.scale_by_adam(eps_root=1e-12), optax.clip(_MAX_UPDATE)),
+            build_optimizer(root_epsilon=1e-12),
+            evenly_spaced(-self.support_max, self.support_max, self.support_size),
             learning_rate=self.student_learning_rate,
             discount=self.discount,
             trace_lambda=self.trace_lambda,
             value_cost=self.value_cost,
-            target_decay=_TARGET_DECAY,
             memory_units=self.rule.lifetime_units,
         )
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.rule_figures import draw_over_returns, synthetic_episodes
-from podracer.agents.disco.experience import Experience
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.rule import RuleParams, apply_rule, init_memory
 from podracer.agents.disco.values import estimate_values, init_moments
@@ -44,10 +44,12 @@ def targets_over_returns(
     )
     data = Experience(
         observation=(),
+        first=jnp.zeros(timesteps, bool),
         action=jnp.zeros((num_steps, num_envs), jnp.int32),
         reward=episodes.reward,
         discount=episodes.discount,
         valid=episodes.valid,
+        carry=(),
         behavior=outputs.policy[:-1],
     )
     support = jnp.asarray([-1.0, 0.0, 1.0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.value_based import gather_action
-from podracer.agents.disco.experience import Experience
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.rule import Targets
 from podracer.ops.distributions import Categorical

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.value_based import gather_action
-from podracer.agents.disco.experience import Experience
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.values import Values
 from podracer.ops.action_masks import mask_logits

@@ -1,35 +1,48 @@
-"""Students in lifetimes that a DiscoRL rule trains while it is being discovered.
+"""Students that a DiscoRL rule trains, and their update: one student, or L students in lifetimes.
 
-Leaves of their states are `[L, ...]` for L lifetimes, and each has its own of B environments. They
-learn from their newest rollout, which their own policy made, without a replay.
+Leaves of the states of L students are `[L, ...]`, and each has its own of B environments. Those in
+lifetimes learn from their newest rollout, which their own policy made, without a replay.
 Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms", methods.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.actor_critic import ParamsState
-from podracer.agents.common.critics import descend
 from podracer.agents.common.lifetimes import Experience, lifetime_means, map_lifetimes
 from podracer.agents.common.meta_objective import policy_gradient
+from podracer.agents.common.optimizers import take_step
 from podracer.agents.common.value_based import gather_action
-from podracer.agents.disco.experience import Experience as RuleExperience
 from podracer.agents.disco.loss import student_loss
 from podracer.agents.disco.network import Outputs, StudentNetwork, StudentParams
-from podracer.agents.disco.rule import Memory, RuleParams, apply_rule, init_memory, remember
+from podracer.agents.disco.rule import (
+    Memory,
+    RuleParams,
+    Targets,
+    apply_rule,
+    init_memory,
+    remember,
+)
 from podracer.agents.disco.values import AdvantageMoments, Values, estimate_values, init_moments
+from podracer.mesh import global_mean
 from podracer.ops.distributions import Categorical
 from podracer.types import Metrics, Params, PyTree, struct
+
+# With these rules were discovered.
+_TARGET_DECAY = 0.9  # of the target parameters, an exponential moving average
+_MAX_UPDATE = 1.0  # of a parameter, before the learning rate
 
 
 @struct
 class StudentState:
-    """State of students; see `Disco`, which keeps the same for one."""
+    """State of a student, or of L: parameters, and what the rule knows of the lifetime."""
 
     params: Params  # `StudentParams`
     target_params: Params
@@ -38,18 +51,25 @@ class StudentState:
     memory: Memory
 
 
+State = TypeVar("State", bound=StudentState)
+
+
+def build_optimizer(root_epsilon: float = 0.0) -> optax.GradientTransformation:
+    """Return the unscaled optimizer of a student."""
+    return optax.chain(optax.scale_by_adam(eps_root=root_epsilon), optax.clip(_MAX_UPDATE))
+
+
 @dataclasses.dataclass(frozen=True)
 class DiscoStudents:
     """Network, optimizer and hyperparameters that all students share."""
 
     network: StudentNetwork
-    support: jax.Array
     optimizer: optax.GradientTransformation
+    support: jax.Array
     learning_rate: float | jax.Array
     discount: float | jax.Array
     trace_lambda: float | jax.Array
     value_cost: float | jax.Array
-    target_decay: float
     memory_units: int
 
     def init(self, key: jax.Array) -> StudentState:
@@ -82,57 +102,78 @@ class DiscoStudents:
     def update(
         self, rule: RuleParams, students: StudentState, data: Experience
     ) -> tuple[StudentState, Metrics]:
-        """Return the students after one update by the rule, and the rule's regularizers `[L]`.
+        """Return the students after one update by the rule, and the rule's regularizers `[L]`."""
+        lifetimes, forward = students.memory[0].shape[0], partial(self.outputs, data=data)
+        students, _, (outputs, target_outputs, targets) = self.step(rule, students, data, forward)
+        target_policy = Categorical(target_outputs.policy[:-1])
+        divergence = target_policy.divergence(Categorical(targets.policy))
+        return students, {
+            **_entropies(outputs, data, lifetimes),
+            "target_divergence": lifetime_means(data.valid * divergence, lifetimes),
+        }
 
-        Targets and all that the rule reads stay functions of rule and students, through which
-        meta-gradients are taken; the student's own gradient takes the targets as constants.
+    def step(
+        self,
+        rule: RuleParams,
+        students: State,
+        data: Experience,
+        forward: Callable[[Params], Outputs],
+        axis: str | None = None,
+    ) -> tuple[State, Metrics, tuple[Outputs, Outputs, Targets]]:
+        """Return the state after one update by the rule, metrics, and what the update came from.
+
+        That is outputs, those of the target parameters, and the rule's targets; `forward` returns
+        outputs for parameters. A single student's leaves have no axis L. Where `data` has no
+        behavior, the students themselves acted. Targets and all that the rule reads stay functions
+        of rule and students, through which meta-gradients are taken; the student's own gradient
+        takes the targets as constants.
         """
-        lifetimes = students.memory[0].shape[0]
-        outputs, pullback = jax.vjp(lambda p: self.outputs(p, data), students.params)
-        target_outputs = self.outputs(students.target_params, data)
-        experience = _rule_experience(data, outputs)
+        outputs, pullback = jax.vjp(forward, students.params)
+        target_outputs = forward(students.target_params)
+        if not jax.tree.leaves(data.behavior):
+            data = dataclasses.replace(data, behavior=outputs.policy[:-1])
         values = estimate_values(
-            outputs, target_outputs, experience, self.support, self.discount, self.trace_lambda
+            outputs, target_outputs, data, self.support, self.discount, self.trace_lambda
         )
-        mask = data.valid.astype(jnp.float32)
-        moments, weights = _moments_and_weights(students.moments, mask, values.advantages)
+        lead, mask = students.moments.mean.shape, data.valid.astype(jnp.float32)
+        moments, weights = _moments_and_weights(students.moments, mask, values.advantages, axis)
 
-        def by_env(x: jax.Array) -> jax.Array:
-            return jnp.repeat(x, mask.shape[1] // lifetimes, axis=0)
-
-        normalized = jax.vmap(Values.normalized, in_axes=(1, 0), out_axes=1)
-        values = normalized(values, jax.tree.map(by_env, moments))
-        memory = (by_env(students.memory[0]), by_env(students.memory[1]))
+        normalized, step = Values.normalized, self._descend
+        if lead:
+            normalized = jax.vmap(normalized, in_axes=(1, 0), out_axes=1)
+            step = jax.vmap(step)
+        by_env = partial(_by_env, lead, mask.shape[1])
+        env_moments, memory = jax.tree.map(by_env, (moments, students.memory))
         targets, memory_inputs = apply_rule(
-            rule, memory, experience, outputs, target_outputs, values
+            rule, memory, data, outputs, target_outputs, normalized(values, env_moments)
         )
-        output_grads, _ = jax.grad(student_loss, has_aux=True)(
-            outputs, outputs.policy[1:], targets, values.targets, experience, weights,
-            self.support, self.value_cost,
+        output_grads, metrics = jax.grad(student_loss, has_aux=True)(
+            outputs, outputs.policy[1:], targets, values.targets, data, weights, self.support,
+            self.value_cost,
         )  # fmt: skip
         (grads,) = pullback(output_grads)
         # The loss is a mean over all lifetimes; each student's own has a gradient L times as large.
-        grads = jax.tree.map(lambda g: lifetimes * g, grads)
-        old = ParamsState(students.params, students.optimizer_state)
-        stepped = descend(self.optimizer, old, grads, self.learning_rate)
-        target_policy = Categorical(target_outputs.policy[:-1])
-        divergence = target_policy.divergence(Categorical(targets.policy))
-        return StudentState(
-            stepped.params,
+        grads = jax.tree.map(lambda g: moments.mean.size * g, grads)
+        memory_input = _means(lead, weights[..., None] * memory_inputs)
+        grads, memory_input = global_mean((grads, memory_input), axis)
+        params, optimizer_state = step(students.params, students.optimizer_state, grads)
+        students = dataclasses.replace(
+            students,
+            params=params,
             target_params=optax.incremental_update(
-                students.params, students.target_params, 1.0 - self.target_decay
+                students.params, students.target_params, 1.0 - _TARGET_DECAY
             ),
-            optimizer_state=stepped.optimizer_state,
+            optimizer_state=optimizer_state,
             moments=moments,
-            memory=remember(
-                rule,
-                students.memory,
-                lifetime_means(weights[..., None] * memory_inputs, lifetimes),
-            ),
-        ), {
-            **_entropies(outputs, data, lifetimes),
-            "target_divergence": lifetime_means(mask * divergence, lifetimes),
-        }
+            memory=remember(rule, students.memory, memory_input),
+        )
+        metrics = {**metrics, "gradient_norm": optax.tree.norm(grads)}
+        return students, metrics, (outputs, target_outputs, targets)
+
+    def _descend(
+        self, params: Params, optimizer_state: optax.OptState, grads: Params
+    ) -> tuple[Params, optax.OptState]:
+        return take_step(self.optimizer, params, optimizer_state, grads, self.learning_rate)
 
     def policy_objective(
         self, students: StudentState, data: Experience, advantages: jax.Array
@@ -144,25 +185,26 @@ class DiscoStudents:
         return objective, _entropies(outputs, data, lifetimes)
 
 
-def _rule_experience(data: Experience, outputs: Outputs) -> RuleExperience:
-    """Return experience as a rule reads it, where the policies themselves acted."""
-    return RuleExperience(
-        data.observation, data.action, data.reward, data.discount, data.valid,
-        behavior=outputs.policy[:-1],
-    )  # fmt: skip
-
-
 def _moments_and_weights(
-    moments: AdvantageMoments, mask: jax.Array, advantages: jax.Array
+    moments: AdvantageMoments, mask: jax.Array, advantages: jax.Array, axis: str | None
 ) -> tuple[AdvantageMoments, jax.Array]:
-    """Return moments `[L]` after a batch, and weights `[T, B]` for means over valid steps."""
-    lifetimes = moments.mean.shape[0]
-    share = jnp.maximum(lifetime_means(mask, lifetimes), 1e-8)
-    mean, mean_square = (
-        lifetime_means(mask * x, lifetimes) / share for x in (advantages, advantages**2)
-    )
-    weights = mask / jnp.repeat(share, mask.shape[1] // lifetimes)[None]
-    return moments.update(mean, mean_square), weights
+    """Return moments after a batch, and weights `[T, B]` for means over its valid transitions."""
+    lead = moments.mean.shape
+    means = [_means(lead, x) for x in (mask, mask * advantages, mask * advantages**2)]
+    share, mean, mean_square = global_mean(means, axis)
+    share = jnp.maximum(share, 1e-8)
+    weights = mask / _by_env(lead, mask.shape[1], share).reshape(1, -1)
+    return moments.update(mean / share, mean_square / share), weights
+
+
+def _means(lead: tuple[int, ...], x: jax.Array) -> jax.Array:
+    """Return means over transitions `[T, B, ...]`, `[*lead, ...]`: `lead` is `(L,)` or `()`."""
+    return lifetime_means(x, *lead) if lead else jnp.mean(x, axis=(0, 1))
+
+
+def _by_env(lead: tuple[int, ...], num_envs: int, x: jax.Array) -> jax.Array:
+    """Return for each environment what is its student's, `[B, ...]` of `[L, ...]`."""
+    return jnp.repeat(x, num_envs // lead[0], axis=0) if lead else x
 
 
 def _entropies(outputs: Outputs, data: Experience, lifetimes: int) -> dict[str, jax.Array]:

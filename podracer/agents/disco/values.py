@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from podracer.agents.common.lifetimes import Experience
 from podracer.agents.common.value_based import gather_action
-from podracer.agents.disco.experience import Experience
 from podracer.agents.disco.network import Outputs
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import retrace
