@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from podracer.mesh import num_shards
 from podracer.types import Trajectory, bounded, struct
 
-MOST_FRAMES = 2**32 - 1
+MAX_FRAMES = 2**32 - 1
 
 
 @struct
@@ -50,4 +50,4 @@ def init_frames() -> jax.Array:
 
 def add_frames(frames: jax.Array, count: int) -> jax.Array:
     """Return the counter of frames, uint32 [], after `count` more; it stays at its maximum."""
-    return frames + jnp.minimum(jnp.uint32(count), jnp.uint32(MOST_FRAMES) - frames)
+    return frames + jnp.minimum(jnp.uint32(count), jnp.uint32(MAX_FRAMES) - frames)

@@ -32,7 +32,7 @@ Carry = PyTree
 EnvState = PyTree
 Metrics = Mapping[str, jax.Array]
 T = TypeVar("T")
-_MOST = 2**31 - 1  # of an int32
+_MAX_INT32 = 2**31 - 1  # of an int32
 Derived = Annotated[T | None, tyro.conf.Suppress]  # type of a `derived` field: no flag
 
 
@@ -119,7 +119,7 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
 def _violation(value: float | int, low: float, high: float) -> str | None:
     """Return what a value must be instead, None if it lies in its range."""
     if isinstance(value, int):  # on a device it is an int32
-        most = _MOST if high == math.inf else high
+        most = _MAX_INT32 if high == math.inf else high
         if value < low:
             return f"be at least {low:,}"
         return f"be at most {most:,}" if value > most else None

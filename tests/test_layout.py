@@ -35,10 +35,10 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-MOST_LINES_OF_A_FILE = 400
-MOST_LINES_OF_AN_AGENT = 250
-MOST_LINES_OF_A_FUNCTION = 60
-MOST_SHARED_LINES = 0.4  # of the larger of two agents' files
+MAX_LINES_OF_A_FILE = 400
+MAX_LINES_OF_AN_AGENT = 250
+MAX_LINES_OF_A_FUNCTION = 60
+MAX_SHARED_LINES = 0.4  # of the larger of two agents' files
 
 
 def name_of(path: Path) -> str:
@@ -117,13 +117,13 @@ def test_no_circle_of_files():
 def test_files_and_functions_stay_short(path):
     text = path.read_text()
     is_agent = path.parent == ROOT / "agents"
-    most = MOST_LINES_OF_AN_AGENT if is_agent else MOST_LINES_OF_A_FILE
+    most = MAX_LINES_OF_AN_AGENT if is_agent else MAX_LINES_OF_A_FILE
     assert text.count("\n") <= most, f"{name_of(path)}: is it one thing?"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             lines -= len((ast.get_docstring(node) or "").splitlines())
-            assert lines <= MOST_LINES_OF_A_FUNCTION, f"{name_of(path)}: {node.name}"
+            assert lines <= MAX_LINES_OF_A_FUNCTION, f"{name_of(path)}: {node.name}"
 
 
 def body_lines(path: Path) -> list[str]:
@@ -162,4 +162,4 @@ AGENTS = [path for path in sorted((ROOT / "agents").glob("*.py")) if path.stem !
     ("one", "other"), list(itertools.combinations(AGENTS, 2)), ids=lambda path: path.stem
 )
 def test_agents_share_little(one, other):
-    assert shared(one, other) <= MOST_SHARED_LINES
+    assert shared(one, other) <= MAX_SHARED_LINES

@@ -18,7 +18,7 @@ from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import from_json, to_json
-from podracer.schedules import MOST_FRAMES, Linear, add_frames, value_at
+from podracer.schedules import MAX_FRAMES, Linear, add_frames, value_at
 from podracer.types import ConfigError, check_ranges, struct
 
 DECAY = Linear(6e-4, 0.0, frames=50e6)
@@ -31,15 +31,15 @@ def test_a_number_is_its_own_value():
 
 
 @pytest.mark.parametrize(
-    ("frames", "value"), [(0, 2.0), (25, 1.75), (100, 1.0), (101, 1.0), (MOST_FRAMES, 1.0)]
+    ("frames", "value"), [(0, 2.0), (25, 1.75), (100, 1.0), (101, 1.0), (MAX_FRAMES, 1.0)]
 )
 def test_a_linear_schedule_ends_after_its_frames(frames, value):
     assert jax.jit(value_at)(Linear(2.0, 1.0, 100.0), jnp.uint32(frames)) == value
 
 
 def test_the_counter_of_frames_does_not_wrap():
-    frames = jnp.uint32(MOST_FRAMES - 10)
-    assert int(add_frames(frames, 10)) == int(add_frames(frames, 11)) == MOST_FRAMES
+    frames = jnp.uint32(MAX_FRAMES - 10)
+    assert int(add_frames(frames, 10)) == int(add_frames(frames, 11)) == MAX_FRAMES
     assert int(add_frames(jnp.uint32(5), 3)) == 8
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from podracer.bench.tune import Trial
     from podracer.experiments.experiment import Experiment
 
-MOST_REPETITIONS = 10_000
+MAX_REPETITIONS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def bench(arguments: Sequence[str]) -> int:
     about = "Measure acting and training of the recipe `catch`, compile time apart."
     options = parse(AnakinOptions, "bench", arguments, about=about)
     require_in_range("--envs-per-device", options.envs_per_device)
-    require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)
+    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     initialize_devices(Hosts(), options.devices)
     from podracer.bench.anakin import bench_anakin, show
 
@@ -120,7 +120,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     about = "Measure simulation, inference and training of IMPALA on a host environment."
     parsed = parse_parts(parts, "bench sebulba", arguments, about)
     options = parsed.bench
-    require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)
+    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     require_in_range("--seconds", options.seconds, least=0.01, most=3600)
     if options.devices <= 1:
         disable_async_dispatch()
@@ -143,7 +143,7 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
     options, experiment, _ = parse_experiment(
         f"bench recipe {recipe}", flags, experiment.under("anakin"), RecipeOptions(), {}, about
     )
-    require_in_range("--repetitions", options.repetitions, most=MOST_REPETITIONS)
+    require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     for num_envs in options.sizes:
         require_in_range("--sizes", num_envs)
     initialize_devices(Hosts(), experiment.devices)

@@ -22,8 +22,8 @@ from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import nearest
 from podracer.types import ConfigError, bounded, check_ranges
 
-_MOST_STEPS = 2**31 - 1  # of an update, counted in an int32
-_MOST_UPDATES = 2**32 - 1  # of a run, counted in an uint32
+_MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
+_MAX_UPDATES = 2**32 - 1  # of a run, counted in an uint32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,20 +145,20 @@ class Experiment:
         """Raise `ConfigError` for values out of range."""
         check_ranges(self, "")
         steps, driver = self.driver.steps_per_update, self.driver
-        if steps > _MOST_STEPS:
+        if steps > _MAX_STEPS:
             raise ConfigError(
-                f"an update has at most {_MOST_STEPS:,} environment steps, but num_envs "
+                f"an update has at most {_MAX_STEPS:,} environment steps, but num_envs "
                 f"{driver.num_envs:,} times rollout_length {driver.rollout_length:,} is {steps:,}."
             )
-        if self.num_updates > _MOST_UPDATES:
+        if self.num_updates > _MAX_UPDATES:
             raise ConfigError(
-                f"a run has at most {_MOST_UPDATES:,} updates, but frames {self.frames:,} takes "
+                f"a run has at most {_MAX_UPDATES:,} updates, but frames {self.frames:,} takes "
                 f"{self.num_updates:,} of {steps:,} environment steps."
             )
         chunk = self.chunk.updates_per_chunk
-        if self.arch == "anakin" and steps * chunk > _MOST_STEPS:
+        if self.arch == "anakin" and steps * chunk > _MAX_STEPS:
             raise ConfigError(
-                f"a chunk has at most {_MOST_STEPS:,} environment steps, but updates_per_chunk "
+                f"a chunk has at most {_MAX_STEPS:,} environment steps, but updates_per_chunk "
                 f"{chunk:,} times {steps:,} steps in an update is {steps * chunk:,}."
             )
         ActingRule(self.evaluation_policy, self.evaluation_epsilon).check()

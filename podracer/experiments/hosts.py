@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-MOST_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
+MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +79,9 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
                 f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes."
             )
         local_devices = devices // (hosts.num_processes or 1)
-        if local_devices > MOST_LOCAL_DEVICES and not _launched_by_cluster():
+        if local_devices > MAX_LOCAL_DEVICES and not _launched_by_cluster():
             raise ConfigError(
-                f"--devices {devices} is more than the {MOST_LOCAL_DEVICES:,} that a process may "
+                f"--devices {devices} is more than the {MAX_LOCAL_DEVICES:,} that a process may "
                 "have."
             )
         # Virtual devices, where the run is on a CPU; accelerators ignore this.

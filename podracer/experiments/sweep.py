@@ -30,7 +30,7 @@ from podracer.types import CheckpointError, ConfigError, PodracerError
 
 RECORDS = "pods.jsonl"
 
-MOST_PODS = 2**16
+MAX_PODS = 2**16
 
 
 def make_pods(
@@ -51,9 +51,9 @@ def make_pods(
     if draws and not ranges:
         raise ConfigError("--draws needs a range to draw from, such as learning_rate=1e-5:1e-2.")
     lengths = [len(space) for space in spaces.values() if not isinstance(space, Range)]
-    if (pods := (draws if ranges else math.prod(lengths)) * len(seeds)) > MOST_PODS:
+    if (pods := (draws if ranges else math.prod(lengths)) * len(seeds)) > MAX_PODS:
         raise ConfigError(
-            f"a sweep has at most {MOST_PODS:,} pods, but these are {pods:,}: give fewer seeds, "
+            f"a sweep has at most {MAX_PODS:,} pods, but these are {pods:,}: give fewer seeds, "
             "draws or values."
         )
     if ranges:

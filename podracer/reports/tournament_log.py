@@ -135,7 +135,7 @@ def ways_of_acting(state: State) -> list[str]:
 
 # --- scores ---------------------------------------------------------------------------------------
 
-MOST_PLAYERS = 12  # in a table of results
+MAX_PLAYERS = 12  # in a table of results
 
 
 def score_name(state: State) -> str:
@@ -159,7 +159,7 @@ def results(state: State) -> list[list[str]]:
     if not state.ratings:
         return []
     anchor, *_ = state.ratings
-    names = [*(entry.id for entry in state.board[: MOST_PLAYERS - 1]), anchor]
+    names = [*(entry.id for entry in state.board[: MAX_PLAYERS - 1]), anchor]
     names.sort(key=lambda name: -state.ratings[name].elo)
     scores, games = points(state.matches, names)
     shares = scores / np.where(games, games, np.nan)

@@ -12,7 +12,7 @@ from podracer.reports.page import page
 from podracer.reproduce.chart import STYLE, chart, tick
 from podracer.reproduce.figure import Axes, Curve, Figure, Outcome, Record, verdict
 
-_MOST_POINTS = 8  # of a curve in a table
+_MAX_POINTS = 8  # of a curve in a table
 
 INTRODUCTION = (
     "Each figure of the papers with what we measured for it. Published numbers say how they were "
@@ -140,7 +140,7 @@ def _points(group: Sequence[Curve]) -> str:
         ends = [curve.points[-1][1] for curve in group]
         return f"{len(group)} curves that end between {tick(min(ends))} and {tick(max(ends))}"
     shown = [f"{tick(x)}: {tick(y)}" for x, y in group[0].points]
-    if len(shown) > _MOST_POINTS:
+    if len(shown) > _MAX_POINTS:
         shown = [f"{len(shown)} points from {shown[0]} to {shown[-1]}"]
     return "; ".join(shown)
 

@@ -34,7 +34,7 @@ from podracer.types import ConfigError
 OpponentRule = Literal["latest", "past", "prioritized", "even"]
 """How a league draws opponents."""
 
-_MOST = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
+_MAXIMA = {"pods": MAX_PODS, "episodes": MAX_EPISODES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Tournament:
         if not self.experiments:
             raise ConfigError("a tournament needs a recipe.")
         for name in ("pods", "rounds", "round_frames", "size", "episodes", "matches", "retries"):
-            value, most = getattr(self, name), _MOST.get(name, 2**31 - 1)
+            value, most = getattr(self, name), _MAXIMA.get(name, 2**31 - 1)
             if not 1 <= value <= most:
                 limit = "at least 1" if value < 1 else f"at most {most:,}"
                 raise ConfigError(f"{name} must be {limit}, but it is {value}.")
