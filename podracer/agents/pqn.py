@@ -136,9 +136,7 @@ class PQN:
             valid=valid.astype(jnp.float32),
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
-        if jax.tree.leaves(trajectory.carry):
-            return batch
-        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+        return epochs.to_items(batch)
 
     def _update(
         self, batch: Batch, axis: str | None, learner: CountedState, items: jax.Array

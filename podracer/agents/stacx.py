@@ -21,7 +21,7 @@ from podracer.agents.common.meta import clip_by_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.distributions import Policy
+from podracer.ops.distributions import ActionDistribution
 from podracer.ops.returns import vtrace
 from podracer.types import (
     EnvironmentSpec,
@@ -130,10 +130,10 @@ class Stacx:
 
     def _inner_update(
         self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
-    ) -> tuple[CountedState, tuple[Policy, Metrics]]:
+    ) -> tuple[CountedState, tuple[ActionDistribution, Metrics]]:
         """Take one step on the inner loss of all heads; also return the old main policy."""
 
-        def inner_loss(params: Params) -> tuple[jax.Array, tuple[Policy, Metrics]]:
+        def inner_loss(params: Params) -> tuple[jax.Array, tuple[ActionDistribution, Metrics]]:
             policy, values = self._unroll(params, trajectory)
             losses, metrics = self._losses(policy, values, trajectory, self._constrain(eta))
             return jnp.sum(losses), (policy, metrics)
@@ -155,11 +155,11 @@ class Stacx:
         outer_loss = loss + self.kl_cost * divergence
         return outer_loss, {**metrics, "outer_loss": outer_loss, "policy_change": divergence}
 
-    def _unroll(self, params: Params, trajectory: Trajectory) -> tuple[Policy, jax.Array]:
+    def _unroll(self, params: Params, rollout: Trajectory) -> tuple[ActionDistribution, jax.Array]:
         """Return the policies `[T, H, B]` and the values `[T+1, H, B]` of all heads."""
-        timesteps = trajectory.timesteps()
+        timesteps = rollout.timesteps()
         outputs, _ = self._network.apply(
-            params, trajectory.carry, timesteps.observation, timesteps.first
+            params, rollout.carry, timesteps.observation, timesteps.first
         )
         suffixes = actor_critic.head_suffixes(self.num_heads)
         policies = jnp.stack([outputs["policy" + s][:-1] for s in suffixes], axis=1)
@@ -167,7 +167,7 @@ class Stacx:
         return actor_critic.make_policy(self, policies), values
 
     def _losses(
-        self, policy: Policy, values: jax.Array, trajectory: Trajectory, eta: Metaparams
+        self, policy: ActionDistribution, values: jax.Array, trajectory: Trajectory, eta: Metaparams
     ) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
 

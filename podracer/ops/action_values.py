@@ -32,7 +32,8 @@ from podracer.types import ConfigError, bounded, flag
 Outputs = Float[Array, "N Z"]
 ActionOutputs = Float[Array, "N A Z"]
 Batch = Float[Array, "N"]
-Policy = Float[Array, "N A"]
+Probabilities = Float[Array, "N A"]  # of actions
+QValues = Float[Array, "N A"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Mean:
     def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
         return outputs[..., 0]
 
-    def mix(self, outputs: ActionOutputs, policy: Policy) -> Outputs:
+    def mix(self, outputs: ActionOutputs, policy: Probabilities) -> Outputs:
         return _weighted_sum(outputs, policy)
 
     def loss(
@@ -90,7 +91,7 @@ class Atoms:
     def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
         return jnp.sum(jax.nn.softmax(outputs) * _along_last(self.support, outputs), axis=-1)
 
-    def mix(self, outputs: ActionOutputs, policy: Policy) -> Outputs:
+    def mix(self, outputs: ActionOutputs, policy: Probabilities) -> Outputs:
         return jnp.log(_weighted_sum(jax.nn.softmax(outputs), policy))
 
     def loss(
@@ -154,7 +155,7 @@ class Quantiles:
     def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
         return jnp.mean(outputs, axis=-1)
 
-    def mix(self, outputs: ActionOutputs, policy: Policy) -> Outputs:
+    def mix(self, outputs: ActionOutputs, policy: Probabilities) -> Outputs:
         return _weighted_sum(outputs, policy)
 
     def loss(
@@ -197,7 +198,7 @@ class ImplicitQuantiles:
     def mean(self, outputs: Float[Array, "*b Z"]) -> Float[Array, "*b"]:
         return jnp.mean(outputs, axis=-1)
 
-    def mix(self, outputs: ActionOutputs, policy: Policy) -> Outputs:
+    def mix(self, outputs: ActionOutputs, policy: Probabilities) -> Outputs:
         return _weighted_sum(outputs, policy)
 
     def loss(
@@ -235,17 +236,17 @@ class Munchausen:
     clip: Annotated[float, flag("munchausen-clip")] = bounded(-1.0, low=-math.inf, high=0.0)
     """Smallest log-policy, times tau, that the reward of Munchausen targets has, at most 0."""
 
-    def scaled_log_policy(self, q: Policy) -> Policy:
+    def scaled_log_policy(self, q: QValues) -> Float[Array, "N A"]:
         """Return `τ ln π(a|s)` for values of actions."""
         return self.temperature * jax.nn.log_softmax(q / self.temperature)
 
-    def bonus(self, q: Policy, action: Int[Array, "N"]) -> Batch:
+    def bonus(self, q: QValues, action: Int[Array, "N"]) -> Batch:
         """Return the reward `α max(l, τ ln π(a|s))` for the actions taken."""
         one_hot = jax.nn.one_hot(action, q.shape[-1])
         log_policy = jnp.sum(self.scaled_log_policy(q) * one_hot, axis=-1)
         return self.weight * jnp.maximum(log_policy, self.clip)
 
-    def policy(self, q: Policy) -> tuple[Policy, Batch]:
+    def policy(self, q: QValues) -> tuple[Probabilities, Batch]:
         """Return the policy `π(.|s)`, and its entropy times τ."""
         policy = jax.nn.softmax(q / self.temperature)
         return policy, -jnp.sum(policy * self.scaled_log_policy(q), axis=-1)
@@ -263,7 +264,7 @@ def _quantile_regression(
     return jnp.sum(jnp.mean(weight * optax.losses.huber_loss(error), axis=-1), axis=-1), error
 
 
-def _weighted_sum(outputs: ActionOutputs, policy: Policy) -> Outputs:
+def _weighted_sum(outputs: ActionOutputs, policy: Probabilities) -> Outputs:
     return jnp.sum(outputs * policy[..., None], axis=-2)
 
 

@@ -161,7 +161,7 @@ class SquashedNormal:
         return jnp.tanh(raw), normal.log_prob(raw) - jnp.sum(slope, axis=-1)
 
 
-Policy = Categorical | MultiCategorical | Normal
+ActionDistribution = Categorical | MultiCategorical | Normal
 
 
 def num_outputs(space: ActionSpace) -> int:
@@ -171,7 +171,7 @@ def num_outputs(space: ActionSpace) -> int:
     return sum(space.num_actions) if isinstance(space, MultiDiscrete) else 2 * space.size
 
 
-def policy(space: ActionSpace, outputs: Float[Array, "*b O"]) -> Policy:
+def policy(space: ActionSpace, outputs: Float[Array, "*b O"]) -> ActionDistribution:
     """Return the distribution that a network's outputs describe.
 
     Continuous actions are in units in which the environment's bounds are -1 and 1, see `to_bounds`.

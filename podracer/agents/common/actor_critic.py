@@ -24,7 +24,7 @@ from podracer.environment import action_mask
 from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import mask_logits
-from podracer.ops.distributions import Policy, num_outputs, policy, to_bounds
+from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.ops.minibatches import take
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -239,7 +239,7 @@ def act_with_log_prob(
 # --- learning ------------------------------------------------------------------------------------
 
 
-def make_policy(agent: ActorCritic, outputs: jax.Array) -> Policy:
+def make_policy(agent: ActorCritic, outputs: jax.Array) -> ActionDistribution:
     """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
     return policy(require_spec(agent.spec).action, outputs)
 
@@ -256,7 +256,7 @@ def final_value(agent: ActorCritic, params: Params, trajectory: Trajectory) -> j
 
 def unroll(
     agent: ActorCritic, params: Params, trajectory: Trajectory, reuse: bool = False
-) -> tuple[Policy, jax.Array]:
+) -> tuple[ActionDistribution, jax.Array]:
     """Return the policy of each step `[T, B]` and the values of all timesteps `[T+1, B]`.
 
     With `reuse` the outputs are those that `act` stored in the extras, and only the final timestep

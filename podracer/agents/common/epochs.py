@@ -20,6 +20,12 @@ Update = Callable[[State, PyTree], tuple[State, Metrics]]
 Grouping = Literal["minibatch", "batch", "none"]
 
 
+def to_items(batch: Any) -> Any:
+    """Return a rollout's items: transitions `[1, T B, ...]`, or as given those with a carry."""
+    recurrent = jax.tree.leaves(batch.carry)
+    return batch if recurrent else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+
 def shuffled_minibatches(
     key: jax.Array, num_items: int, num_minibatches: int, num_epochs: int
 ) -> jax.Array:
