@@ -281,6 +281,7 @@ def test_the_agent_keeps_the_contract(student, memory):
     ("change", "message"),
     [
         ({"rollout_length": None}, "has no `rollout_length`"),
+        ({"rollout_length": 1}, "transitions within a rollout: make it longer"),
         ({"rule_params": None}, "has no `rule_params`"),
         ({"predictions": None}, "give it a rule"),
         ({"replay": Replay(prioritized=True)}, "samples its replay uniformly"),

@@ -5,6 +5,11 @@ change; the user brings the file. Values are learned by Retrace and only inform 
 Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning algorithms" (Nature),
 and the settings of the published notebook, which evaluates the rule on Catch.
 
+As there, a sample has the T - 1 transitions between the T timesteps of a rollout, and the one that
+leads to the next rollout is never learned. So no end of an episode is learned where all fall on the
+last steps of rollouts: if each episode takes the same multiple of T timesteps, as in Catch, whose
+episodes have 9, with rollouts of 9 or 3.
+
 Differs from the published code: a terminal is followed by the first timestep of the next episode
 instead of the last of its own (docs/decisions/0002); ignored actions at time-outs count in no mean
 and end Retrace's traces, where the code has no time-outs and lets the step after an end count in
@@ -89,7 +94,7 @@ class Disco:
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(512, 512))))
     """Network before the policy, the predictions and the model."""
     replay: Replay = static(default=Replay(capacity=1024 * 29, batch_size=64, warmup=64 * 29))
-    """Replay buffer; a sample is a whole rollout."""
+    """Replay buffer; a sample is the timesteps of a rollout and the transitions between them."""
     rollout_length: Derived[int] = derived()
     """Timesteps of a rollout, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -192,6 +197,8 @@ class Disco:
     def _buffer(self) -> Buffer:
         if self.rollout_length is None:
             raise ConfigError("Disco has no `rollout_length`: give it that of the driver.")
+        if self.rollout_length < 2:
+            raise ConfigError("Disco learns from transitions within a rollout: make it longer.")
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
         length, spec = self.rollout_length, require_spec(self.spec)

@@ -189,8 +189,8 @@ def _moments_and_weights(
     moments: AdvantageMoments, mask: jax.Array, advantages: jax.Array, axis: str | None
 ) -> tuple[AdvantageMoments, jax.Array]:
     """Return moments after a batch, and weights `[T, B]` for means over its valid transitions."""
-    lead = moments.mean.shape
-    means = [_means(lead, x) for x in (mask, mask * advantages, mask * advantages**2)]
+    lead, advantages = moments.mean.shape, mask * advantages
+    means = [_means(lead, x) for x in (mask, advantages, advantages**2)]
     share, mean, mean_square = global_mean(means, axis)
     share = jnp.maximum(share, 1e-8)
     weights = mask / _by_env(lead, mask.shape[1], share).reshape(1, -1)
