@@ -374,9 +374,7 @@ def drawn(agent, env):
     @jax.jit
     def draw(replay):
         sample = buffer.sample(buffer.add(replay, trajectory.steps), jax.random.key(4), 32)
-        return continuous.normalized_transition(
-            sample, agent.discount, env.spec.action, shared.obs_moments
-        )
+        return continuous.normalized_transition(agent, sample, shared.obs_moments)
 
     weight = jnp.asarray(np.random.default_rng(0).uniform(0.1, 1.0, 32), jnp.float32)
     return shared, dataclasses.replace(draw(state.local), weight=weight)

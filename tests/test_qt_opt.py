@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from walk import BOX, B, Walk, close
 
+from podracer.agent import NeedsRolloutLength
 from podracer.agents.common.off_policy import Transition
 from podracer.agents.qt_opt import QTOpt
 from podracer.checks import check_agent
@@ -44,7 +45,7 @@ def best_by_hand(critic, observation, key):
 
 
 def critics_and_observations():
-    _, critics = AGENT._networks.init(jax.random.key(1), 2)
+    critics = AGENT._networks.init_critics(jax.random.key(1), 2)
     # Larger weights than the first ones: values with maxima inside the bounds, too.
     critics = jax.tree.map(lambda x: 4 * x, critics)
     return critics, jax.random.normal(jax.random.key(2), (N, 2))
@@ -80,6 +81,7 @@ def test_targets_take_the_smallest_value_at_the_best_action_of_the_first_critic(
 
 
 def test_a_recurrent_network_is_refused():
+    assert not isinstance(AGENT, NeedsRolloutLength)
     network = dataclasses.replace(NETWORK, memory="gru")
     with pytest.raises(ConfigError, match="needs a feed-forward network"):
         check_agent(dataclasses.replace(AGENT, network=network))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import continuous
+from podracer.agents.common import continuous, continuous_networks
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
@@ -186,7 +186,9 @@ class DDPG:
 
     @property
     def _networks(self) -> ContinuousNetworks:
-        return continuous.build_networks(self, policy_outputs=1)
+        return continuous_networks.build(
+            self.network, self.spec, self.return_distribution, self.recurrence, policy_outputs=1
+        )
 
 
 def td3(**settings: Any) -> DDPG:

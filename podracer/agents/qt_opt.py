@@ -15,18 +15,16 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import continuous, off_policy
+from podracer.agents.common import continuous, continuous_networks, off_policy
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
-from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
+from podracer.agents.common.continuous_networks import CriticNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
 from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
-    Derived,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -34,7 +32,6 @@ from podracer.types import (
     PyTree,
     TimeStep,
     bounded,
-    derived,
     static,
     struct,
 )
@@ -85,12 +82,10 @@ class QTOpt:
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256, 256))))
     """Network of each critic, without its head."""
     spec: EnvironmentSpec | None = static(default=None)
-    # What shared parts ask of recurrent networks; this one is feed-forward.
-    recurrence = Recurrence()
-    rollout_length: Derived[int] = derived()
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        _, critics = self._networks.init(key, self.num_critics)
+        # Of two keys as in agents with a policy, the second is that of the critics.
+        critics = self._networks.init_critics(jax.random.split(key)[1], self.num_critics)
         params = Parts((), critics)
         state = QTOptState(
             params=params,
@@ -101,7 +96,8 @@ class QTOpt:
         )
         return LearnerState(state, continuous.init_replay(self, num_envs))
 
-    carry = continuous.carry
+    def carry(self, num_envs: int) -> Carry:
+        return ()
 
     def actor_params(self, state: LearnerState) -> ActorParams:
         shared: QTOptState = state.shared
@@ -175,7 +171,8 @@ class QTOpt:
         return elites[0]
 
     @property
-    def _networks(self) -> ContinuousNetworks:
-        networks = continuous.build_networks(self, policy_outputs=1)
-        off_policy.require_feed_forward(networks.actor)
+    def _networks(self) -> CriticNetworks:
+        settings = (self.network, self.spec, self.return_distribution)
+        networks = continuous_networks.build_critics(*settings)
+        off_policy.require_feed_forward(networks.critic)
         return networks

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import continuous
+from podracer.agents.common import continuous, continuous_networks
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer
@@ -193,7 +193,9 @@ class SAC:
 
     @property
     def _networks(self) -> ContinuousNetworks:
-        return continuous.build_networks(self, policy_outputs=2)
+        return continuous_networks.build(
+            self.network, self.spec, self.return_distribution, self.recurrence, policy_outputs=2
+        )
 
 
 def _distribution(outputs: jax.Array) -> SquashedNormal:

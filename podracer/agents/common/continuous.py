@@ -1,4 +1,4 @@
-"""Shared parts of DDPG and SAC: critic loss, optimizer steps, acting, observation moments."""
+"""Shared parts of DDPG, SAC and QT-Opt: critic loss, optimizer steps, acting, moments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ import optax
 
 from podracer import schedules
 from podracer.agent import require_spec
-from podracer.agents.common import (
-    continuous_networks,
-    normalization,
-    off_policy,
-    recurrent,
-)
-from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
+from podracer.agents.common import normalization, off_policy, recurrent
+from podracer.agents.common.continuous_networks import ContinuousNetworks, CriticNetworks
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.common.recurrent import History, Recurrence
 from podracer.mesh import global_grad
-from podracer.networks import NetworkBuilder
 from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
 from podracer.replay import Buffer, Replay, ReplayState, Sample
@@ -64,7 +58,7 @@ class ActorCriticState(off_policy.ReplayLearnerState):
 State = TypeVar("State", bound=ActorCriticState)
 
 
-class Agent(Protocol):
+class ContinuousAgent(Protocol):
     """Attributes of an agent that the functions here use; `learn` also serves as a method."""
 
     @property
@@ -80,92 +74,81 @@ class Agent(Protocol):
     def weight_decay(self) -> float: ...
 
     @property
-    def return_distribution(self) -> ReturnDistribution | None: ...
-
-    @property
     def n_step(self) -> int: ...
 
     @property
     def replay(self) -> Replay: ...
 
     @property
-    def network(self) -> NetworkBuilder: ...
-
-    @property
-    def recurrence(self) -> Recurrence: ...
-
-    @property
-    def rollout_length(self) -> int | None: ...
-
-    @property
     def spec(self) -> EnvironmentSpec | None: ...
 
     @property
-    def _networks(self) -> ContinuousNetworks: ...
+    def _networks(self) -> CriticNetworks: ...
 
     @property
     def _update(self) -> Callable[..., tuple[Any, Metrics, jax.Array]]:
         """Function of state, transition, key, axis -> new state, metrics, priorities."""
         ...
 
+    def carry(self, num_envs: int) -> Carry: ...
 
-def build_networks(agent: Agent, *, policy_outputs: int) -> ContinuousNetworks:
-    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
-    return continuous_networks.build(
-        agent.network,
-        agent.spec,
-        agent.return_distribution,
-        agent.recurrence.head_size,
-        policy_outputs=policy_outputs,
-    )
+
+class ActorCriticAgent(Protocol):
+    """Agent with a policy network, which is recurrent where its critics are."""
+
+    @property
+    def _networks(self) -> ContinuousNetworks: ...
 
 
 def learn(
-    agent: Agent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+    agent: ContinuousAgent,
+    state: LearnerState,
+    trajectory: Trajectory,
+    key: jax.Array,
+    axis: str | None,
 ) -> tuple[LearnerState, Metrics]:
     """Add a rollout to the replay, then make the agent's update on each sample."""
-    is_recurrent, space = agent._networks.is_recurrent, agent._networks.space
+    networks, buffer = agent._networks, make_buffer(agent)
 
     def update(shared: State, sample: Sample, key: jax.Array) -> tuple[State, Metrics, jax.Array]:
-        if not is_recurrent:
-            transition = normalized_transition(sample, agent.discount, space, shared.obs_moments)
+        if networks.recurrence is None:
+            transition = normalized_transition(agent, sample, shared.obs_moments)
             return agent._update(shared, transition, key, axis)
-        transition = sequence_transition(agent, sample, shared.obs_moments)
+        transition = sequence_transition(agent, networks.recurrence, sample, shared.obs_moments)
         shared, metrics, errors = agent._update(shared, transition, key, axis)
         errors, mask = (x.reshape(-1, sample.rows.size) for x in (errors, transition.mask))
         return shared, metrics, recurrent.sequence_priorities(errors, mask)
 
-    if is_recurrent:
-        recurrent.check_rollout(agent.rollout_length, trajectory)
+    if networks.recurrence is not None:
+        recurrent.check_rollout(buffer.stride, trajectory)
     shared: ActorCriticState = state.shared
     if shared.obs_moments is not None:
         weights = normalization.observation_weights(trajectory)
         rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, weights)
         obs_moments = merge(shared.obs_moments, rollout_moments)
         state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
-    buffer = make_buffer(agent)
     return off_policy.learn_from_replay(
         buffer, update, state, trajectory, key, axis, trajectory.carry
     )
 
 
-def make_buffer(agent: Agent) -> Buffer:
+def make_buffer(agent: ContinuousAgent) -> Buffer:
     """Return the agent's replay buffer of n-step transitions, or of sequences."""
-    if not agent._networks.is_recurrent:
+    recurrence = agent._networks.recurrence
+    if recurrence is None:
         return off_policy.make_buffer(agent.replay, agent.spec, agent.n_step)
-    recurrence = agent.recurrence
     return recurrent.make_buffer(
         agent, agent.replay, recurrence.burn_in_length, recurrence.unroll_length, agent.n_step
     )
 
 
-def init_replay(agent: Agent, num_envs: int) -> ReplayState:
+def init_replay(agent: ContinuousAgent, num_envs: int) -> ReplayState:
     """Return the agent's empty replay."""
-    return make_buffer(agent).init(num_envs, carry=recurrent.stored_spec(carry(agent, 1)))
+    return make_buffer(agent).init(num_envs, carry=recurrent.stored_spec(agent.carry(1)))
 
 
 def critic_loss(
-    agent: Agent,
+    agent: ContinuousAgent,
     critics: tuple[Params, ...],
     next_outputs: jax.Array,
     transition: Transition,
@@ -195,7 +178,7 @@ def critic_loss(
     return loss, (metrics, jax.lax.stop_gradient(priorities))
 
 
-def build_optimizer(agent: Agent) -> optax.GradientTransformation:
+def build_optimizer(agent: ContinuousAgent) -> optax.GradientTransformation:
     """Return the agent's unscaled optimizer, with decoupled weight decay if it has one.
 
     Only matrices decay: no biases, scales of normalized layers or temperature. Source: Loshchilov
@@ -211,13 +194,13 @@ def build_optimizer(agent: Agent) -> optax.GradientTransformation:
     return optax.chain(optimizer, optax.add_decayed_weights(agent.weight_decay, is_matrix))
 
 
-def init_optimizers(agent: Agent, params: Parts) -> Parts:
+def init_optimizers(agent: ContinuousAgent, params: Parts) -> Parts:
     """Return a state of the optimizer for each part of the parameters."""
     return Parts(*map(build_optimizer(agent).init, params))
 
 
 def gradient_step(
-    agent: Agent,
+    agent: ContinuousAgent,
     part: str,
     loss: Callable[..., tuple[jax.Array, Any]],
     state: State,
@@ -246,16 +229,13 @@ def gradient_step(
 
 
 def normalized_transition(
-    sample: Sample,
-    discount: float | jax.Array,
-    space: Continuous,
-    obs_moments: Moments | None,
+    agent: ContinuousAgent, sample: Sample, obs_moments: Moments | None
 ) -> Transition:
     """Return `off_policy.n_step_transition` in the units of the networks.
 
     Observations are normalized, actions scaled from the environment's bounds to [-1, 1].
     """
-    transition = off_policy.n_step_transition(sample, discount)
+    transition = off_policy.n_step_transition(sample, agent.discount)
 
     def normalized(timestep: TimeStep) -> TimeStep:
         observation = normalized_obs(obs_moments, timestep.observation)
@@ -265,22 +245,24 @@ def normalized_transition(
         transition,
         timestep=normalized(transition.timestep),
         next_timestep=normalized(transition.next_timestep),
-        action=from_bounds(space, transition.action),
+        action=from_bounds(agent._networks.space, transition.action),
     )
 
 
-def sequence_transition(agent: Agent, sample: Sample, obs_moments: Moments | None) -> Transition:
+def sequence_transition(
+    agent: ContinuousAgent, recurrence: Recurrence, sample: Sample, obs_moments: Moments | None
+) -> Transition:
     """Return the transitions, as `normalized_transition`, of all timesteps that are learned from.
 
     Sequences of `U` such timesteps have `U * N` transitions; observations are `History`s.
     """
     space, trajectory = agent._networks.space, sample.trajectory
-    samples = recurrent.windows(sample, agent.recurrence, agent.n_step)
+    samples = recurrent.windows(sample, recurrence, agent.n_step)
     transition = off_policy.n_step_transition(samples, agent.discount)
     timesteps, acted = trajectory.timesteps(), trajectory.carry
     last_actions = jnp.concatenate([acted.last_action[None], trajectory.steps.action])
     inputs = _inputs(space, obs_moments, timesteps, last_actions)
-    burn_in_length = agent.recurrence.burn_in_length
+    burn_in_length = recurrence.burn_in_length
 
     def with_history(timestep: TimeStep) -> TimeStep:
         positions = timestep.observation
@@ -323,22 +305,22 @@ class MemoryCarry:
     last_action: jax.Array  # f32 [B, size], 0 before the first one
 
 
-def carry(agent: Agent, num_envs: int) -> MemoryCarry | tuple[()]:
+def carry(agent: ActorCriticAgent, num_envs: int) -> MemoryCarry | tuple[()]:
     """Return the policy's initial recurrent state, `()` if its network is feed-forward."""
     networks = agent._networks
-    if not networks.is_recurrent:
+    if networks.recurrence is None:
         return ()
     return MemoryCarry(networks.actor.carry(num_envs), jnp.zeros((num_envs, networks.space.size)))
 
 
-def actor_params(agent: Agent, state: LearnerState) -> ActorParams:
+def actor_params(agent: ContinuousAgent, state: LearnerState) -> ActorParams:
     """Return the parameters that `act` takes, from the learner's state."""
     shared: ActorCriticState = state.shared
     return ActorParams(shared.params.actor, shared.obs_moments, shared.frames)
 
 
 def policy_outputs(
-    agent: Agent, params: ActorParams, policy: Params, carry: Carry, timestep: TimeStep
+    agent: ActorCriticAgent, params: ActorParams, policy: Params, carry: Carry, timestep: TimeStep
 ) -> tuple[jax.Array, Carry]:
     """Return the policy network's outputs `[B, n]` for parameters `policy`, and its new memory.
 

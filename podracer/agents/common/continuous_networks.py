@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from podracer import networks
 from podracer.agent import require_spec
 from podracer.agents.common import recurrent
-from podracer.agents.common.recurrent import History
+from podracer.agents.common.recurrent import History, Recurrence
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_values import Atoms, Quantiles
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, Params, PyTree
@@ -36,42 +36,30 @@ ReturnDistribution = Atoms | Quantiles
 
 
 @dataclasses.dataclass(frozen=True)
-class ContinuousNetworks:
-    """Policy network and Q-network; each coordinate of their actions is in [-1, 1].
+class CriticNetworks:
+    """Q-networks; each coordinate of the actions is in [-1, 1].
 
     A critic has Z outputs: the value itself, or those of a distribution of returns. Recurrent
     networks take a `History` for the observation.
     """
 
     space: Continuous
-    actor: Network
     critic: Network
     distribution: ReturnDistribution | None
     history: Network | None = None
     """What a recurrent critic makes of the observations, for `critic` to take."""
+    recurrence: Recurrence | None = None
+    """Settings of recurrent networks; None for feed-forward ones."""
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether policy and critics have memories."""
-        return self.history is not None
-
-    def init(self, key: jax.Array, num_critics: int) -> tuple[Params, tuple[Params, ...]]:
-        """Return parameters of the actor and of `num_critics` independent critics."""
-        actor_key, critics_key = jax.random.split(key)
-        critics = tuple(map(self._init_critic, jax.random.split(critics_key, num_critics)))
-        return self.actor.init(actor_key), critics
+    def init_critics(self, key: jax.Array, num_critics: int) -> tuple[Params, ...]:
+        """Return parameters of `num_critics` independent critics."""
+        return tuple(map(self._init_critic, jax.random.split(key, num_critics)))
 
     def _init_critic(self, key: jax.Array) -> Params:
         if self.history is None:
             return self.critic.init(key)
         history_key, value_key = jax.random.split(key)
         return {"history": self.history.init(history_key), "value": self.critic.init(value_key)}
-
-    def policy(self, params: Params, observation: PyTree) -> jax.Array:
-        """Return the policy network's outputs, f32 `[N, outputs * size]`."""
-        if isinstance(observation, History):
-            return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
-        return networks.outputs(self.actor, params, observation)["action"]
 
     def q_outputs(
         self, params: tuple[Params, ...], observation: PyTree, action: jax.Array
@@ -115,30 +103,59 @@ class ContinuousNetworks:
         return functools.reduce(smaller, list(outputs))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContinuousNetworks(CriticNetworks):
+    """Q-networks and the network of a policy, recurrent where they are."""
+
+    actor: Network
+
+    def init(self, key: jax.Array, num_critics: int) -> tuple[Params, tuple[Params, ...]]:
+        """Return parameters of the actor and of `num_critics` independent critics."""
+        actor_key, critics_key = jax.random.split(key)
+        critics = self.init_critics(critics_key, num_critics)
+        return self.actor.init(actor_key), critics
+
+    def policy(self, params: Params, observation: PyTree) -> jax.Array:
+        """Return the policy network's outputs, f32 `[N, outputs * size]`."""
+        if isinstance(observation, History):
+            return recurrent.outputs(self.actor, params, observation, observation.memory)["action"]
+        return networks.outputs(self.actor, params, observation)["action"]
+
+
+def build_critics(
+    network: NetworkBuilder, spec: EnvironmentSpec | None, distribution: ReturnDistribution | None
+) -> CriticNetworks:
+    """Build Q-networks that take observations and actions as they are."""
+    space, observation = require_continuous(spec), require_spec(spec).observation
+    inputs = {"action": ArraySpec((space.size,)), "observation": observation}
+    heads = {"q": Head(1 if distribution is None else distribution.size)}
+    return CriticNetworks(space, network.build(inputs, heads), distribution)
+
+
 def build(
     network: NetworkBuilder,
     spec: EnvironmentSpec | None,
     distribution: ReturnDistribution | None,
-    head_size: int,
+    recurrence: Recurrence,
     *,
     policy_outputs: int,
 ) -> ContinuousNetworks:
-    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate.
-
-    Where `network` is recurrent, `head_size` units are behind the memories.
-    """
-    space, observation = require_continuous(spec), require_spec(spec).observation
-    action, q = ArraySpec((space.size,)), Head(1 if distribution is None else distribution.size)
+    """Build the networks; the policy has `policy_outputs` numbers for each action coordinate."""
+    space, spec = require_continuous(spec), require_spec(spec)
     policy = Head(policy_outputs * space.size, 0.01)
-    actor = network.build(observation, {"action": policy})
+    actor = network.build(spec.observation, {"action": policy})
     if not jax.tree.leaves(actor.carry(1)):
-        critic = network.build({"action": action, "observation": observation}, {"q": q})
-        return ContinuousNetworks(space, actor, critic, distribution)
+        return ContinuousNetworks(**vars(build_critics(network, spec, distribution)), actor=actor)
 
-    observation = recurrent.last_step_spec(observation, space.size)
-    policy = dataclasses.replace(policy, hidden=(head_size,))
-    actor = network.build(observation, {"action": policy})
-    history = network.build(observation, {"history": Head(head_size)})
-    inputs = {"action": action, "observation": ArraySpec((head_size,))}
-    critic = TorsoNetwork(MLP((head_size,))).build(inputs, {"q": q})
-    return ContinuousNetworks(space, actor, critic, distribution, history)
+    observation, size = recurrent.last_step_spec(spec.observation, space.size), recurrence.head_size
+    policy = dataclasses.replace(policy, hidden=(size,))
+    spec = dataclasses.replace(spec, observation=ArraySpec((size,)))
+    critics = build_critics(TorsoNetwork(MLP((size,))), spec, distribution)
+    return ContinuousNetworks(
+        critics.space,
+        critics.critic,
+        distribution,
+        history=network.build(observation, {"history": Head(size)}),
+        recurrence=recurrence,
+        actor=network.build(observation, {"action": policy}),
+    )
