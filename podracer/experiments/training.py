@@ -66,10 +66,10 @@ def train(
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
     replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
-    recipe's its target return does not count, and one of the host is trained under Sebulba. With `resume` the run continues
-    exactly from the newest valid checkpoint of `run_dir`. A new run begins with what the agent of
-    the run `weights` has learned, see `Weights`, or with the state that `begin` returns. SIGTERM
-    and Ctrl-C save the run and end it after the current chunk.
+    recipe's its target return does not count, and one of the host is trained under Sebulba. With
+    `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
+    begins with what the agent of the run `weights` has learned, see `Weights`, or with the state
+    that `begin` returns. SIGTERM and Ctrl-C save the run and end it after the current chunk.
 
     `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
     of its own; a function is called with the `RunInfo` and returns one. `podracer.console` shows
