@@ -108,6 +108,15 @@ def test_a_pod_continues_its_entry_to_the_bit(name, tmp_path, cases):
         assert pods.digest(path) == entry.digest
 
 
+def test_the_error_of_a_score_is_that_over_independent_episodes():
+    returns = np.array([1.0, 2.0, 6.0])
+    error = np.sqrt(14 / 2 / 3)  # squares of the deviations, ddof 1, of the mean
+    np.testing.assert_allclose(pods.statistics(returns), (3.0, error, 3))
+    population = np.stack([returns, returns + 1.0])  # in the same episodes
+    np.testing.assert_allclose(pods.statistics(population), (3.5, error, 3))
+    assert pods.statistics(np.array([[4.0], [6.0]])) == (5.0, 0.0, 1)
+
+
 @pytest.mark.figure(15)
 @pytest.mark.slow
 def test_20_scores_come_again_to_the_bit(tmp_path, cases):
@@ -122,7 +131,7 @@ def test_20_scores_come_again_to_the_bit(tmp_path, cases):
         path = tmp_path / entry.checkpoint
         assert pods.digest(path) == entry.digest
         returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 64)
-        error = float(returns.std() / np.sqrt(returns.size))
+        error = float(returns.std(ddof=1) / np.sqrt(returns.size))
         assert (float(returns.mean()), error) == (entry.score, entry.standard_error)
 
 

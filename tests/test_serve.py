@@ -160,6 +160,21 @@ def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
     assert raised.value.status == 409
 
 
+def test_a_session_ends_when_its_model_was_replaced_twice(recurrent):
+    """Else each earlier model would be kept for the sessions that nobody goes on with."""
+    request = {"observation": [0, 0], "session": "robot"}
+    recurrent.act({**request, "reset": True})
+    recurrent.model = model_of("second", "ppo-gru")
+    assert recurrent.act(request)["model"] == "run"
+    recurrent.act({**request, "session": "other", "reset": True})
+    recurrent.model = model_of("third", "ppo-gru")
+    with pytest.raises(RequestError, match="no session 'robot', or no more") as raised:
+        recurrent.act(request)
+    assert raised.value.status == 409
+    assert recurrent.act({**request, "session": "other"})["model"] == "second"
+    assert recurrent.num_sessions == 1
+
+
 @pytest.mark.parametrize(
     ("spec", "value", "message"),
     [

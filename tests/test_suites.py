@@ -3,8 +3,11 @@ installed are skipped."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
+import sys
+import types
 from typing import Any
 
 import jax
@@ -149,6 +152,103 @@ def test_chip8_games_show_the_frames_of_a_step(name):
 def test_chip8_games_are_refused_with_a_reason(name, message):
     with pytest.raises(ConfigError, match=message):
         make(name)
+
+
+# --- stand-ins for suites that are seldom installed -----------------------------------------------
+
+
+@struct
+class SimulatorState:
+    """What brax and Playground call a state."""
+
+    obs: Any
+    reward: jax.Array
+    done: jax.Array
+    info: dict[str, jax.Array]
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+
+class Simulator:
+    """Observations count the steps, one of which earns 2."""
+
+    action_size = 1
+    _config = types.SimpleNamespace(episode_length=3)
+
+    def __init__(self, observe=lambda x: x):
+        self.observe = observe
+
+    def reset(self, key):
+        zero = jnp.zeros(())
+        return SimulatorState(self.observe(zero[None]), zero, zero, {"rng": key, "time": zero})
+
+    def step(self, state, action):
+        time = state.info["time"] + 1
+        info = {**state.info, "time": time}
+        return SimulatorState(self.observe(time[None]), jnp.full((), 2.0), state.done, info)
+
+
+@pytest.fixture
+def simulators(monkeypatch):
+    """Stand-ins for brax and for Playground, one task of which shows critics more."""
+    tasks = {
+        "Plain": lambda x: x,
+        "Two": lambda x: {"state": x, "privileged_state": jnp.concatenate([x, -x])},
+    }
+    brax = types.ModuleType("brax.envs")
+    brax.__dict__.update(_envs={"ant": None}, get_environment=lambda name, backend: Simulator())
+    registry = types.SimpleNamespace(
+        ALL_ENVS=tuple(tasks), load=lambda name, config_overrides: Simulator(tasks[name])
+    )
+    playground = types.ModuleType("mujoco_playground")
+    playground.__dict__.update(registry=registry)
+    monkeypatch.setitem(sys.modules, "brax", types.ModuleType("brax"))
+    monkeypatch.setitem(sys.modules, "brax.envs", brax)
+    monkeypatch.setitem(sys.modules, "mujoco_playground", playground)
+    caches = [importlib.import_module(f"podracer.envs.{n}")._load
+              for n in ("brax", "playground")]  # fmt: skip
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_a_step_of_brax_is_one_of_its_steps(simulators):
+    timesteps, _ = play(make("brax:ant,episode_length=3"), 7, 2, lambda _: jnp.zeros(1))
+    assert timesteps.observation[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert timesteps.reward[1:, 0].tolist() == [2, 2, 2, 0, 2, 2, 2]
+    assert np.flatnonzero(timesteps.last[:, 0]).tolist() == [3, 7]
+    with pytest.raises(ConfigError, match="action_repeat"):
+        make("brax:ant,action_repeat=4")
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ("", 1),
+        (",observe=privileged_state", 2),
+        (",observe=state+privileged_state", {"state": 1, "privileged_state": 2}),
+    ],
+)
+def test_a_policy_sees_what_playground_means_for_it(simulators, options, sizes):
+    env = make(f"playground:Two{options}")
+    check_environment(env)
+    assert jax.tree.map(lambda spec: spec.shape[0], env.spec.observation) == sizes
+    assert make("playground:Plain").spec.observation.shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("action_repeat=4", "no action_repeat: set ctrl_dt"),
+        ("observe=privileged", "no entry 'privileged': did you mean privileged_state"),
+    ],
+)
+def test_what_playground_would_ignore_is_refused(simulators, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(f"playground:Two,{options}")
 
 
 # --- few restarts for many environments ----------------------------------------------------------

@@ -69,6 +69,8 @@ def test_a_tracker_gets_settings_and_records(library, info, monkeypatch):
     assert {**first.settings} == {**second.settings}
     if library == "wandb":
         assert first.settings["id"] == "abc"
+    else:  # which has no other id than the name
+        assert first.settings["name"] == f"{info.run_dir.name}-abc"
     assert first.finished
     assert first.logged == [
         (n, {"run/frames": 100 * n, "episode/return": n / 10, "time/step": 0.5}) for n in (10, 20)

@@ -19,15 +19,13 @@ from podracer.io.names import nearest
 from podracer.types import ConfigError, EnvironmentSpec, PyTree, TimeStep, struct
 
 
-def brax(
-    name: str, *, backend: str = "spring", episode_length: int = 1000, action_repeat: int = 1
-) -> AutoReset:
+def brax(name: str, *, backend: str = "spring", episode_length: int = 1000) -> AutoReset:
     """Return the brax environment `name`, such as `ant`, restarting by itself.
 
     A time-out cuts an episode after `episode_length` steps. Raises `ConfigError` where brax is not
     installed and for an unknown name or backend.
     """
-    return auto_reset(Brax(name, backend, episode_length, action_repeat))
+    return auto_reset(Brax(name, backend, episode_length))
 
 
 @struct
@@ -45,7 +43,6 @@ class Brax:
     name: str
     backend: str = "spring"
     episode_length: int = 1000
-    action_repeat: int = 1
 
     def __post_init__(self) -> None:
         _load(self.name, self.backend)
@@ -63,19 +60,10 @@ class Brax:
         self, key: jax.Array, state: TimedState, action: jax.Array
     ) -> tuple[TimedState, TimeStep]:
         env, _ = _load(self.name, self.backend)
-
-        def step_once(carry: tuple[PyTree, jax.Array], _: None) -> Any:
-            inner, reward = carry
-            next_inner = strongly_typed(env.step(inner, action))
-            is_running = inner.done == 0
-            next_inner = jax.tree.map(lambda n, o: jnp.where(is_running, n, o), next_inner, inner)
-            return (next_inner, reward + jnp.where(is_running, next_inner.reward, 0.0)), None
-
-        carry = (state.inner, jnp.zeros(()))
-        (inner, reward), _ = jax.lax.scan(step_once, carry, length=self.action_repeat)
+        inner = strongly_typed(env.step(state.inner, action))
         time = state.time + 1
         timestep = transition(
-            inner.obs, reward, terminal=inner.done > 0, timeout=time >= self.episode_length
+            inner.obs, inner.reward, terminal=inner.done > 0, timeout=time >= self.episode_length
         )
         return TimedState(inner, time), timestep
 

@@ -133,7 +133,7 @@ ADAPTERS = {
     ),
     "jumanji": Adapter(
         _lazy("jumanji", "jumanji"),
-        "environments of jumanji with one action, such as jumanji:Snake-v1",
+        "environments of jumanji, such as jumanji:Snake-v1",
         ("jumanji",),
         'pip install -e ".[jumanji]"',
     ),

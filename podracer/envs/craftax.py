@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import array_specs, cast_like, import_optional, strongly_typed
+from podracer.envs.common import (
+    array_specs,
+    cast_like,
+    import_optional,
+    strongly_typed,
+    without_key,
+)
 from podracer.io.names import nearest
 from podracer.types import ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
@@ -49,7 +55,7 @@ class Craftax:
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name)
         observation, state = strongly_typed(env.reset_env(key, params))
-        return _without_key(state), restart(observation)
+        return without_key(state, "state_rng"), restart(observation)
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, spec = _load(self.name)
@@ -63,17 +69,12 @@ class Craftax:
             terminal=done & ~timeout,
             timeout=timeout,
         )
-        return cast_like(_without_key(next_state), state), timestep
+        return cast_like(without_key(next_state, "state_rng"), state), timestep
 
     def render(self, state: PyTree) -> np.ndarray:
         """Return Craftax's own picture of a state, uint8 `[H, W, 3]`."""
         state = state.replace(state_rng=jax.random.key(0))  # of the noise in the dark
         return np.asarray(_renderer(self.name)(state)).astype(np.uint8)
-
-
-def _without_key(state: PyTree) -> PyTree:
-    """Return the state without its key, as each step gets one."""
-    return state.replace(state_rng=())
 
 
 @functools.cache

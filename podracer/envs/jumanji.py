@@ -18,6 +18,7 @@ from podracer.envs.common import (
     continuous_actions,
     import_optional,
     strongly_typed,
+    without_key,
 )
 from podracer.io.names import nearest
 from podracer.types import (
@@ -61,7 +62,7 @@ class Jumanji:
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = _load(self.name, self.options)
         state, timestep = strongly_typed(env.reset(key))
-        return _without_key(state), restart(_observation(timestep))
+        return without_key(state), restart(_observation(timestep))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, spec = _load(self.name, self.options)
@@ -71,7 +72,7 @@ class Jumanji:
             action = action.reshape(env.action_spec.shape)
         state, timestep = strongly_typed(env.step(_with_key(state, key), action))
         last = timestep.last()
-        return _without_key(state), transition(
+        return without_key(state), transition(
             _observation(timestep),
             timestep.reward,
             terminal=last & (timestep.discount == 0),
@@ -97,11 +98,6 @@ def _observation(timestep: Any) -> PyTree:
 def _num_actions(space: Any) -> tuple[int, ...]:
     """Return the number of values of each discrete action."""
     return tuple((np.broadcast_to(space.maximum, space.shape).ravel() + 1).tolist())
-
-
-def _without_key(state: Any) -> Any:
-    """Return the state without its key, as each step gets one."""
-    return dataclasses.replace(state, key=()) if hasattr(state, "key") else state
 
 
 def _with_key(state: Any, key: jax.Array) -> Any:

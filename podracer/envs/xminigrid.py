@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environment import AutoReset, auto_reset, restart, transition
-from podracer.envs.common import import_optional, strongly_typed
+from podracer.envs.common import import_optional, strongly_typed, without_key
 from podracer.io.names import nearest
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec, PyTree, TimeStep
 
@@ -43,7 +43,7 @@ class XMiniGrid:
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name)
         inner = strongly_typed(env.reset(params, key))
-        return _without_key(inner), restart(_one_hot(inner.observation))
+        return inner.replace(state=without_key(inner.state)), restart(_one_hot(inner.observation))
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, params, _ = _load(self.name)
@@ -56,12 +56,7 @@ class XMiniGrid:
             terminal=last & (inner.discount == 0),
             timeout=last,
         )
-        return _without_key(inner), timestep
-
-
-def _without_key(inner: PyTree) -> PyTree:
-    """Return the state without its key, as each step gets one."""
-    return inner.replace(state=inner.state.replace(key=()))
+        return inner.replace(state=without_key(inner.state)), timestep
 
 
 def _num_tiles_and_colors() -> tuple[int, int]:

@@ -144,9 +144,11 @@ def score_name(state: State) -> str:
 
 
 def score_text(entry: Entry, state: State) -> str:
-    """Format a rating with its 95 % interval, or a score with its standard error."""
+    """Format a rating with its 95 % interval, or a score with its standard error, if it has one."""
     if state.ratings:
         return f"{entry.score:+.0f} ± {1.96 * entry.standard_error:.0f}"
+    if entry.episodes == 1:
+        return number(entry.score)
     return f"{number(entry.score)} ± {number(entry.standard_error)}"
 
 

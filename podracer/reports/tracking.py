@@ -11,12 +11,13 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from podracer.experiments.result import MakeSink, RunInfo
 from podracer.experiments.serialization import to_json
+from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
 from podracer.types import ConfigError
@@ -42,7 +43,8 @@ def wandb(info: RunInfo) -> Sink:
 
 def trackio(info: RunInfo) -> Sink:
     """Return a sink for trackio; for `sinks` of `podracer.train`."""
-    return _WandbSink("trackio", info, {})
+    name = f"{info.run_dir.name}-{_run_id(info)}"  # two runs of one name would be one to trackio
+    return _WandbSink("trackio", info, {"name": name})
 
 
 def mlflow(info: RunInfo) -> Sink:
@@ -56,9 +58,9 @@ class _WandbSink:
     close_seconds = 60.0  # to send what is left
 
     def __init__(self, library: str, info: RunInfo, settings: dict[str, Any]) -> None:
-        config = {**dict(_flat(to_json(info.experiment))), "devices_used": info.devices}
+        config = {**dict(leaves(to_json(info.experiment))), "devices_used": info.devices}
         self._open = partial(
-            _init, library, name=info.run_dir.name, config=config, resume="allow", **settings
+            _init, library, **{"name": info.run_dir.name, **settings}, config=config, resume="allow"
         )
         self._run: Any = None
 
@@ -91,8 +93,10 @@ class _MlflowSink:
         from mlflow.entities import Metric  # type: ignore[import-not-found]
 
         client = self._client = self._client or self._open()
-        now, step = int(time.time() * 1000), int(record["updates"])
-        metrics = [Metric(name, value, now, step) for name, value in scalars(record).items()]
+        milliseconds, step = int(time.time() * 1000), int(record["updates"])
+        metrics = [
+            Metric(name, value, milliseconds, step) for name, value in scalars(record).items()
+        ]
         client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
@@ -117,7 +121,7 @@ class _MlflowSink:
                 number, run_name=self._info.run_dir.name, tags={"podracer": run_id}
             )
             self._run = run.info.run_id
-            settings = _flat(to_json(self._info.experiment))
+            settings = leaves(to_json(self._info.experiment))
             params = [Param(key, str(value)[:500]) for key, value in settings]
             client.log_batch(self._run, params=params)
         return client
@@ -125,12 +129,3 @@ class _MlflowSink:
 
 def _run_id(info: RunInfo) -> str:
     return str(identity_of(info.run_dir)["id"])
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of an experiment with the path of each: `agent.learning_rate`."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

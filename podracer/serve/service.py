@@ -99,6 +99,7 @@ class Service:
         self._complaint = ""
         self._batch_sizes = {1}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._served = (self.model, self.model)  # the last but one and the last that answered
         self._seeds = itertools.count()
 
     @property
@@ -163,6 +164,7 @@ class Service:
         if not isinstance(reset, bool | list):
             raise RequestError('"reset" is true, false, or a list of rows of the batch.')
         model = self.model  # read once: another thread replaces it
+        self._keep_two_models(model)
         if name is None:
             if model.policy.has_memory:
                 raise RequestError(
@@ -191,6 +193,14 @@ class Service:
         if isinstance(reset, list):
             session.policy.reset(_rows_of(reset, rows))
         return session.model, session.policy
+
+    def _keep_two_models(self, model: Model) -> None:
+        """End the sessions of all models but the current one and the one before."""
+        if model is not self._served[1]:
+            self._served = self._served[1], model
+            for name, session in list(self._sessions.items()):
+                if session.model is not self._served[0]:
+                    del self._sessions[name]
 
     def refresh(self) -> None:
         """Take up the current model if it is another one; keep the old one where that fails."""

@@ -69,7 +69,7 @@ class Submitted:
     round: int
     token: int
     score: float  # mean return; in a league the mean outcome of its games, from -1 to 1
-    standard_error: float
+    standard_error: float  # 0 where one episode tells none
     episodes: int
     evaluation: str  # see `Header`
     frames: int

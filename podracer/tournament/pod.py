@@ -136,11 +136,12 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     else:
         returns = score(path, experiment, task.evaluation_seed, task.episodes)
     totals = _totals(path)
+    mean, standard_error, episodes = statistics(returns)
     report = {
         "token": task.token,
-        "score": float(returns.mean()),
-        "standard_error": float(returns.std() / math.sqrt(returns.size)),
-        "episodes": int(returns.size),
+        "score": mean,
+        "standard_error": standard_error,
+        "episodes": episodes,
         "frames": totals.frames,
         "seconds": totals.seconds,
         "checkpoint": path.relative_to(directory.parents[1]).as_posix(),
@@ -255,6 +256,17 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
     return setup.evaluate(dataclasses.replace(state, key=held_out)).returns
+
+
+def statistics(returns: np.ndarray) -> tuple[float, float, int]:
+    """Return the mean of the returns of `score`, its standard error, and the number of episodes.
+
+    The pods of a population play the same episodes, so that the means over them are the independent
+    samples. One episode has no standard error; it is then 0.
+    """
+    means = returns.reshape(-1, returns.shape[-1]).mean(0)
+    error = means.std(ddof=1) / math.sqrt(means.size) if means.size > 1 else 0.0
+    return float(returns.mean()), float(error), means.size
 
 
 def play(task: Task, path: Path, own: Sequence[Experiment] = ()) -> tuple[Match, ...]:

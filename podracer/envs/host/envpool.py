@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from podracer.envs.common import narrower
 from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
 from podracer.io.names import nearest
 from podracer.types import (
@@ -42,10 +43,6 @@ IMPALA_OPTIONS = {
     "repeat_action_probability": 0.0,
     "full_action_space": False,
     "max_episode_steps": 27_000,  # agent steps: 108 000 frames
-}
-NARROWER_DTYPE = {
-    np.dtype(np.float64): np.dtype(np.float32),
-    np.dtype(np.int64): np.dtype(np.int32),
 }
 # Options that the adapter sets itself, or whose effect it reports in another way.
 RESERVED_OPTIONS = {
@@ -217,4 +214,4 @@ def _action(task: str, space: Any) -> Discrete | Continuous:
 def _array_specs(space: Any) -> Any:
     if hasattr(space, "spaces"):
         return {key: _array_specs(inner) for key, inner in space.spaces.items()}
-    return ArraySpec(space.shape, NARROWER_DTYPE.get(space.dtype, space.dtype))
+    return ArraySpec(space.shape, narrower(space.dtype))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from podracer.envs.common import atari_remedy
+from podracer.envs.common import atari_remedy, narrower
 from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import CLOSE_SECONDS, Leaf, WorkerSetup
@@ -49,7 +49,6 @@ _PACKAGES = {
     "BabyAI-": ("minigrid", "pip install minigrid"),
     "dm_control/": ("shimmy", 'pip install "shimmy[dm-control]"'),
 }
-_NARROWER = {"float64": "float32", "float128": "float32", "int64": "int32", "uint64": "uint32"}
 
 
 @functools.cache
@@ -286,7 +285,7 @@ def _observation(name: str, space: Any, path: str) -> Any:
             "them that is not empty. An entry of a Dict, such as a text, can be left out by naming "
             "the others: `observe=NAME+NAME`."
         )
-    dtype = np.dtype(_NARROWER.get(space.dtype.name, space.dtype))
+    dtype = narrower(space.dtype)
     low, high = space.low, space.high
     min_value, max_value = -np.inf, np.inf
     if dtype.kind in "iu":
