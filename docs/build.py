@@ -43,6 +43,8 @@ decisions/README
 ```{toctree}
 :hidden:
 :caption: Use
+coming-from
+troubleshooting
 how-to
 plan
 scaling
