@@ -104,7 +104,7 @@ class ActingRule:
             actions = "several" if isinstance(spec.action, MultiDiscrete) else "continuous ones"
             raise ConfigError(
                 f"evaluation_epsilon needs one discrete action at a time, and {spec.name} has "
-                f"{actions}: take --evaluation-policy sampled."
+                f"{actions}: take the policy `sampled` instead."
             )
 
     def act(

@@ -28,10 +28,10 @@ from podracer.cli.arguments import (
     find_experiment,
     find_recipe,
     parse_experiment,
-    read_whole_number,
 )
 from podracer.cli.main import main
 from podracer.cli.train import FreeSettings, TrainOptions
+from podracer.cli.values import read_whole_number
 from podracer.experiments import recipes, training
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals, check_metadata
@@ -286,12 +286,22 @@ MISTAKES = [
     ("doctor now", "Unrecognized options"),
     ("--completion powershell", "bash, zsh, fish"),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
+    ("train cartpole_a2c", "did you mean catch_a2c --environment cartpole?"),
+    ("train CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
+    ("train gymnasium:CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
+    ("train pendulum", "such as cartpole_ppo --environment pendulum."),
+    ("train cartpole_ppo --environment own:Disc-v0,n=1", "gymnasium:own:Disc-v0,n=1."),
     ("train nothing.json", "there is no file nothing.json"),
     ("train :", "name your own as MODULE:FUNCTION"),
     ("train no_such_module:mine", "There is no module 'no_such_module'"),
     ("train os:getcwd", "must return an Experiment"),
     ("train catch more", "Unrecognized options"),
     ("train catch --frmaes 10", "--frames"),
+    ("train cartpole_ppo --lr 1e-3", "did you mean --learning-rate?"),
+    ("train cartpole_ppo --total_timesteps=9", "no flag --total_timesteps here: did you mean --fr"),
+    ("train cartpole_ppo --batch-size 8", "did you mean --num-minibatches?"),
+    ("train pendulum_sac --tau 0.1", "did you mean --target-update-rate?"),
+    ("resume nowhere --lr 1e-3", "Unrecognized options"),
     ("train catch --frames", "Missing argument"),
     ("train catch --arch sebluba", "sebluba"),
     ("train catch --environment cathc", "did you mean catch"),
@@ -351,6 +361,7 @@ MISTAKES = [
     ("train catch --arch anakin --environment gymnasium:CartPole-v1", "take --arch sebulba"),
     ("train catch --arch sebulba --fused", "fused"),
     ("train catch_alphazero --environment catch", "--environment model:catch"),
+    ("sweep cartpole_sebulba --seeds 2", "for seed in 0 1 2; do podracer train cartpole_sebulba"),
     ("sweep catch_a2c --seeds 0", "--seeds must lie in [1, 2,147,483,647]"),
     ("sweep catch_a2c --seeds 1000000000", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
@@ -454,6 +465,14 @@ def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, 
 def test_how_soon_mistakes_are_refused(seconds, cases):
     if seconds:  # the first one also imports
         cases.note(f"p95 {np.quantile(seconds, 0.95):.2f} s of CPU")
+
+
+@pytest.mark.parametrize("text", ["64 32", "64,32", "6.4e1,32"])
+def test_several_numbers_may_be_separated_by_commas(text):
+    experiment = recipes.find("cartpole_ppo")
+    flags = ["--hidden", *text.split()]
+    _, changed, _ = parse_experiment("train", flags, experiment, TrainOptions())
+    assert changed.agent.network.torso.hidden == (64, 32)
 
 
 @pytest.mark.parametrize("text", ["1e6", "1_000_000", "1000000", "1000000.0"])
@@ -600,6 +619,7 @@ def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
     (run / "crash.json").write_text("{}")
     code, text = outcome("resume", run, "--frames", 3 * CHUNK, "--save-seconds", 7)
     assert code == 0, text
+    assert "[resumed from update 10]" in text.splitlines()[0]
     experiment = json.loads((run / "config.json").read_text())["experiment"]
     assert (experiment["frames"], experiment["save_seconds"]) == (3 * CHUNK, 7)
     assert [record["updates"] for record in read_metrics(run / "metrics.jsonl")] == [5, 10, 15]

@@ -150,7 +150,7 @@ def test_all_other_agents_refuse_in_one_sentence():
 
 
 def test_an_evaluation_with_epsilon_is_refused():
-    with pytest.raises(ConfigError, match="walk has several: take --evaluation-policy sampled"):
+    with pytest.raises(ConfigError, match="walk has several: take the policy `sampled` instead"):
         ActingRule(epsilon=0.1).check(Walk(SPACE).spec)
     ActingRule("sampled").check(Walk(SPACE).spec)
 

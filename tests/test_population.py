@@ -36,9 +36,10 @@ from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import build
-from podracer.experiments.serialization import from_json, to_json
+from podracer.experiments.serialization import from_json, read_config, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
+from podracer.io.seal import seal_json
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -296,6 +297,13 @@ def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     finish_sweep(run, EXPERIMENT)
     out = capsys.readouterr().out
     assert f"Not ranked: {run} has no evaluation yet" in out
+    assert "resume it, with --evaluations 1 or more." in out
+    config = read_config(run / "config.json")
+    seal_json(
+        run / "config.json", {**config, "experiment": config["experiment"] | {"evaluations": 5}}
+    )
+    with pytest.raises(ConfigError, match=r"its pods are ranked: resume it\.$"):
+        sweep.configurations(run)
     assert f"podracer report {run}" in out
 
 

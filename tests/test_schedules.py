@@ -13,7 +13,8 @@ import pytest
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.impala import Impala
-from podracer.cli.arguments import format_schedule, parse_experiment, read_schedule
+from podracer.cli.arguments import parse_experiment
+from podracer.cli.values import format_schedule, read_schedule
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 
 import jax
@@ -361,6 +362,18 @@ def test_one_setting_of_a_recipe_is_changed_by_name():
         podracer.train("cartpole_ppo", agent={"learning_rat": 0.5})
     with pytest.raises(ConfigError, match=r'one of its agent: agent=\{"learning_rate": ...\}'):
         podracer.train("cartpole_ppo", learning_rate=0.5)
+    for change, words in (
+        ({"total_timesteps": 1000}, "Experiment has no field 'total_timesteps': did you mean fra"),
+        ({"lr": 0.5}, 'it is one of its agent: agent={"learning_rate": ...}.'),
+        ({"n_envs": 2}, 'it is one of its driver: driver={"num_envs": ...}.'),
+        ({"agent": {"batch_size": 2}}, "did you mean num_minibatches?"),
+        (
+            {"agent": {"hidden": (32, 32)}},
+            'one of its network.torso: agent={"network": {"torso": {"hidden": ...}}}.',
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            podracer.train("cartpole_ppo", **change)
     with pytest.raises(ConfigError, match=r"agent\.learning_rate must be a number, but it is 'a'"):
         podracer.train("cartpole_ppo", agent={"learning_rate": "a"})
     with pytest.raises(ConfigError, match="frames must be a number, but it is '5k'"):

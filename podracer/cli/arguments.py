@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import tyro
 
+from podracer.cli.values import REGISTRY
+from podracer.io.names import OTHER_NAMES
+
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
-    from podracer.schedules import Linear
 
 Arch = Literal["anakin", "sebulba"]
 RunPath = Annotated[Path, tyro.conf.Positional]
@@ -39,75 +41,6 @@ RUN_FLAGS = (
 )  # fmt: skip
 
 
-_REGISTRY = tyro.constructors.ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _schedule_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Parse fields of type `Schedule`: a number or START:END:FRAMES."""
-    if not any(getattr(x, "__module__", "") == "podracer.schedules" for x in get_args(info.type)):
-        return None  # without the import of JAX, which a mistyped flag need not wait for
-    from podracer.schedules import Linear
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="FLOAT|START:END:FRAMES",
-        instance_from_str=lambda texts: read_schedule(texts[0]),
-        is_instance=lambda value: isinstance(value, int | float | Linear),
-        str_from_instance=lambda value: [format_schedule(value)],
-    )
-
-
-@_REGISTRY.primitive_rule
-def _whole_number_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Parse fields of type `int`: 4096, 4_096 or 1e6."""
-    if info.type is not int:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=lambda texts: read_whole_number(texts[0]),
-        is_instance=lambda value: type(value) is int,
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def read_whole_number(text: str) -> int:
-    """Return the number of a flag's value, which may be written as 1e6. Raises `ValueError`."""
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError):
-        if (number := float(text)).is_integer():
-            return int(number)
-    raise ValueError(f"{text!r} must be a whole number, such as 4096 or 1e6.")
-
-
-def read_schedule(text: str) -> float | Linear:
-    """Return the schedule of a flag's value: a number, or `START:END:FRAMES`.
-
-    Raises `ValueError` if it is neither.
-    """
-    from podracer.schedules import Linear
-
-    try:
-        numbers = [float(part) for part in text.split(":")]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 3):
-        raise ValueError(
-            f"{text!r} must be a number, or START:END:FRAMES for a linear change, such as "
-            "1e-3:0:5e6."
-        )
-    return numbers[0] if len(numbers) == 1 else Linear(*numbers)
-
-
-def format_schedule(schedule: float | Linear) -> str:
-    """Return the text of a schedule, which `read_schedule` reads."""
-    if isinstance(schedule, int | float):
-        return str(schedule)
-    return f"{schedule.start:g}:{schedule.end:g}:{schedule.frames:g}"
-
-
 def parse(
     kind: Any, command: str, arguments: Sequence[str], default: Any = None, about: str = ""
 ) -> Any:
@@ -115,6 +48,7 @@ def parse(
 
     Exits with 78 if the flags do not fit, and with 0 after `--help`.
     """
+    _refuse_other_names(kind if default is None else default, arguments)
     options: dict[str, Any] = {} if default is None else {"default": default}
     if about:
         options["description"] = about
@@ -124,7 +58,7 @@ def parse(
             prog=f"podracer {command}",
             args=list(arguments),
             config=(tyro.conf.AvoidSubcommands, tyro.conf.OmitArgPrefixes),
-            registry=_REGISTRY,
+            registry=REGISTRY,
             **options,
         )
     except SystemExit as stop:
@@ -140,6 +74,20 @@ def parse(
             f"podracer {command}: several fields would have the flag {', '.join(twice)}: "
             "rename those of your own."
         ) from error
+
+
+def _refuse_other_names(part: Any, arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` for a flag as other libraries call it, with its name here."""
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    by_name = {flag[2:].replace("-", "_"): flag for flag in flags}
+    for name in by_name.keys() & OTHER_NAMES.keys():
+        names = list(flag_names(part))  # which imports JAX
+        own_name = next((x for x in OTHER_NAMES[name] if x in names), None)
+        if own_name is not None and name not in names:
+            from podracer.types import ConfigError
+
+            flag = f"--{own_name.replace('_', '-')}"
+            raise ConfigError(f"There is no flag {by_name[name]} here: did you mean {flag}?")
 
 
 def flag_names(part: Any) -> Iterator[str]:

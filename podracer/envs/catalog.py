@@ -229,10 +229,19 @@ def make(name: str, **options: Any) -> Any:
         raise ConfigError(f"{name}: {error}.") from error
     if name.startswith("ALE/"):
         raise ConfigError(atari_remedy(name))
-    if re.search(r"-v\d+$", name):
-        raise ConfigError(f"There is no environment {name!r}: Gymnasium's ids are gymnasium:ID.")
+    if (full_name := full_name_of(name)) != name:
+        options_text = "".join(f",{setting}" for setting in settings)
+        raise ConfigError(
+            f"There is no environment {name!r}: of Gymnasium it is {full_name}{options_text}."
+        )
     valid = [*ENVIRONMENTS, *(f"{prefix}:NAME" for prefix in ADAPTERS)]
     raise ConfigError(f"There is no environment {name!r}: {nearest(name, valid)}")
+
+
+def full_name_of(name: str) -> str:
+    """Return the name of an environment with its prefix where it is an id of Gymnasium."""
+    has_prefix = name.partition(":")[0] in ADAPTERS
+    return f"gymnasium:{name}" if re.search(r"-v\d+$", name) and not has_prefix else name
 
 
 def _parse_option(setting: str) -> tuple[str, Any]:

@@ -19,7 +19,7 @@ from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import runs_on_host
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
-from podracer.io.names import nearest
+from podracer.io.names import OTHER_NAMES, nearest
 from podracer.types import ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
@@ -171,20 +171,41 @@ class Experiment:
                     self.of_pod(Pod(0, (Hyperparameter(bound.name, value),))).check()
 
 
-def _replace_fields(config: Any, values: Mapping[str, Any]) -> Any:
+def _replace_fields(config: Any, values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Any:
     names, changes = [field.name for field in dataclasses.fields(config)], {}
     for name, value in values.items():
         if name not in names:
             kind = type(config).__name__
-            parts = (part for part in names if hasattr(getattr(config, part), name))
+            paths = (_path_of(x, config) for x in (name, *OTHER_NAMES.get(name, ())))
+            path = next(filter(None, paths), ())
             remedy = nearest(name, names)
-            if part := next(parts, ""):
-                remedy = f'it is one of its {part}: {part}={{"{name}": ...}}.'
+            if len(path) > 1:
+                remedy = f"it is one of its {'.'.join(path[:-1])}: {_keyword(above + path)}."
             raise ConfigError(f"{kind} has no field {name!r}: {remedy}")
         part = getattr(config, name)
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(part)
-        changes[name] = _replace_fields(part, value) if is_part else _as_number(value, part)
+        if is_part:
+            changes[name] = _replace_fields(part, value, (*above, name))
+        else:
+            changes[name] = _as_number(value, part)
     return dataclasses.replace(config, **changes)
+
+
+def _path_of(name: str, config: Any) -> tuple[str, ...]:
+    """Return the names that lead to a field of a configuration or of its parts, () if none do."""
+    if not dataclasses.is_dataclass(config):
+        return ()
+    names = [field.name for field in dataclasses.fields(config)]
+    if name in names:
+        return (name,)
+    paths = ((part, *_path_of(name, getattr(config, part))) for part in names)
+    return next((path for path in paths if len(path) > 1), ())
+
+
+def _keyword(path: tuple[str, ...]) -> str:
+    """Return how Python gives a part's field: `agent={"learning_rate": ...}`."""
+    opening = "".join(f'{{"{name}": ' for name in path[1:])
+    return f"{path[0]}={opening}...{'}' * (len(path) - 1)}"
 
 
 def _as_number(value: Any, old: Any) -> Any:

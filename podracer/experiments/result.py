@@ -49,6 +49,7 @@ class RunInfo:
     run_dir: Path
     devices: str  # number and kind, such as "8 x TPU v4"
     state_bytes: int  # of the training state, on each device
+    resumed_from: int | None = None  # updates at the checkpoint, 0 without one; None for a new run
 
 
 MakeSink = Callable[[RunInfo], Sink]

@@ -232,6 +232,12 @@ def _population_setup(
     devices: Sequence[Device],
 ) -> RunSetup:
     pods, config = experiment.pods, experiment.chunk
+    if isinstance(env, HostEnvironments):
+        raise ConfigError(
+            f"a population is one program on the device, and {env.spec.name} runs on the host, "
+            "where each seed is a run of its own: for seed in 0 1 2; do podracer train "
+            f"{experiment.recipe} --seed $seed; done, with the other flags behind."
+        )
     if not isinstance(config, anakin.AnakinConfig):
         raise ConfigError("a population is one program on the device: take --arch anakin.")
     env = _on_device(env)

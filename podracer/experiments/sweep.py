@@ -21,10 +21,11 @@ from podracer.drivers.selection import (
 )
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import read_range
-from podracer.experiments.serialization import read_experiment, to_json
+from podracer.experiments.serialization import read_config, read_experiment, to_json
 from podracer.io.checkpoint import Restored
 from podracer.io.jsonl import holds_sealed, read_records
 from podracer.io.run_directory import write_json
+from podracer.io.seal import CONFIG
 from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
@@ -219,9 +220,10 @@ def _last_evaluation(
             "which the pods are ranked: it could not be written."
         )
     if evaluation is None:
+        has_evaluations = read_config(directory / CONFIG)["experiment"].get("evaluations")
+        flag = "" if has_evaluations else ", with --evaluations 1 or more"
         raise ConfigError(
-            f"{directory} has no evaluation yet, by which its pods are ranked: resume it, with "
-            "--evaluations 1 or more."
+            f"{directory} has no evaluation yet, by which its pods are ranked: resume it{flag}."
         )
     return evaluation
 

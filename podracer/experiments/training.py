@@ -66,8 +66,9 @@ def train(
 
     `overrides` replace fields of the experiment, such as its seed or its environment; a dictionary
     replaces fields of a part: `agent={"learning_rate": 1e-3}`. In another environment than the
-    recipe's its target return does not count, and one of the host is trained under Sebulba. With
-    `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
+    recipe's its target return does not count, and one of the host is trained under Sebulba.
+
+    With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
     begins with what the agent of the run `weights` has learned, see `Weights`, or with the state
     that `begin` returns. SIGTERM and Ctrl-C save the run and end it after the current chunk.
 
@@ -235,7 +236,9 @@ class Run:
             self._records("metrics.jsonl", resume),
             TensorBoardSink(self.directory / "tensorboard", resume_updates=updates),
         ]
-        info = RunInfo(self.experiment, self.directory, self.setup.topology, self.setup.state_bytes)
+        info = RunInfo(
+            self.experiment, self.directory, self.setup.topology, self.setup.state_bytes, updates
+        )
         for sink in self.sinks:
             try:
                 sinks.append(sink(info) if callable(sink) else sink)

@@ -5,10 +5,38 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# What other libraries call a setting, and its names here: that which a configuration has is meant.
+OTHER_NAMES = {
+    "lr": ("learning_rate",),
+    "total_timesteps": ("frames",),
+    "total_steps": ("frames",),
+    "num_timesteps": ("frames",),
+    "n_envs": ("num_envs",),
+    "n_steps": ("rollout_length",),
+    "num_steps": ("rollout_length",),
+    "gamma": ("discount",),
+    "gae_lambda": ("trace_lambda",),
+    "ent_coef": ("entropy_cost", "initial_temperature"),
+    "vf_coef": ("value_cost",),
+    "clip_range": ("clip_epsilon",),
+    "clip_coef": ("clip_epsilon",),
+    "max_grad_norm": ("max_gradient_norm",),
+    "n_epochs": ("num_epochs",),
+    "update_epochs": ("num_epochs",),
+    "batch_size": ("num_minibatches",),
+    "buffer_size": ("capacity",),
+    "learning_starts": ("warmup",),
+    "tau": ("target_update_rate", "target_update_period"),
+    "net_arch": ("hidden",),
+}
+
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """Return the end of an error message about an unknown `name`: the nearest known names."""
     candidates = list(candidates)
+    for own_name in OTHER_NAMES.get(name, ()):
+        if own_name in candidates:
+            return f"did you mean {own_name}?"
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     if name.lower() in by_lower:
         return f"did you mean {by_lower[name.lower()]}?"

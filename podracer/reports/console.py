@@ -114,6 +114,7 @@ class Console:
         devices: str = "",
         memory: str = "",
         acting: str = "",
+        resumed_from: int | None = None,
         file: TextIO | None = None,
         interval: float = 5.0,
     ) -> None:
@@ -121,7 +122,8 @@ class Console:
         self._title = title
         self._acting = acting
         memory_text = memory and f"{memory} of state on each"
-        self._about = [part for part in (recipe, devices, memory_text) if part]
+        resumed = "" if resumed_from is None else f"resumed from update {resumed_from}"
+        self._about = [part for part in (resumed, recipe, devices, memory_text) if part]
         self._file = sys.stdout if file is None else file
         self._terminal = Terminal(file=self._file)
         self._spinner = Spinner("dots", style="cyan")
@@ -299,6 +301,7 @@ def console(run: RunInfo) -> Console:
         recipe=experiment.recipe,
         devices=run.devices,
         memory=format_bytes(run.state_bytes),
+        resumed_from=run.resumed_from,
         acting=acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
         if experiment.evaluations
         else "",

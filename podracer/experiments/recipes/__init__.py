@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
+from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS, full_name_of
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.recipes import (  # noqa: F401
     arcade,
@@ -110,22 +111,40 @@ def _function(name: str) -> Callable[..., Experiment]:
         raise ConfigError(
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
         )
-    suggestion = nearest(name, [*RECIPES, *of_packages])
+    _refuse_environment(name)
+    environment, _, agent = name.partition("_")
+    recipe = next((x for x in RECIPES if agent and x.partition("_")[2] == agent), None)
+    if environment in ENVIRONMENTS and recipe is not None:
+        suggestion = f"did you mean {recipe} --environment {environment}?"
+    else:
+        suggestion = nearest(name, [*RECIPES, *of_packages])
     raise ConfigError(
         f"There is no recipe {name!r}: {suggestion} One of your own is MODULE:FUNCTION."
     )
+
+
+def _refuse_environment(name: str) -> None:
+    """Raise `ConfigError` where the name of a recipe is that of an environment."""
+    full_name = full_name_of(name)
+    if name in ENVIRONMENTS or full_name.partition(":")[0] in ADAPTERS:
+        raise ConfigError(
+            f"{name!r} is an environment and no recipe: train a recipe in it, such as cartpole_ppo "
+            f"--environment {full_name}."
+        )
 
 
 def _imported(name: str) -> Callable[..., Experiment]:
     """Return the recipe that `MODULE:FUNCTION` names."""
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
+        _refuse_environment(name)
         raise ConfigError(f"There is no recipe {name!r}: name your own as MODULE:FUNCTION.")
     try:
         function = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
+        _refuse_environment(name)
         raise ConfigError(
             f"There is no module {error.name!r}: install it, or run in the folder that holds it."
         ) from error

@@ -247,7 +247,7 @@ def atari_muzero(game: str = "pong") -> Experiment:
 
 @recipe
 def pong_ppo() -> Experiment:
-    """PPO on Atari Pong with a small network and few epochs: half an hour on two cores."""
+    """PPO on Atari Pong, small network, few epochs: 1.2 to 2.2 hours on two cores, not solved."""
     return dataclasses.replace(
         atari_impala("pong"),
         agent=PPO(

@@ -1,0 +1,95 @@
+"""Values of flags as text: whole numbers, tuples of them, and schedules."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import tyro
+
+if TYPE_CHECKING:
+    from podracer.schedules import Linear
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _schedule_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parse fields of type `Schedule`: a number or START:END:FRAMES."""
+    if not any(getattr(x, "__module__", "") == "podracer.schedules" for x in get_args(info.type)):
+        return None  # without the import of JAX, which a mistyped flag need not wait for
+    from podracer.schedules import Linear
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|START:END:FRAMES",
+        instance_from_str=lambda texts: read_schedule(texts[0]),
+        is_instance=lambda value: isinstance(value, int | float | Linear),
+        str_from_instance=lambda value: [format_schedule(value)],
+    )
+
+
+@REGISTRY.primitive_rule
+def _whole_numbers_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parse fields of type `tuple[int, ...]`: 64 64 or 64,64."""
+    if get_origin(info.type) is not tuple or get_args(info.type) != (int, ...):
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[INT [INT ...]]",
+        instance_from_str=lambda texts: tuple(
+            read_whole_number(part) for text in texts for part in text.split(",")
+        ),
+        is_instance=lambda value: isinstance(value, tuple) and all(type(x) is int for x in value),
+        str_from_instance=lambda value: list(map(str, value)),
+    )
+
+
+@REGISTRY.primitive_rule
+def _whole_number_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parse fields of type `int`: 4096, 4_096 or 1e6."""
+    if info.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: read_whole_number(texts[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def read_whole_number(text: str) -> int:
+    """Return the number of a flag's value, which may be written as 1e6. Raises `ValueError`."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"{text!r} must be a whole number, such as 4096 or 1e6.")
+
+
+def read_schedule(text: str) -> float | Linear:
+    """Return the schedule of a flag's value: a number, or `START:END:FRAMES`.
+
+    Raises `ValueError` if it is neither.
+    """
+    from podracer.schedules import Linear
+
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 3):
+        raise ValueError(
+            f"{text!r} must be a number, or START:END:FRAMES for a linear change, such as "
+            "1e-3:0:5e6."
+        )
+    return numbers[0] if len(numbers) == 1 else Linear(*numbers)
+
+
+def format_schedule(schedule: float | Linear) -> str:
+    """Return the text of a schedule, which `read_schedule` reads."""
+    if isinstance(schedule, int | float):
+        return str(schedule)
+    return f"{schedule.start:g}:{schedule.end:g}:{schedule.frames:g}"
