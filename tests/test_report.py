@@ -518,6 +518,26 @@ def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
         write_video(frames, tmp_path / "a.gif", fps=0)
 
 
+def test_an_end_by_an_evaluation_is_said_beside_what_it_does_to_means(tmp_path):
+    driver = {"num_envs": 10, "rollout_length": 100}
+    rules = {"target_return": 0.5, "max_seconds": None, "frames": 16_000, "driver": driver}
+    paths = [
+        make_run(
+            tmp_path / str(seed), seed=seed, records=records, experiment=rules | {"seed": seed}
+        )
+        for seed, count in enumerate((12, 16))
+    ]
+    timed = rules | {"seed": 2, "target_return": None, "max_seconds": 9.0}
+    paths.append(make_run(tmp_path / "2", records=4, experiment=timed))
+    text = Page(write_report(paths, tmp_path / "page.html")).text
+    assert "1 of 3 runs ended as an evaluation reached the target return" in text
+    assert text.count("an evaluation reached the target return, 0.5") == 1  # not of the whole run
+    assert text.count("its time was over, 9.0") == 1
+    assert text.count("A mean over seeds is dashed") == 1
+    text = Page(write_report(paths[1:2], tmp_path / "page.html")).text
+    assert not any(words in text for words in ("Ended early", "runs ended", "dashed"))
+
+
 def test_the_mean_of_seeds_goes_on_where_one_has_ended():
     short, long = (
         RunRecords(

@@ -66,6 +66,20 @@ def test_a_longer_run_is_evaluated_where_its_chunks_pass_an_evaluation(tmp_path)
     assert evaluated == [3, 13, 23, 33, 43]
 
 
+def test_evaluations_that_have_no_room_are_said():
+    full, few = recipes.find("catch_a2c"), recipes.find("catch_a2c").with_fields({"frames": 1e6})
+    assert not full.lacking_evaluations
+    assert few.lacking_evaluations == (
+        "The run makes 5 of 10 evaluations, at the end of each chunk (--updates-per-chunk 100): 48 "
+        "makes room."
+    )
+    roomy = few.with_fields({"driver": {"updates_per_chunk": 48}})
+    assert not roomy.lacking_evaluations
+    assert len(roomy.evaluation_updates) == 10
+    short = few.with_fields({"frames": 1})
+    assert short.lacking_evaluations.endswith("(--updates-per-chunk 1).")
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],

@@ -132,6 +132,19 @@ class Experiment:
         return frozenset(math.ceil(i * chunks / self.evaluations) * chunk for i in marks)
 
     @property
+    def lacking_evaluations(self) -> str:
+        """Sentence that says why the run has fewer evaluations than `evaluations`, "" if it has."""
+        possible, chunk = len(self.evaluation_updates), self.chunk.updates_per_chunk
+        if possible == self.evaluations:
+            return ""
+        room = max(1, self._updates // self.evaluations)
+        remedy = f": {room} makes room" if room < chunk else ""
+        return (
+            f"The run makes {possible} of {self.evaluations} evaluations, at the end of each chunk "
+            f"(--updates-per-chunk {chunk}){remedy}."
+        )
+
+    @property
     def _updates(self) -> int:
         return math.ceil(self.frames / self.driver.steps_per_update)
 

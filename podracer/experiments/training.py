@@ -92,6 +92,8 @@ def train(
     use_compilation_cache()
     saved = saved_devices(Path(run_dir)) if resume and run_dir is not None else 0
     setup = make_run_setup(experiment, saved)
+    if (lack := experiment.lacking_evaluations) and jax.process_index() == 0:
+        _LOG.warning(lack)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": weights}
         peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})

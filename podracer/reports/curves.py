@@ -57,6 +57,32 @@ class RunRecords:
         return values[-1] if values else None
 
     @property
+    def progress(self) -> float:
+        """Share of the run's updates that are done."""
+        names = ("driver.num_envs", "driver.rollout_length", "frames")
+        envs, length, frames = map(self._limit, names)
+        return min((self.last("updates") or 0) * envs * length / (frames or math.nan), 1.0)
+
+    def has_reached(self, setting: str, key: str) -> bool:
+        """Return whether the last value of a metric is at least that of a setting."""
+        value = self.last(key)
+        return value is not None and value >= self._limit(setting)
+
+    def _limit(self, setting: str) -> float:
+        """Return a number of the experiment, NaN where there is none."""
+        try:
+            return float(self.settings[setting])
+        except (KeyError, ValueError):
+            return math.nan
+
+    @property
+    def early_end(self) -> str:
+        """Field of the experiment by which the run ended before its frames, "" if it has not."""
+        rules = {"target_return": "evaluation_return", "max_seconds": "seconds"}
+        ended_by = (rule for rule, key in rules.items() if self.has_reached(rule, key))
+        return "" if self.progress == 1 else next(ended_by, "")
+
+    @property
     def settings(self) -> dict[str, str]:
         """Settings of the experiment by dotted name, as JSON."""
         return as_text(self.config.get("experiment", {}))

@@ -166,6 +166,7 @@ def _page(runs: Sequence[RunRecords], lineages: str) -> str:
     body = [
         *(crash_note(run) for run in runs if run.crash),
         _summary(runs),
+        _end_note(runs),
         *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
         section("Lineage", lineages),
@@ -209,6 +210,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Updates": f"{run.last('updates') or 0:,}",
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
         "Wall time": clock(run.last("seconds")),
+        **_end_fact(run),
         "Compile time": clock(float(compiled.sum()) if len(compiled) else None),
         **run.evaluation_facts,
         **utilization_facts(run),
@@ -217,6 +219,28 @@ def _facts(run: RunRecords) -> dict[str, str]:
         "Device": str(device),
         "Versions": ", ".join(versions_text) or "-",
     }
+
+
+def _end_fact(run: RunRecords) -> dict[str, str]:
+    """Return what ended a run before its frames, in words."""
+    words = {
+        "target_return": "an evaluation reached the target return",
+        "max_seconds": "its time was over",
+    }
+    limit = run.settings.get(run.early_end, "")
+    return {"Ended early": f"{words[run.early_end]}, {limit}"} if run.early_end else {}
+
+
+def _end_note(runs: Sequence[RunRecords]) -> str:
+    """Return a warning where runs of a comparison ended by their own evaluations."""
+    count = sum(run.early_end == "target_return" for run in runs)
+    if len(runs) == 1 or not count:
+        return ""
+    return (
+        f"<p><b>{count} of {len(runs)} runs ended as an evaluation reached the target return</b>, "
+        "a good one by chance among others, and it counts on in means over seeds: their final "
+        "values are biased upward. A fair comparison trains with --target-return None.</p>"
+    )
 
 
 def _verdict(label: str, members: Sequence[RunRecords]) -> str:
@@ -246,6 +270,9 @@ def _learning(groups: Groups) -> Iterator[str]:
             tasks.append(Panel(title, key, "updates"))
         elif group(key) == "learn":
             metrics.append(Panel(_title(key), key, "frames"))
+    ends = [{run.last("updates") for run in members} for members in groups.values()]
+    dashed = "<p><small>A mean over seeds is dashed where one of its runs has ended; that run's "
+    dashed = dashed + "last value counts on.</small></p>" if max(map(len, ends)) > 1 else ""
     names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, width, height, panels in (
         *CURVES,
@@ -254,7 +281,8 @@ def _learning(groups: Groups) -> Iterator[str]:
     ):
         if logged_panels := [panel for panel in panels if {panel.key, panel.points} & logged]:
             curves = panels_of(groups, logged_panels, width, height)
-            yield section(title, (names if len(groups) > 1 else "") + curves)
+            yield section(title, (names if len(groups) > 1 else "") + curves + dashed)
+            dashed = ""  # said once
 
 
 def _title(key: str) -> str:

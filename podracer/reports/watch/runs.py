@@ -78,29 +78,20 @@ class WatchedRun:
     @property
     def progress(self) -> float:
         """Share of the run's updates that are done."""
-        settings = self.records.settings
-        names = ("driver.num_envs", "driver.rollout_length", "frames")
-        envs, length, frames = (float(settings.get(name, "nan")) for name in names)
-        share = (self.records.last("updates") or 0) * envs * length / frames
-        return min(share, 1.0)
+        return self.records.progress
 
     @property
     def status(self) -> str:
         """What the run does, as far as its files tell."""
         if self.records.crash:
             return "ended by an error"
-        if self.progress == 1 or self._has_reached("target_return", "evaluation_return"):
+        if self.progress == 1 or self.records.early_end == "target_return":
             return "finished"
-        if self._has_reached("max_seconds", "seconds"):
+        if self.records.early_end == "max_seconds":
             return "finished: out of time"
         if not self.records.records:
             return "no record yet"
         return f"wrote at {time.strftime('%H:%M:%S', time.localtime(self.last_write))}"
-
-    def _has_reached(self, setting: str, key: str) -> bool:
-        """Return whether the last value of a metric is at least that of a setting."""
-        limit, value = self.records.settings.get(setting, "null"), self.records.last(key)
-        return limit != "null" and value is not None and value >= float(limit)
 
     @property
     def notes(self) -> str:
