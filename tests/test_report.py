@@ -522,9 +522,7 @@ def test_an_end_by_an_evaluation_is_said_beside_what_it_does_to_means(tmp_path):
     driver = {"num_envs": 10, "rollout_length": 100}
     rules = {"target_return": 0.5, "max_seconds": None, "frames": 16_000, "driver": driver}
     paths = [
-        make_run(
-            tmp_path / str(seed), seed=seed, records=records, experiment=rules | {"seed": seed}
-        )
+        make_run(tmp_path / str(seed), records=count, experiment=rules | {"seed": seed})
         for seed, count in enumerate((12, 16))
     ]
     timed = rules | {"seed": 2, "target_return": None, "max_seconds": 9.0}
