@@ -109,7 +109,14 @@ SETTINGS = {  # the protocol, the steps, and what must at least have happened in
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# By default lost lives, the end of a game, time-outs and large rewards, but once each.
+LONG = ("life losses", "time-outs", "fire in whole games", "whole games")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in SETTINGS],
+)
 def test_equals_a_slow_game_loop(name: str) -> None:
     setting, steps, expected = SETTINGS[name]
     setting = dataclasses.replace(setting, size=NATIVE)
@@ -184,7 +191,9 @@ def play(setting: Atari, indices: list[int], steps: int, start: int = 0, before:
 
 
 @pytest.mark.parametrize(
-    "setting", [impala("space_invaders"), sticky("pong")], ids=["impala", "sticky"]
+    "setting",
+    [impala("space_invaders"), pytest.param(sticky("pong"), marks=pytest.mark.slow)],
+    ids=["impala", "sticky"],
 )
 def test_a_row_depends_on_its_own_index_alone(setting: Atari) -> None:
     batch = play(setting, [7, 3, 9], 150, before=30)

@@ -14,8 +14,16 @@ from PIL import Image
 
 from podracer.cli.arguments import find_experiment, find_recipe, join_values, peek_flag, pop_flag
 from podracer.cli.completion import script
-from podracer.cli.main import COMMANDS, usage
+from podracer.cli.main import COMMANDS, main, usage
 from podracer.types import ConfigError
+
+
+def call_here(capsys, *arguments):
+    """What `call` returns, of a command in this process."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as leaving:
+        main(list(map(str, arguments)))
+    return leaving.value.code, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +80,12 @@ def test_report_is_one_file_without_addresses(run):
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
-def test_fingerprint_is_of_the_whole_state(run):
+def test_fingerprint_is_of_the_whole_state(run, capsys):
     code, out, error = call("fingerprint", run)
     assert code == 0, error
     assert re.fullmatch(r"[0-9a-f]{64}  .* at update 200\n", out)
-    assert call("fingerprint", run, "--checkpoint", "200") == (0, out, "")
-    code, _, error = call("fingerprint", run, "--checkpoint", "199")
+    assert call_here(capsys, "fingerprint", run, "--checkpoint", "200") == (0, out, "")
+    code, _, error = call_here(capsys, "fingerprint", run, "--checkpoint", "199")
     assert code == 65
     assert "199" in error
 
@@ -219,7 +227,7 @@ def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     """An environment of the host, from the first flag to the picture of the accounts."""
     run = tmp_path / "run"
     code, out, error = call(
-        "train", "cartpole_sebulba", "--frames", 20_480, "--evaluations", 1, "--run-dir", run,
+        "train", "cartpole_sebulba", "--frames", 10_240, "--evaluations", 1, "--run-dir", run,
         "--evaluation-episodes", 4, "--env-threads", 1,
     )  # fmt: skip
     assert code == 0, error
@@ -306,13 +314,13 @@ def test_mistakes_about_devices(arguments, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_without_a_checkpoint_is_code_65(tmp_path, run):
+def test_a_run_without_a_checkpoint_is_code_65(tmp_path, run, capsys):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text((run / "config.json").read_text())
     (broken / "checkpoints").mkdir()
     for command in ("eval", "fingerprint"):
-        code, _, error = call(command, broken)
+        code, _, error = call_here(capsys, command, broken)
         assert code == 65, error
         assert "Traceback" not in error
 

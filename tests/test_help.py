@@ -24,7 +24,7 @@ def kinds(config):
 
 
 def pages():
-    """Arguments that show a help page each: all commands, and every kind of recipe once."""
+    """Arguments that show a help page each: all commands, every kind of agent, every driver."""
     yield from (
         [command, *ONE_OF_MANY.get(command, [])] for command in COMMANDS if command != "train"
     )
@@ -35,9 +35,9 @@ def pages():
     for recipe in recipes.RECIPES:
         experiment = recipes.find(recipe)
         for arch in ("anakin", "sebulba"):
-            page = (kinds(experiment.agent), arch)
-            if page not in shown:
-                shown.add(page)
+            flags_of = {kinds(experiment.agent), arch}  # which do not depend on each other
+            if not flags_of <= shown:
+                shown |= flags_of
                 yield ["train", recipe, "--arch", arch]
 
 

@@ -325,18 +325,18 @@ def lpg(devices=1):
 
 
 @functools.cache
-def learners():
-    """The learners' state at the beginning and after each of 25 updates, as plain arrays."""
+def learners(updates):
+    """The learners' state at the beginning and after each of these updates, as plain arrays."""
     *parts, state = lpg()
     begin = jax.tree.map(np.array, state.learner)
-    progress = anakin(*parts, state, num_updates=25, boundary=lambda updates: True)
+    progress = anakin(*parts, state, num_updates=updates, boundary=lambda _: True)
     return [begin, *(jax.device_get(p.state.learner) for p in progress)]
 
 
 @pytest.mark.slow
 def test_lives_end_alone_and_learners_begin_anew():
     """After every update a learner whose life has just begun is blank, and others are not."""
-    begin, *updates = learners()
+    begin, *updates = learners(25)
     lives, blank, moved = begin.local.lifetime, 0, np.zeros(0)
     for learner in updates:
         born = learner.local.lifetime != lives
@@ -351,9 +351,9 @@ def test_lives_end_alone_and_learners_begin_anew():
 
 
 def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
-    begin, *updates = learners()
+    begin, *updates = learners(6)
     moved, before = [], begin.shared.rule
-    for learner in updates[:6]:
+    for learner in updates:
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(learner.shared.rule), strict=True)
         moved.append(any(not np.array_equal(a, b) for a, b in pairs))
         before = learner.shared.rule

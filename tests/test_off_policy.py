@@ -479,7 +479,7 @@ def test_fast_td3_is_that_of_its_paper():
     check_agent(dataclasses.replace(agent, spec=BOXED.spec), num_envs=1024, length=1)
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
+@pytest.mark.parametrize("name", [pytest.param("ddpg", marks=pytest.mark.slow), "sac"])
 def test_the_policy_follows_the_updated_critics(name):
     """Its gradient is that of its loss under the critics that this update leaves, and they move
     first: a policy updated by the old critics would be another."""
@@ -501,8 +501,15 @@ def test_the_policy_follows_the_updated_critics(name):
         close(moment, gradient(shared.params.critics), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ddpg", "sac"])
-@pytest.mark.parametrize("random_frames", [0, 8 * B])
+@pytest.mark.parametrize(
+    ("name", "random_frames"),
+    [
+        ("ddpg", 8 * B),
+        ("sac", 0),
+        pytest.param("ddpg", 0, marks=pytest.mark.slow),
+        pytest.param("sac", 8 * B, marks=pytest.mark.slow),
+    ],
+)
 def test_only_the_first_frames_are_random(name, random_frames):
     """And none where `random_frames` is 0."""
     agent, env = agent_and_env(name, random_frames=random_frames)

@@ -143,7 +143,9 @@ def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
             assert shown.carry[n, 0] == start
 
 
-@pytest.mark.parametrize("name", ["frames", "uneven rollouts"])
+@pytest.mark.parametrize(
+    "name", ["frames", pytest.param("uneven rollouts", marks=pytest.mark.slow)]
+)
 def test_a_replay_in_host_memory_has_the_same_bits(name):
     spec, length, stride, rollouts = CASES[name]
     contents = []

@@ -14,6 +14,7 @@ import stat
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
@@ -60,6 +61,19 @@ def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, 
             file.write(json.dumps(record) + "\n")
         file.write('{"updates": 99, "fra')
     return directory
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    """Pictures are drawn, but saved as a blank one: painting takes nearly all of a report's time.
+
+    For tests that read the text of a page; `compared` has pictures.
+    """
+    blank = io.BytesIO()
+    Image.new("RGBA", (1, 1)).save(blank, "png")
+    monkeypatch.setattr(
+        FigureCanvasAgg, "print_png", lambda self, file, **_: file.write(blank.getvalue())
+    )
 
 
 class Page(html.parser.HTMLParser):
@@ -130,6 +144,7 @@ def test_a_crash_is_shown(compared):
     assert "code 72" in compared.text
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_summary_of_one_run(tmp_path):
     page = Page(write_report([make_run(tmp_path / "solo", seed=7)], tmp_path / "report.html"))
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
@@ -145,6 +160,7 @@ def test_the_summary_of_one_run(tmp_path):
     assert "Entropy" not in str(page.attributes)  # never had a value
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
     runs = []
     for seed in (0, 1):
@@ -169,6 +185,7 @@ def test_the_same_runs_give_the_same_page(tmp_path):
 
 @pytest.mark.parametrize("config", [None, "{}", '{"experiment": {}, "device": "cpu"}'])
 @pytest.mark.parametrize("metrics", ["", '{"updates": 1}\n', '{"updates": 1, "loss": null}\n{"up'])
+@pytest.mark.usefixtures("unpainted")
 def test_a_report_needs_little(tmp_path, config, metrics):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
@@ -177,6 +194,7 @@ def test_a_report_needs_little(tmp_path, config, metrics):
     assert tmp_path.name in page.text
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_runs_of_one_name_are_told_apart(tmp_path):
     runs = [make_run(tmp_path / parent / "run", records=1) for parent in ("x", "y")]
     page = Page(write_report(runs, tmp_path / "report.html"))
@@ -188,6 +206,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert "4 seeds" in page.text  # the run that was named twice counts once
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_sweep_that_still_trains_is_drawn_as_far_as_its_records_reach(tmp_path):
     """Of its pods a line more may be there; and its error is told once."""
     pods = [{"seed": seed, "hyperparameters": []} for seed in range(3)]
@@ -305,10 +324,12 @@ def said(tmp_path, **options):
          "10 % of its own. Try more learner devices or a smaller batch."),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("unpainted")
 def test_a_sentence_names_the_bottleneck(tmp_path, options, sentence):
     assert said(tmp_path, **options)[1] == sentence
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_starts_count_only_if_there_is_nothing_else(tmp_path):
     resumed = said(tmp_path / "resumed", starts=(1, 7), collect=0.9)[1]
     assert "they step environments 65 % of theirs" in resumed
@@ -329,6 +350,7 @@ def test_starts_count_only_if_there_is_nothing_else(tmp_path):
         (("actor_", "learner_", "lag", "queue"), None),
     ],
 )
+@pytest.mark.usefixtures("unpainted")
 def test_panels_show_what_was_recorded(tmp_path, without, shown):
     page, sentence = said(tmp_path, without=without, queue=1.2)
     named = [value for name, value in page.attributes if name == "alt" and "Episode" not in value]
@@ -352,6 +374,7 @@ def test_a_gap_while_compiling_is_left_blank(tmp_path):
     assert (again[0], last[-1]) == pytest.approx((end[-1] + 20.0, records[-1]["seconds"]))
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_summary_of_sebulba_runs(tmp_path):
     page, _ = said(tmp_path, starts=(1, 7), queue=0.2)
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.source))
@@ -381,6 +404,7 @@ def test_runs_of_both_kinds_are_compared(tmp_path):
     assert "first 4 runs" in page.text
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_only_sebulba_run_among_others_is_named(tmp_path):
     runs = [make_run(tmp_path / "anakin"), make_sebulba_run(tmp_path / "host", queue=1.2)]
     page = Page(write_report(runs, tmp_path / "report.html"))

@@ -8,7 +8,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from agents import AGENTS, EVERY_AGENT, SMALL, environment_for
+from agents import AGENTS, SMALL, environment_for
 from hosts import SPEC, CounterBatch, Counters, slow
 from programs import collectives_by_computation, optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
@@ -271,7 +271,10 @@ def update_program(name, learners=2):
     return lower_update(agent, env.spec, split, config, state)().func
 
 
-@pytest.mark.parametrize("name", EVERY_AGENT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
+)
 def test_no_reduction_of_the_update_can_overtake_another(name):
     """See the same test of Anakin."""
     several = 0

@@ -27,7 +27,7 @@ def test_blocks_hold_the_sums_of_what_is_below_them(items):
     np.testing.assert_array_equal(tree[0][:, :items], values)
 
 
-@pytest.mark.parametrize("items", [5, 100, 2000])
+@pytest.mark.parametrize("items", [5, pytest.param(100, marks=pytest.mark.slow), 2000])
 def test_items_are_drawn_by_their_share_and_never_without_one(items):
     tree, values = filled(4, items)
     draws = jax.vmap(lambda key: sum_tree.sample(tree, key, 1024))
