@@ -19,12 +19,13 @@ import jax
 
 MAX_PROGRAMS = 48  # of each function
 MAKERS = (  # a module before those that import its function
-    ("podracer.checks", "check_agent"),
-    ("podracer.checks", "check_environment"),
     ("podracer.drivers.common", "abstract_state"),
     ("podracer.drivers.anakin", "make_chunk"),
+    ("podracer.drivers.anakin", "check_agent"),  # as the drivers call them, not as tests do
+    ("podracer.drivers.anakin", "check_environment"),
     ("podracer.drivers.population", "make_chunk"),
     ("podracer.drivers.sebulba.update", "make_update"),
+    ("podracer.drivers.sebulba.driver", "check_agent"),
 )
 # Settings of JAX that programs depend on.
 SETTINGS = ("jax_disable_most_optimizations", "jax_enable_x64", "jax_numpy_rank_promotion")

@@ -633,7 +633,7 @@ def test_a_learning_rate_falls_to_zero():
     assert change[0] > change[1] > 0 == change[2]
 
 
-@pytest.mark.parametrize("name", ["impala", "ppo"])
+@pytest.mark.parametrize("name", [slow("impala"), "ppo"])
 def test_an_entropy_cost_falls_to_zero(name):
     settings = {**LEARNERS[name], "entropy_cost": Linear(0.5, 0.0, frames=B * T)}
     agent = build(name, **settings)

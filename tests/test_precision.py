@@ -44,6 +44,9 @@ LONG = (
     "stacx",
     "frodo",
     "btr",
+    "disco",
+    "td3-lstm",
+    "fast_td3",
 )
 
 

@@ -114,8 +114,15 @@ CASES = {
 }
 
 
+# By default the ring wraps, rollouts do not fit it, actions are continuous, frames are shared.
+OTHERS = ("one step", "frames, not full", "sequences")
+
+
 @pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in CASES],
+)
 def test_a_sample_is_what_was_shown_and_every_start_comes(name, prioritized):
     spec, length, stride, rollouts = CASES[name]
     buffer = Buffer(Replay(B * 40, prioritized=prioritized), spec, length, stride)
@@ -158,7 +165,7 @@ def test_a_replay_in_host_memory_has_the_same_bits(name):
         np.testing.assert_array_equal(*leaves)
 
 
-@pytest.mark.parametrize("name", ["frames", "sequences"])
+@pytest.mark.parametrize("name", ["frames", pytest.param("sequences", marks=pytest.mark.slow)])
 def test_a_count_that_grows_large_changes_no_sample(name):
     spec, length, stride, rollouts = CASES[name]
     buffer = Buffer(Replay(B * 40, prioritized=True), spec, length, stride)

@@ -196,16 +196,25 @@ def expected_rows(num_envs, length, rollouts):
 
 
 @pytest.mark.parametrize(
-    ("devices", "threads", "learners"),
+    ("devices", "threads", "learners", "lag"),
     [
-        (1, 1, 1),
-        (1, 4, 1),
-        (5, 2, 4),
-        pytest.param(4, 2, 2, marks=pytest.mark.slow),
-        pytest.param(6, 1, 4, marks=pytest.mark.slow),
+        (1, 1, 1, 0),
+        (1, 4, 1, 0),
+        (5, 2, 4, 0),
+        (5, 2, 4, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (1, 1, 1, 1),
+                (1, 4, 1, 1),
+                (4, 2, 2, 0),
+                (4, 2, 2, 1),
+                (6, 1, 4, 0),
+                (6, 1, 4, 1),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("lag", [0, 1])
 def test_learners_receive_what_environments_showed_in_the_order_of_their_numbers(
     devices, threads, learners, lag
 ):
