@@ -36,7 +36,7 @@ def _groups(controller: str, system: Path) -> Iterator[Path]:
                 continue
             mount = mounts / controller if names else mounts
             group = mount / path.strip("/")
-            yield from (each for each in (group, *group.parents) if each.is_relative_to(mount))
+            yield from (g for g in (group, *group.parents) if g.is_relative_to(mount))
 
 
 def _free_of(group: Path) -> Iterator[int]:

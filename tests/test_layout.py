@@ -3,6 +3,7 @@
 import ast
 import difflib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,27 @@ def test_files_and_functions_stay_short(path):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             lines -= len((ast.get_docstring(node) or "").splitlines())
             assert lines <= MAX_LINES_OF_A_FUNCTION, f"{name_of(path)}: {node.name}"
+
+
+def test_names_are_no_pronouns_and_no_participles():
+    """Those that CONTRIBUTING names, which say nothing without their neighbors."""
+    refused = {"made", "seen", "now", "each", "rest"}
+    assert {*stored_names("def f(made): (now := 1), [each for each in x]")} == {
+        "made",
+        "now",
+        "each",
+    }
+    found = {name_of(path): refused & set(stored_names(path.read_text())) for path in FILES}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def stored_names(text: str) -> Iterator[str]:
+    """Names of arguments and of variables that are assigned, in an expression or a loop, too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
 def body_lines(path: Path) -> list[str]:

@@ -87,6 +87,6 @@ def _plan(experiment: Experiment, options: PlanOptions) -> int:
     use_compilation_cache()
     size = (options.hosts, experiment.devices)
     machine = machine_here(*size) if device is None else machine_of(device, *size)
-    made = make_plan(experiment, machine, catalog, options.measure)
-    print(json.dumps(made.to_json()) if options.json else show(made))
+    plan = make_plan(experiment, machine, catalog, options.measure)
+    print(json.dumps(plan.to_json()) if options.json else show(plan))
     return 0

@@ -120,8 +120,8 @@ def _print_ranking(
     from podracer.reports.curves import bootstrap_interval
 
     records = selections(directory)
-    values = [{value.name: value.value for value in each.hyperparameters} for each in ranking]
-    names = list(dict.fromkeys(name for each in values for name in each))
+    values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
+    names = list(dict.fromkeys(name for of_name in values for name in of_name))
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
     # Pods of one configuration are independent seeds only without a selection.
     columns = ("pods",) if records else ("95 %", "seeds")

@@ -90,7 +90,7 @@ def best_run(tournament: Path) -> Path | None:
     from podracer.tournament.leaderboard import read_events
 
     board = replay(read_events(tournament)).board
-    return tournament / "pods" / board[0].id if board else None
+    return (tournament / board[0].checkpoint).parents[1] if board else None
 
 
 def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Path:

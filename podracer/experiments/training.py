@@ -200,9 +200,10 @@ class Run:
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         frames = restored.metadata["experiment"]["frames"]
         if self.experiment.frames < frames and self.experiment.num_updates < restored.step:
-            made = restored.step * self.experiment.driver.steps_per_update
+            frames_done = restored.step * self.experiment.driver.steps_per_update
             raise ConfigError(
-                f"frames is {self.experiment.frames:,}, but the run has made {made:,} already."
+                f"frames is {self.experiment.frames:,}, but the run has made "
+                f"{frames_done:,} already."
             )
         if self.is_main:
             update_config(self.directory, self.experiment)

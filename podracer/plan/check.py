@@ -297,9 +297,9 @@ def _batches(
 ) -> Iterator[Row]:
     """Predict a rate over the batch: a fixed time of an update and a time of each environment."""
     rates = {n: records[figure, f"{n}-environments"]["steps_per_second"] for n in sizes}
-    fixed, each = affine_fit([(n, n / rates[n]) for n in fitted])
+    fixed, per_environment = affine_fit([(n, n / rates[n]) for n in fitted])
     for n in sizes:
-        predicted = n / (fixed + each * n)
+        predicted = n / (fixed + per_environment * n)
         setting = f"{n:,} environments"
         yield Row(OURS, source, setting, "steps/s", rates[n], predicted, n in fitted)
 

@@ -51,8 +51,8 @@ class Work:
     def __sub__(self, other: Work) -> Work:
         """Return what is left of this work without a part of it."""
         numbers = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        *rest, _ = (max(0.0, x - y) for x, y in numbers)
-        return Work(*rest, is_bounded=self.is_bounded)
+        *differences, _ = (max(0.0, x - y) for x, y in numbers)
+        return Work(*differences, is_bounded=self.is_bounded)
 
     def __mul__(self, times: float) -> Work:
         *numbers, bounded = dataclasses.astuple(self)

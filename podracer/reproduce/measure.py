@@ -86,9 +86,9 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
         values = case.read(printed, folder)
     seconds, cpu_seconds = time.perf_counter() - began, _child_seconds() - used
     context = {**_machine(), "commands": shown, "seconds": seconds, "cpu_seconds": cpu_seconds}
-    if others is not None and (now := _busy_seconds()) is not None:
+    if others is not None and (busy_seconds := _busy_seconds()) is not None:
         total = seconds * (os.cpu_count() or 1)
-        context["busy"] = round(max(0.0, now - others - cpu_seconds) / total, 3)
+        context["busy"] = round(max(0.0, busy_seconds - others - cpu_seconds) / total, 3)
     record = Record(figure.name, case.name, scale, values, context, error)
     if record.is_busy:
         values.pop("seconds", None)  # of a learning curve, where they say nothing now

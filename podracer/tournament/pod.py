@@ -45,6 +45,7 @@ from podracer.experiments.training import train
 from podracer.io import checkpoint
 from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
+from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.io.text import redact
 from podracer.tournament.config import of_round, restore_experiment
 from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
@@ -128,7 +129,7 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     )
     if result.exit_code:
         return result.exit_code
-    path = directory / "checkpoints" / f"{saved_updates(directory):012d}"
+    path = directory / CHECKPOINTS / step_name(saved_updates(directory))
     matches: tuple[Match, ...] = ()
     if task.opponents:
         matches = play(task, path, own)
@@ -331,7 +332,7 @@ def _totals(path: Path) -> Totals:
 
 def saved_updates(directory: Path) -> int:
     """Return the updates at the newest checkpoint of a round, 0 if there is none yet."""
-    names = [path.parent.name for path in (directory / "checkpoints").glob(f"*/{MANIFEST}")]
+    names = [path.parent.name for path in (directory / CHECKPOINTS).glob(f"*/{MANIFEST}")]
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 

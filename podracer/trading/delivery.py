@@ -26,10 +26,11 @@ from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.run_directory import RunLock, copy_file, read_limited, write_bytes
 from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
+from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 
-RECORD, CURRENT, CHECKPOINTS = "record.jsonl", "current", "checkpoints"
+RECORD, CURRENT = "record.jsonl", "current"
 _RUN_FILES = ("config.json", "pods.jsonl")  # what `load_run` reads besides checkpoints
 # Settings of the trading environment that may differ between the models of one directory.
 _IGNORED_SETTINGS = {
@@ -150,7 +151,7 @@ def _check_comparable(model: Path, run: Path) -> None:
 def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
     """Copy a run's checkpoint and configuration to a model; return the digests of its files."""
     shutil.rmtree(model, ignore_errors=True)  # left by a killed promotion
-    step = Path(CHECKPOINTS) / f"{updates:012d}"
+    step = Path(CHECKPOINTS) / step_name(updates)
     try:
         shutil.copytree(run / step, model / step)
         verify_seal(model / step)
