@@ -22,6 +22,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import Hosts
 from podracer.experiments.serialization import to_json
 from podracer.ops.action_values import Munchausen
+from podracer.schedules import over_run
 
 # Fields added after the first measurements, which stay valid where these have no effect.
 LATER_FIELDS = (
@@ -322,7 +323,9 @@ def digest(settings: Any) -> str:
 
 def configuration_of(experiment: Experiment) -> str:
     """Return the digest of an experiment: of all that its results depend on but the seeds."""
-    neutral = {"seed": 0, "pods": (), "devices": 0, "max_seconds": None}
+    agent = over_run(experiment.agent, experiment.frames)
+    neutral: dict[str, Any] = {"agent": agent}
+    neutral |= {"seed": 0, "pods": (), "devices": 0, "max_seconds": None}
     neutral |= {"save_seconds": 0.0, "stall_seconds": 1.0}
     settings = to_json(dataclasses.replace(experiment, **neutral))
     del settings["keep_best"]  # decides what stays on disk

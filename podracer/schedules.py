@@ -6,11 +6,17 @@ its members different ones: the numbers of a schedule are leaves of the agent.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
+
 import jax
 import jax.numpy as jnp
 
 from podracer.mesh import num_shards
-from podracer.types import Trajectory, bounded, struct
+from podracer.types import ConfigError, Trajectory, bounded, struct
+
+Config = TypeVar("Config")
 
 MAX_FRAMES = 2**32 - 1
 
@@ -23,8 +29,8 @@ class Linear:
     """Value before the first update."""
     end: float
     """Value from `frames` on."""
-    frames: float = bounded(1e6, low=1.0)
-    """Number of frames over which the value changes, at least 1."""
+    frames: float | None = bounded(None, low=1.0)
+    """Number of frames over which the value changes, at least 1; None for all of the run's."""
 
 
 Schedule = float | Linear
@@ -34,8 +40,52 @@ def value_at(schedule: Schedule | jax.Array, frames: jax.Array) -> float | jax.A
     """Return the value of a schedule after a number of frames `[]`; a number is its own value."""
     if not isinstance(schedule, Linear):
         return schedule
+    if schedule.frames is None:
+        raise ConfigError("a schedule without `frames` needs a run, whose frames it takes.")
     progress = jnp.minimum(1.0, frames.astype(jnp.float32) / schedule.frames)
     return schedule.start + (schedule.end - schedule.start) * progress
+
+
+def over_run(config: Config, frames: int) -> Config:
+    """Return a dataclass whose schedules without frames of their own, at any depth, last these.
+
+    Raises `ConfigError` for more frames than a schedule can count.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in _parts(config):
+        if not isinstance(value, Linear):
+            new = over_run(value, frames)
+        else:
+            duration = float(value.frames or frames)
+            new = dataclasses.replace(value, frames=duration)
+            if duration > MAX_FRAMES:
+                raise ConfigError(
+                    f"{name} would change over {duration:,.0f} frames, but schedules count to "
+                    f"{MAX_FRAMES:,}: give it fewer frames of its own."
+                )
+        if new != value:
+            changes[name] = new
+    return dataclasses.replace(cast(Any, config), **changes) if changes else config
+
+
+def current_values(config: Any, frames: int) -> dict[str, float]:
+    """Return the values of a dataclass's schedules after a number of frames, by their names."""
+    values: dict[str, float] = {}
+    for name, value in _parts(config):
+        if not isinstance(value, Linear):
+            values |= {f"{name}.{key}": x for key, x in current_values(value, frames).items()}
+        elif value.frames is not None:
+            progress = min(1.0, frames / value.frames)
+            values[name] = value.start + (value.end - value.start) * progress
+    return values
+
+
+def _parts(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass that are dataclasses, with their names."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield field.name, value
 
 
 def frames_of(trajectory: Trajectory, axis: str | None) -> int:

@@ -9,17 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from child import records
 
+import podracer
 from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
 from podracer.cli.arguments import parse_experiment
 from podracer.cli.values import format_schedule, read_schedule
+from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import from_json, to_json
-from podracer.schedules import MAX_FRAMES, Linear, add_frames, value_at
+from podracer.replay import Replay
+from podracer.schedules import (
+    MAX_FRAMES,
+    Linear,
+    add_frames,
+    current_values,
+    over_run,
+    value_at,
+)
 from podracer.types import ConfigError, check_ranges, struct
 
 DECAY = Linear(6e-4, 0.0, frames=50e6)
@@ -38,6 +50,33 @@ def test_a_linear_schedule_ends_after_its_frames(frames, value):
     assert jax.jit(value_at)(Linear(2.0, 1.0, 100.0), jnp.uint32(frames)) == value
 
 
+def test_a_schedule_without_frames_lasts_as_long_as_the_run():
+    agent = DQN(epsilon=Linear(1.0, 0.0), replay=Replay(8, importance_exponent=Linear(0.4, 1.0)))
+    assert over_run(DQN(epsilon=0.1), 100) == DQN(epsilon=0.1)
+    whole = over_run(agent, 1000)
+    assert whole.epsilon == Linear(1.0, 0.0, 1000.0)
+    assert whole.replay.importance_exponent == Linear(0.4, 1.0, 1000.0)
+    assert over_run(whole, 10) == whole
+    expected = {"epsilon": 0.75, "replay.importance_exponent": 0.55}
+    assert current_values(whole, 250) == pytest.approx(expected)
+    assert current_values(whole, 5000) == {"epsilon": 0.0, "replay.importance_exponent": 1.0}
+    for agent, frames in ((agent, 5e9), (DQN(epsilon=Linear(1.0, 0.0, 5e9)), 100)):  # noqa: B020
+        with pytest.raises(ConfigError, match="epsilon would change over 5,000,000,000 frames"):
+            over_run(agent, frames)
+    with pytest.raises(ConfigError, match="needs a run"):
+        value_at(Linear(1.0, 0.0), jnp.uint32(0))
+
+
+def test_a_run_records_its_schedules(tmp_path):
+    agent, driver = A2C(learning_rate=Linear(8e-4, 0.0)), AnakinConfig(16, 8, 1)
+    experiment = Experiment(
+        environment="catch", agent=agent, driver=driver, frames=512, evaluations=0
+    )
+    podracer.train(experiment, run_dir=tmp_path / "run")
+    rates = [record["learning_rate"] for record in records(tmp_path / "run")]
+    assert rates == pytest.approx([8e-4, 6e-4, 4e-4, 2e-4])
+
+
 def test_the_counter_of_frames_does_not_wrap():
     frames = jnp.uint32(MAX_FRAMES - 10)
     assert int(add_frames(frames, 10)) == int(add_frames(frames, 11)) == MAX_FRAMES
@@ -51,8 +90,10 @@ def test_texts_of_schedules():
     assert read_schedule("6e-4:0:50e6") == DECAY
     assert read_schedule(format_schedule(DECAY)) == DECAY
     assert read_schedule("1e-3") == 1e-3
-    for text in ("1e-3:0", "1:2:3:4", "fast", "1e-3:0:", ""):
-        with pytest.raises(ValueError, match="START:END:FRAMES"):
+    assert read_schedule("1e-3:0") == Linear(1e-3, 0.0)
+    assert read_schedule(format_schedule(Linear(1e-3, 0.0))) == Linear(1e-3, 0.0)
+    for text in ("1:2:3:4", "fast", "1e-3:0:", ""):
+        with pytest.raises(ValueError, match=r"START:END\[:FRAMES\]"):
             read_schedule(text)
 
 
@@ -79,9 +120,9 @@ def test_flags_of_schedules_and_optimizers():
 
 def test_a_wrong_schedule_is_one_sentence(capsys):
     with pytest.raises(SystemExit) as stop:
-        parsed("--learning-rate", "6e-4:0")
+        parsed("--learning-rate", "6e-4:0:")
     assert stop.value.code == 78
-    assert "START:END:FRAMES" in capsys.readouterr().err
+    assert "START:END[:FRAMES]" in capsys.readouterr().err
 
 
 def test_schedules_in_files():

@@ -15,14 +15,14 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _schedule_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Parse fields of type `Schedule`: a number or START:END:FRAMES."""
+    """Parse fields of type `Schedule`: a number or START:END or START:END:FRAMES."""
     if not any(getattr(x, "__module__", "") == "podracer.schedules" for x in get_args(info.type)):
         return None  # without the import of JAX, which a mistyped flag need not wait for
     from podracer.schedules import Linear
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="FLOAT|START:END:FRAMES",
+        metavar="FLOAT|START:END[:FRAMES]",
         instance_from_str=lambda texts: read_schedule(texts[0]),
         is_instance=lambda value: isinstance(value, int | float | Linear),
         str_from_instance=lambda value: [format_schedule(value)],
@@ -70,9 +70,9 @@ def read_whole_number(text: str) -> int:
 
 
 def read_schedule(text: str) -> float | Linear:
-    """Return the schedule of a flag's value: a number, or `START:END:FRAMES`.
+    """Return the schedule of a flag's value: a number, `START:END` or `START:END:FRAMES`.
 
-    Raises `ValueError` if it is neither.
+    Raises `ValueError` if it is none of them.
     """
     from podracer.schedules import Linear
 
@@ -80,10 +80,10 @@ def read_schedule(text: str) -> float | Linear:
         numbers = [float(part) for part in text.split(":")]
     except ValueError:
         numbers = []
-    if len(numbers) not in (1, 3):
+    if len(numbers) not in (1, 2, 3):
         raise ValueError(
-            f"{text!r} must be a number, or START:END:FRAMES for a linear change, such as "
-            "1e-3:0:5e6."
+            f"{text!r} must be a number, or START:END[:FRAMES] for a linear change, such as 1e-3:0 "
+            "over the whole run or 1e-3:0:5e6."
         )
     return numbers[0] if len(numbers) == 1 else Linear(*numbers)
 
@@ -92,4 +92,5 @@ def format_schedule(schedule: float | Linear) -> str:
     """Return the text of a schedule, which `read_schedule` reads."""
     if isinstance(schedule, int | float):
         return str(schedule)
-    return f"{schedule.start:g}:{schedule.end:g}:{schedule.frames:g}"
+    text = f"{schedule.start:g}:{schedule.end:g}"
+    return text if schedule.frames is None else f"{text}:{schedule.frames:g}"

@@ -18,6 +18,7 @@ from podracer.evaluate import Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.io.signals import Stopwatch
 from podracer.io.sinks import read_metrics
+from podracer.schedules import current_values, over_run
 from podracer.types import CheckpointError, PodracerError
 
 _LOG = logging.getLogger("podracer")
@@ -120,6 +121,8 @@ class Recorder:
         self.best: Best | None = None
         self.chunk_seconds = 0.0  # that the driver took for the last record
         self._env, self._keeps_best = env, experiment.keep_best
+        # Each pod of a population has its own.
+        self._agent = None if experiment.pods else over_run(experiment.agent, experiment.frames)
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # of environments
@@ -147,11 +150,18 @@ class Recorder:
             "frames": self.totals.frames,
             "seconds": self.totals.seconds,
             "frames_per_second": progress.frames / stepping,
+            **self._schedules(progress),
             **progress.metrics,
             **self._accounts(progress),
             "time_compile": compiling,
             **lap,
         }
+
+    def _schedules(self, progress: Progress) -> dict[str, float]:
+        """Return the values of the agent's schedules at the newest update."""
+        if self._agent is None:
+            return {}
+        return current_values(self._agent, (progress.updates - 1) * self._steps_per_update)
 
     def add_evaluation(
         self, evaluation: Evaluation, record: dict[str, Any], progress: Progress

@@ -47,6 +47,7 @@ from podracer.mesh import (
     make_mesh,
     schedulable_cores,
 )
+from podracer.schedules import over_run
 from podracer.types import ConfigError, EnvironmentSpec
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
     env = experiment.environment
     if isinstance(env, str):
         env = make_environment(env, experiment)
-    agent = cast(Any, experiment.agent)  # a dataclass, of whatever class
+    agent = cast(Any, over_run(experiment.agent, experiment.frames))  # a dataclass, of any class
     agent = dataclasses.replace(agent, spec=getattr(env, "spec", None))
     if isinstance(agent, NeedsRolloutLength):
         length = experiment.driver.rollout_length

@@ -20,6 +20,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import Range
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
+from podracer.schedules import over_run
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.matches import game_of
@@ -163,8 +164,13 @@ class Tournament:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def experiment_of(self, pod: int) -> Experiment:
-        """Return the initial experiment of a pod, with seeds of its own."""
-        return seeded(self.experiments[pod % len(self.experiments)], self.seed, pod)
+        """Return the initial experiment of a pod, with seeds of its own.
+
+        Schedules of its whole run last for all rounds.
+        """
+        experiment = self.experiments[pod % len(self.experiments)]
+        agent = over_run(experiment.agent, self.rounds * self.round_frames)
+        return seeded(dataclasses.replace(experiment, agent=agent), self.seed, pod)
 
     def header(self) -> Header:
         """Return the first line of the log."""

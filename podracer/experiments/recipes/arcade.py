@@ -17,7 +17,7 @@ def octax_ppo(game: str = "brix") -> Experiment:
     return Experiment(
         environment=f"octax:{game}",
         agent=PPO(
-            learning_rate=Linear(1e-3, 0.0, frames=1e6),
+            learning_rate=Linear(1e-3, 0.0),
             num_epochs=3,
             num_minibatches=8,
             network=TorsoNetwork(torso),
@@ -35,7 +35,7 @@ def jaxtari_ppo(game: str = "pong") -> Experiment:
     return Experiment(
         environment=f"jaxtari:{game},objects=true",
         agent=PPO(
-            learning_rate=Linear(1e-3, 0.0, frames=2e6),
+            learning_rate=Linear(1e-3, 0.0),
             num_minibatches=8,
             normalize_observations=True,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),

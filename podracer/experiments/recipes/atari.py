@@ -29,9 +29,7 @@ def atari_impala(game: str = "pong") -> Experiment:
     """
     return Experiment(
         environment=f"atari:{game}",
-        agent=Impala(
-            learning_rate=Linear(6e-4, 0.0, frames=50e6), network=TorsoNetwork(IMPALA_SHALLOW)
-        ),
+        agent=Impala(learning_rate=Linear(6e-4, 0.0), network=TorsoNetwork(IMPALA_SHALLOW)),
         driver=SebulbaConfig(num_envs=64, rollout_length=20, updates_per_chunk=50),
         frames=50_000_000,
         evaluations=10,
@@ -44,7 +42,7 @@ def atari_impala(game: str = "pong") -> Experiment:
 @recipe
 def atari_impala_deep(game: str = "pong") -> Experiment:
     """IMPALA on an Atari game (`--game NAME`), with the paper's deep residual network."""
-    agent = Impala(learning_rate=Linear(6e-4, 0.0, frames=50e6), network=TorsoNetwork(ResNet()))
+    agent = Impala(learning_rate=Linear(6e-4, 0.0), network=TorsoNetwork(ResNet()))
     return dataclasses.replace(atari_impala(game), agent=agent)
 
 
@@ -67,7 +65,7 @@ def atari_ppo(game: str = "pong") -> Experiment:
         atari_impala(game),
         environment=f"atari-sticky:{game}",
         agent=PPO(
-            learning_rate=Linear(2.5e-4, 0.0, frames=50e6),
+            learning_rate=Linear(2.5e-4, 0.0),
             num_epochs=4,
             num_minibatches=4,
             clip_epsilon=0.1,

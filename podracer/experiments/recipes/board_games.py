@@ -21,7 +21,7 @@ def tic_tac_toe_ppo() -> Experiment:
     return Experiment(
         environment="pgx:tic_tac_toe,opponent=self,evaluate_against=minimax-4",
         agent=PPO(
-            learning_rate=Linear(1e-3, 1e-4, frames=3e6),
+            learning_rate=Linear(1e-3, 1e-4),
             discount=1.0,
             entropy_cost=0.3,
             network=TorsoNetwork(MLP((128, 128), "tanh"), shared=False),
@@ -41,7 +41,7 @@ def connect_four_alphazero() -> Experiment:
     return Experiment(
         environment="model:pgx:connect_four,opponent=self,evaluate_against=minimax-2",
         agent=AlphaZero(
-            learning_rate=Linear(1e-3, 1e-4, frames=6e6),
+            learning_rate=Linear(1e-3, 1e-4),
             discount=1.0,
             min_value_range=0.2,
             num_simulations=16,

@@ -167,7 +167,7 @@ def cartpole_alphazero() -> Experiment:
     """
     return Experiment(
         environment="model:cartpole",
-        agent=AlphaZero(learning_rate=Linear(1e-3, 0.0, frames=128_000)),
+        agent=AlphaZero(learning_rate=Linear(1e-3, 0.0)),
         driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=20),
         frames=128_000,
         evaluation_episodes=64,

@@ -26,7 +26,7 @@ def breakout_ppo() -> Experiment:
     return Experiment(
         environment="gymnax:Breakout-MinAtar",
         agent=PPO(
-            learning_rate=Linear(5e-3, 0.0, frames=5e6),
+            learning_rate=Linear(5e-3, 0.0),
             gae_lambda=0.9,
             num_minibatches=8,
             network=TorsoNetwork(MLP((64, 64), "relu"), shared=False),
@@ -86,7 +86,7 @@ def breakout_pqn() -> Experiment:
     return Experiment(
         environment="gymnax:Breakout-MinAtar",
         agent=PQN(
-            learning_rate=Linear(5e-4, 0.0, frames=5e6),
+            learning_rate=Linear(5e-4, 0.0),
             epsilon=Linear(1.0, 0.05, frames=5e5),
             num_minibatches=32,
             network=TorsoNetwork(dataclasses.replace(MINATAR, layer_norm=True)),

@@ -25,7 +25,7 @@ def halfcheetah_ppo() -> Experiment:
     return Experiment(
         environment="gymnasium:HalfCheetah-v5",
         agent=PPO(
-            learning_rate=Linear(3e-4, 0.0, frames=1e6),
+            learning_rate=Linear(3e-4, 0.0),
             entropy_cost=0.0,
             num_epochs=10,
             num_minibatches=32,

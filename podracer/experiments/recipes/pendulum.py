@@ -30,7 +30,7 @@ def pendulum_ppo() -> Experiment:
     return Experiment(
         environment="pendulum",
         agent=PPO(
-            learning_rate=Linear(3e-4, 0.0, frames=1_228_800),
+            learning_rate=Linear(3e-4, 0.0),
             discount=0.95,
             entropy_cost=0.0,
             num_epochs=10,
