@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import pytest
-import sharing
 from sockets import listeners
 
 pytest_plugins = ["fault_matrix", "pytester"]
@@ -40,17 +39,6 @@ jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 gc.set_threshold(50_000, 20, 50)  # tracing allocates much and leaves little garbage
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Share programs, where tests run and not in the process that distributes them."""
-    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
-        sharing.install()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Function) -> None:
-    sharing.is_shared = "monkeypatch" not in item.fixturenames
 
 
 @pytest.fixture

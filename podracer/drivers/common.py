@@ -104,17 +104,10 @@ def init_state(
     """
     like = without_host_memory(placed := abstract_state(agent, env, mesh, config))
     program = jax.jit(
-        partial(_initial_arrays, agent, env, config),
+        lambda key: without_host_memory(make_initial_state(agent, env, config, key)),
         out_shardings=jax.tree.map(lambda x: x.sharding, like),
     )
     return zeros_in_host_memory(program(key), placed)
-
-
-def _initial_arrays(
-    agent: Agent, env: Environment | None, config: HasNumEnvs, key: jax.Array
-) -> PyTree:
-    """Return the initial state without what is in host memory, of which there are zeros only."""
-    return without_host_memory(make_initial_state(agent, env, config, key))
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:

@@ -37,7 +37,7 @@ class DeviceBatch:
 
     def __init__(self, environment: Environment) -> None:
         self._device = jax.local_devices(backend="cpu")[0]
-        self._reset = jax.jit(partial(_reset, environment))
+        self._reset = jax.jit(jax.vmap(environment.reset))
         self._step = jax.jit(partial(_step, environment))
         self._state: EnvState = ()
         self._keys: Any = None
@@ -78,10 +78,6 @@ class DeviceBatch:
         key = purpose_key(jax.random.key(seed), Purpose.STEP)
         self._keys = jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.asarray(indices))
         self._steps = start
-
-
-def _reset(environment: Environment, keys: jax.Array) -> tuple[EnvState, TimeStep]:
-    return jax.vmap(environment.reset)(keys)
 
 
 def _step(
