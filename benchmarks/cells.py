@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from podracer.agents.common.recurrent import Recurrence
 from podracer.cli.arguments import find_recipe, parse_experiment
 from podracer.cli.train import TrainOptions
+from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import Hosts
 from podracer.experiments.serialization import to_json
@@ -324,7 +325,9 @@ def digest(settings: Any) -> str:
 def configuration_of(experiment: Experiment) -> str:
     """Return the digest of an experiment: of all that its results depend on but the seeds."""
     agent = over_run(experiment.agent, experiment.frames)
-    neutral: dict[str, Any] = {"agent": agent}
+    # Runs of the suite have no target; digests have the recipe's, whatever the environment.
+    target = recipes.find(experiment.recipe).target_return
+    neutral: dict[str, Any] = {"agent": agent, "target_return": target}
     neutral |= {"seed": 0, "pods": (), "devices": 0, "max_seconds": None}
     neutral |= {"save_seconds": 0.0, "stall_seconds": 1.0}
     settings = to_json(dataclasses.replace(experiment, **neutral))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -73,14 +71,6 @@ class TrainState:
     key: jax.Array  # the run's key, from which all other keys are folded
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingState:
-    """First state of a run, which another thread computes."""
-
-    like: TrainState  # shape, dtype and sharding of every leaf
-    future: Future[TrainState]
-
-
 TRAIN_SPEC = TrainState(LEARNER_SPEC, SHARDED, REPLICATED, REPLICATED, REPLICATED)  # type: ignore[arg-type]
 
 
@@ -112,28 +102,12 @@ def init_state(
 
     Without an environment its `actor` is (): acting then begins with a reset.
     """
-    like = abstract_state(agent, env, mesh, config)
-    return zeros_in_host_memory(_init_program(agent, env, config, like)(key), like)
-
-
-def lower_init(
-    agent: Agent, env: Environment | None, config: HasNumEnvs, like: TrainState, key: jax.Array
-) -> Callable[[], TrainState]:
-    """Trace the program of the state before the first update; return what compiles and runs it.
-
-    `like` has the state's shapes and shardings, from `abstract_state`.
-    """
-    lowered = _init_program(agent, env, config, like).lower(key)
-    return lambda: zeros_in_host_memory(lowered.compile()(key), like)
-
-
-def _init_program(
-    agent: Agent, env: Environment | None, config: HasNumEnvs, like: TrainState
-) -> jax.stages.Wrapped:
-    return jax.jit(
+    like = without_host_memory(placed := abstract_state(agent, env, mesh, config))
+    program = jax.jit(
         lambda key: without_host_memory(make_initial_state(agent, env, config, key)),
-        out_shardings=jax.tree.map(lambda x: x.sharding, without_host_memory(like)),
+        out_shardings=jax.tree.map(lambda x: x.sharding, like),
     )
+    return zeros_in_host_memory(program(key), placed)
 
 
 def place_agent(agent: Any, mesh: Mesh) -> Any:

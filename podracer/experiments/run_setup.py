@@ -22,14 +22,7 @@ from jax.sharding import Mesh
 from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
 from podracer.checks import check_environment, check_spec
 from podracer.drivers import anakin, population, sebulba
-from podracer.drivers.common import (
-    PendingState,
-    Progress,
-    TrainState,
-    abstract_state,
-    init_state,
-    lower_init,
-)
+from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.drivers.selection import Selection
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
@@ -111,7 +104,7 @@ class Drive(Protocol):
     def __call__(
         self,
         *,
-        state: Any,  # `TrainState`, under Sebulba also a `PendingState`
+        state: TrainState,
         num_updates: int,
         request: Callable[[], int],
         boundary: Callable[[int], bool],
@@ -130,7 +123,6 @@ class RunSetup:
     abstract_state: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]
-    start_init: Callable[[], TrainState | PendingState]  # pending where `drive` need not wait
     start_compile: Callable[[], Future[Any]]  # of the program that `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
@@ -184,12 +176,13 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
             sebulba.sebulba, agent, host, split, config,
             seed=experiment.seed, compile=lambda: program().result(),
         )  # fmt: skip
-    init = partial(_init, agent, saved_env, mesh, config, experiment.seed)
-    start_init = partial(_start_init, agent, saved_env, config, like, experiment.seed)
     play = make_evaluator(
-        agent, env, experiment.evaluation_episodes,
-        policy=experiment.evaluation_policy, epsilon=experiment.evaluation_epsilon,
-    )  # fmt: skip
+        agent,
+        env,
+        experiment.evaluation_episodes,
+        policy=experiment.evaluation_policy,
+        epsilon=experiment.evaluation_epsilon,
+    )
 
     def evaluate(state: TrainState) -> Evaluation:
         update = 0 if experiment.fixed_evaluation else state.update
@@ -203,27 +196,11 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         split=split,
         abstract_state=like,
         state_bytes=_checked_size(like, mesh),
-        init=init,
-        start_init=init if split is None or jax.process_count() > 1 else start_init,
+        init=lambda: init_state(agent, saved_env, mesh, config, jax.random.key(experiment.seed)),
         start_compile=program,
         drive=drive,
         evaluate=evaluate,
     )
-
-
-def _init(agent: Agent, env: Environment | None, mesh: Mesh, config: Any, seed: int) -> TrainState:
-    return init_state(agent, env, mesh, config, jax.random.key(seed))
-
-
-def _start_init(
-    agent: Agent, env: Environment | None, config: Any, like: TrainState, seed: int
-) -> PendingState:
-    """Return the first state, which a thread computes: not of several processes.
-
-    Their programs have to begin in one order.
-    """
-    prepare = partial(lower_init, agent, env, config, like, jax.random.key(seed))
-    return PendingState(like, compile_in_thread(prepare)())
 
 
 def compile_in_thread(prepare: Callable[[], Callable[[], T]]) -> Callable[[], Future[T]]:
@@ -289,8 +266,7 @@ def _population_setup(
         split=None,
         abstract_state=like,
         state_bytes=_checked_size(like, mesh),
-        init=(init := lambda: population.init_states(*parts, exchange)),
-        start_init=init,
+        init=lambda: population.init_states(*parts, exchange),
         start_compile=program,
         drive=drive,
         evaluate=population.make_evaluator(

@@ -8,12 +8,12 @@ import logging
 from bisect import bisect
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
-from podracer.drivers.common import PendingState, Progress, Request, TrainState
+from podracer.drivers.common import Progress, Request, TrainState
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
@@ -169,7 +169,7 @@ class Run:
                 self._pods = stack.enter_context(Sinks([self._records(RECORDS, resume)]))
             return self._consume(state, checkpointer, sinks, signals, watchdog)
 
-    def _initial_state(self) -> TrainState | PendingState:
+    def _initial_state(self) -> TrainState:
         begin = self.begin
         if begin is None:
             begin = recorded_begin(self.directory, self.setup, self.experiment)
@@ -178,7 +178,7 @@ class Run:
             seal_json(self.directory / CONFIG, run_metadata(self.experiment, self.setup) | about)
         self.setup.start_compile()  # compiles side by side with that of the initial state
         if begin is None:
-            return self.setup.start_init()
+            return self.setup.init()
         state, totals = begin(self.setup)
         self.recorder.restore(totals)
         return state
@@ -258,7 +258,7 @@ class Run:
 
     def _consume(
         self,
-        state: TrainState | PendingState,
+        state: TrainState,
         checkpointer: checkpoint.Checkpointer,
         sinks: Sinks,
         signals: StopSignals,
@@ -268,10 +268,8 @@ class Run:
         times = Stopwatch()
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
-        exit_code, learner = 0, cast(Any, None)
-        if not isinstance(state, PendingState):  # that of a new run, of no updates
-            learner = state.learner
-            self._evaluated = int(np.max(jax.device_get(state.update)))
+        exit_code, learner = 0, state.learner
+        self._evaluated = int(np.max(jax.device_get(state.update)))
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
@@ -317,7 +315,7 @@ class Run:
         sinks.write(record)
 
     def _progress(
-        self, state: TrainState | PendingState, signals: StopSignals, times: Stopwatch
+        self, state: TrainState, signals: StopSignals, times: Stopwatch
     ) -> Generator[Progress]:
         experiment = self.experiment
         if self._reason_to_end():

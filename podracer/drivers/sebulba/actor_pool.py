@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent
-from podracer.drivers.common import PendingState, TrainState, reset_episode_totals
-from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout
+from podracer.drivers.common import TrainState, reset_episode_totals
+from podracer.drivers.sebulba.actor import Actor, ActorContext, Parameters, Rollout, row_keys
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, environment_indices
 from podracer.drivers.sebulba.queue import ClosableQueue, Closed
 from podracer.drivers.sebulba.stragglers import Stragglers
@@ -162,7 +162,7 @@ def make_actor_pool(
     env: HostEnvironments,
     split: DeviceSplit,
     config: SebulbaConfig,
-    state: TrainState | PendingState,
+    state: TrainState,
     *,
     seed: int,
     supervisor: Supervisor,
@@ -170,31 +170,25 @@ def make_actor_pool(
 ) -> ActorPool:
     """Return the actors of this host, their programs compiled; `ActorPool.start` starts them.
 
-    `exit_stack` closes the environments as long as no threads own them. A pending state is waited
-    for when all that does not need its values is done.
+    `exit_stack` closes the environments as long as no threads own them.
     """
-    batches = []
-    for thread in range(split.threads):
-        batches.append(_make_environments(env, split, config, _name(thread), supervisor))
-        exit_stack.callback(batches[-1].close)
+    params = _copy_actor_params(agent, state)
     programs = make_actor_programs(agent, len(split.learners))
-    like = state.like if isinstance(state, PendingState) else state
-    zero_params = _zeros(jax.eval_shape(agent.actor_params, like.learner))
     make_buffer = partial(
         empty_buffer, agent, env.spec, num_envs=split.num_envs, length=config.rollout_length
     )
-    buffer = jax.jit(make_buffer)(zero_params)
-    compile_actor_programs(programs, zero_params, buffer, env.spec, split)
-    state = state.future.result() if isinstance(state, PendingState) else state
-    params = _copy_actor_params(agent, state)
+    buffer = jax.jit(make_buffer)(params)
     queues = _rollout_queues(config, split.threads, state)
     keep_actor_state = config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
-    actors = [
-        Actor(batch, env.spec, context, programs, buffer, run_key, config, queue)
-        for batch, context, queue in zip(batches, contexts, queues, strict=True)
-    ]
+    keys = row_keys(run_key, contexts[0].indices)
+    compile_actor_programs(programs, params, buffer, keys, env.spec, split)
+    actors = []
+    for context, queue in zip(contexts, queues, strict=True):
+        batch = _make_environments(env, split, config, context.name, supervisor)
+        exit_stack.callback(batch.close)
+        actors.append(Actor(batch, env.spec, context, programs, buffer, run_key, config, queue))
     first_update = int(jax.device_get(state.update))
     return ActorPool(actors, params, split, config, supervisor, first_update, keep_actor_state)
 
@@ -218,27 +212,15 @@ def _copy_actor_params(agent: Agent, state: TrainState) -> Params:
     return on_one_device(copy(state.learner))
 
 
-def _zeros(shapes: PyTree) -> PyTree:
-    """Return zeros, of numpy where it has the dtype: those of JAX compile a program each."""
-
-    def zeros(x: Any) -> Any:
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
-        return (jnp if is_key else np).zeros(x.shape, x.dtype)
-
-    return jax.tree.map(zeros, shapes)
-
-
 def compile_actor_programs(
     programs: ActorPrograms,
     params: Params,
     buffer: TrajectoryBuffer,
+    keys: jax.Array,
     spec: EnvironmentSpec,
     split: DeviceSplit,
 ) -> None:
     """Compile the actors' programs for each of their devices, by one call of each."""
-    key_data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    zeros = np.zeros((split.num_envs, *key_data.shape), key_data.dtype)
-    keys = jax.random.wrap_key_data(jax.device_put(zeros))
     timestep = zero_timestep(spec, split.num_envs)
     start = RolloutStart(buffer.carry, zero_episode_stats(split.num_envs))
     for device in split.actors:
@@ -246,10 +228,6 @@ def compile_actor_programs(
         buffer_copy, start_copy = copy_tree(put((buffer, start)))
         buffer_copy, _ = programs.infer(put(params), buffer_copy, put(keys), *timestep)
         programs.finish(buffer_copy, start_copy, *timestep)
-
-
-def _name(thread: int) -> str:
-    return f"actor {thread}"
 
 
 def _actor_contexts(
@@ -274,7 +252,7 @@ def _actor_contexts(
     for thread in range(split.threads):
         indices = environment_indices(split, thread, host, num_hosts)
         context = ActorContext(
-            name=_name(thread),
+            name=f"actor {thread}",
             device=split.actors[thread // config.threads_per_actor],
             learners=split.learners,
             indices=indices,

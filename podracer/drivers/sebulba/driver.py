@@ -13,13 +13,7 @@ import numpy as np
 
 from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
-from podracer.drivers.common import (
-    PendingState,
-    Progress,
-    Request,
-    TrainState,
-    uses_host_memory,
-)
+from podracer.drivers.common import Progress, Request, TrainState, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
@@ -75,7 +69,7 @@ def sebulba(
     env: HostEnvironments,
     split: DeviceSplit,
     config: SebulbaConfig,
-    state: TrainState | PendingState,
+    state: TrainState,
     *,
     seed: int,
     num_updates: int,
@@ -85,11 +79,10 @@ def sebulba(
 ) -> Generator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done.
 
-    While another thread computes a pending state, the environments and the actors' programs are
-    made. `seed` is the run's seed, with which the environments are reset. From a state with `actor`
-    set, lock-step training in environments that are `Resumable` continues exactly. Progress is
-    reported every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as
-    in `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
+    `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
+    lock-step training in environments that are `Resumable` continues exactly. Progress is reported
+    every `updates_per_chunk` updates and may be a boundary, with `Progress.state` set, as in
+    `anakin`; a `request()` for the end of the update makes it one there (with several hosts one
     update later). `compile` returns the update's program where a caller has begun to compile it;
     else it is compiled here. Close the iterator to stop: when that returns, its threads and
     processes have ended.
@@ -103,7 +96,6 @@ def sebulba(
             agent, env, split, config, state,
             seed=seed, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
-        state = state.future.result() if isinstance(state, PendingState) else state
         program = (compile or lower_update(agent, env.spec, split, config, state))()
         learner = Learner(split, actors, program, request)
         compile_seconds = time.perf_counter() - start
