@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, MetaLearner, policy_params
-from podracer.environment import AutoReset, action_mask, action_struct
+from podracer.environment import AutoReset, action_struct
+from podracer.ops.action_masks import action_mask
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -17,9 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.types import (
-    ACTION_MASK,
-    ActionSpace,
-    Continuous,
     Discrete,
     EnvironmentFault,
     EnvironmentSpec,
@@ -239,27 +234,6 @@ def call_environment(caller: str, function: Callable[[], T]) -> T:
         ) from error
 
 
-def action_mask(observation: PyTree) -> Any | None:
-    """Return which actions an observation, or its spec, allows, None if all; see `types.Discrete`.
-
-    Leaves are `[*b, num_actions]`. Some observations hold another one as `observation`.
-    """
-    while isinstance(observation, Mapping):
-        if ACTION_MASK in observation:
-            return observation[ACTION_MASK]
-        observation = observation.get("observation")
-    return None
-
-
-def allows_action(space: ActionSpace, mask: Any) -> Any:
-    """Return whether action masks bool `[*b, n]` allow something in every component, `[*b]`."""
-    assert not isinstance(space, Continuous)
-    starts = np.cumsum((0, *space.components[:-1])).tolist()
-    parts = zip(starts, space.components, strict=True)
-    allowed = (mask[..., start : start + size].any(axis=-1) for start, size in parts)
-    return functools.reduce(operator.and_, allowed)
-
-
 def action_struct(spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of one action."""
     if isinstance(spec.action, Discrete):
@@ -324,6 +298,10 @@ class AutoReset:
             object.__setattr__(self, "render", self._render)
         if isinstance(self.inner, HasEvaluation):
             object.__setattr__(self, "for_evaluation", self._for_evaluation)
+        if isinstance(self.inner, HasWorlds):
+            for name, feature in (("kinds", self.inner.kinds), ("draw", self.inner.draw)):
+                object.__setattr__(self, name, feature)
+            object.__setattr__(self, "enter", self._enter)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -331,6 +309,10 @@ class AutoReset:
 
     def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         state, timestep = self.inner.reset(key)
+        return AutoResetState(state, jnp.bool_(False)), timestep
+
+    def _enter(self, key: jax.Array, world: Any) -> tuple[AutoResetState, TimeStep]:
+        state, timestep = self.inner.enter(key, world)
         return AutoResetState(state, jnp.bool_(False)), timestep
 
     def step(

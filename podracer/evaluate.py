@@ -17,13 +17,11 @@ from podracer.agent import Agent, HasLastAction
 from podracer.environment import (
     Environment,
     HostEnvironments,
-    action_mask,
-    allows_action,
     call_environment,
     evaluation_environment,
 )
 from podracer.mesh import from_first_process, num_cores, on_one_device
-from podracer.ops.action_masks import epsilon_greedy
+from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
 from podracer.ops.random import GOLDEN
 from podracer.rollout import (
     ActorState,

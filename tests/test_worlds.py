@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podracer.checks import check_environment
-from podracer.environment import Environment, TaskGroups
+from podracer.environment import Environment, TaskGroups, auto_reset
 from podracer.envs import make
 from podracer.envs.catch import Catch
 from podracer.envs.lifetimes import Lifetimes, LifetimeState, shared_by_group, where_any
@@ -411,6 +411,15 @@ def test_names_of_lifetimes() -> None:
         "task_count": number,
     }
     assert make("lifetimes:cartpole").spec.extension == TaskGroups(64, 10_000, ("cartpole",))
+
+
+def test_an_environment_that_is_reset_from_outside_keeps_its_worlds() -> None:
+    inner = make("worlds:dense+sparse")
+    env, key = auto_reset(inner), jax.random.key(0)
+    assert Lifetimes(env, 8, 50).spec.extension.tasks == ("dense", "sparse")
+    state, shown = env.enter(key, env.draw(key))  # pyright: ignore
+    expected, first = inner.enter(key, inner.draw(key))
+    jax.tree.map(np.testing.assert_array_equal, (state.inner, shown), (expected, first))
 
 
 @pytest.mark.slow

@@ -29,9 +29,8 @@ import optax
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.common.value_based import Draws
-from podracer.environment import action_mask
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.action_masks import epsilon_greedy, mask_logits
+from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.action_values import ActionValue, Atoms, ImplicitQuantiles, Mean, Munchausen
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule

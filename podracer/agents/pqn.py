@@ -24,9 +24,8 @@ from podracer import schedules
 from podracer.agents.common import actor_critic, epochs, value_based
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
-from podracer.environment import action_mask
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.action_masks import epsilon_greedy, mask_logits
+from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Linear, Schedule
 from podracer.types import (

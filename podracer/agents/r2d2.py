@@ -22,9 +22,8 @@ import optax
 from podracer.agent import require_spec
 from podracer.agents.common import off_policy, recurrent, value_based
 from podracer.agents.common.optimizers import Optimizer
-from podracer.environment import action_mask
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.action_masks import epsilon_greedy, mask_logits
+from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import n_step_targets
 from podracer.ops.transforms import squash, unsquash
 from podracer.replay import Buffer, Replay, Sample

@@ -14,9 +14,10 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.agent import Agent
-from podracer.environment import Environment, action_mask, allows_action
+from podracer.environment import Environment
 from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
+from podracer.ops.action_masks import action_mask, allows_action
 from podracer.rollout import (
     EpisodeStats,
     Purpose,

@@ -12,13 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agent import Agent, policy_params, require_spec
-from podracer.environment import (
-    Environment,
-    HostEnvironments,
-    action_mask,
-    evaluation_environment,
-)
+from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.export.decision import Arrays, Decision, named_leaves
+from podracer.ops.action_masks import action_mask
 from podracer.rollout import init_actor, step_environments
 from podracer.types import (
     ACTION_MASK,

@@ -1,10 +1,14 @@
 """Actions among those that an observation's mask allows, see `types.Discrete`."""
 
 # Types of JAX itself are partly unknown to pyright.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,9 +16,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from podracer.environment import action_mask
 from podracer.ops.random import random_uniform
-from podracer.types import PyTree
+from podracer.types import ACTION_MASK, ActionSpace, Continuous, PyTree
+
+
+def action_mask(observation: PyTree) -> Any | None:
+    """Return which actions an observation, or its spec, allows, None if all; see `types.Discrete`.
+
+    Leaves are `[*b, num_actions]`. Some observations hold another one as `observation`.
+    """
+    while isinstance(observation, Mapping):
+        if ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        observation = observation.get("observation")
+    return None
+
+
+def allows_action(space: ActionSpace, mask: Any) -> Any:
+    """Return whether action masks bool `[*b, n]` allow something in every component, `[*b]`."""
+    assert not isinstance(space, Continuous)
+    starts = np.cumsum((0, *space.components[:-1])).tolist()
+    parts = zip(starts, space.components, strict=True)
+    allowed = (mask[..., start : start + size].any(axis=-1) for start, size in parts)
+    return functools.reduce(operator.and_, allowed)
 
 
 def mask_logits(observation: PyTree, logits: jax.Array) -> jax.Array:

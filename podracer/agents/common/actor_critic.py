@@ -20,10 +20,9 @@ import optax
 from podracer import schedules
 from podracer.agent import FusedAgent, require_spec
 from podracer.agents.common.optimizers import take_step
-from podracer.environment import action_mask
 from podracer.mesh import global_grad, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
-from podracer.ops.action_masks import mask_logits
+from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
 from podracer.ops.minibatches import take
 from podracer.schedules import Schedule

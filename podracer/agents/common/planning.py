@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import mctx
 
-from podracer.environment import action_mask
+from podracer.ops.action_masks import action_mask
 from podracer.types import Params, PyTree, Trajectory
 
 # `chex.dataclass` hides the constructors of mctx's outputs from type checkers.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from podracer.environment import action_mask, allows_action
+from podracer.ops.action_masks import action_mask, allows_action
 from podracer.types import EnvironmentFault, EnvironmentSpec, TimeStep
 
 _SCALAR_DTYPES = {
