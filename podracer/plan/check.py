@@ -24,6 +24,7 @@ from podracer.plan.parts import Part, affine_fit, update_seconds
 from podracer.plan.work import Work
 from podracer.reproduce.figures import FIGURES
 from podracer.reproduce.records import SHIPPED, read_records
+from podracer.schedules import over_run
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec
 
 FRAME_SKIP = 4  # Atari's papers count frames of the emulator
@@ -197,7 +198,7 @@ def _a100() -> Device:
 def _impala_deep(num_envs: int) -> tuple[Work, int]:
     """Return the work of an update with IMPALA's deep network on one device, and its steps."""
     experiment = recipes.find("atari_impala_deep")
-    unbuilt: Any = experiment.agent
+    unbuilt: Any = over_run(experiment.agent, experiment.frames)
     agent = dataclasses.replace(unbuilt, spec=ATARI)
     config: Any = dataclasses.replace(experiment.driver, num_envs=num_envs)
     work = sebulba_work(agent, ATARI, config, threads=1, learners=1, num_learners=1)
