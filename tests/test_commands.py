@@ -172,6 +172,27 @@ def in_child(code, meanwhile=lambda process: None):
         process.kill()
 
 
+def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
+    outcome, monkeypatch, tmp_path
+):
+    trial = {
+        "devices": 1, "config": {}, "steps_per_second": 9.0, "actor_idle": 0.0,
+        "learner_idle": 0.0, "lag_mean": 0.0,
+    }  # fmt: skip
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho '{{a greeting}}'\necho '{json.dumps(trial)}'\n"
+        "case \"$*\" in *'--devices 1 '*) exit 0;; esac\nexit 71\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("podracer.cli.bench._has_one_cpu_device", lambda: True)
+    monkeypatch.setattr("podracer.cli.bench.initialize_devices", lambda *_: None)
+    code, said = outcome("tune", "cartpole_sebulba")
+    assert code == 71
+    assert "Fastest: podracer train cartpole_sebulba --arch sebulba --devices 1" in said
+
+
 def test_time_in_which_a_run_is_suspended_is_no_stall():
     def suspend(process):
         assert process.stdout.readline() == "ready\n"

@@ -3,6 +3,11 @@
 import dataclasses
 import json
 import re
+import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -180,6 +185,21 @@ def test_a_torn_line_of_records_is_replaced(tmp_path):
     assert [record.case for record in read_records(path)] == ["one", "two"]
 
 
+def test_records_before_a_torn_line_survive_a_write_that_fails(tmp_path):
+    path = tmp_path / "records.jsonl"
+    append_record(path, a_record("one"))
+    with path.open("a") as file:
+        file.write('{"figure": "fig')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # bytes, as if the disk were full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            append_record(path, a_record("two"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [record.case for record in read_records(path)] == ["one"]
+
+
 def test_measuring_resumes_and_repeats_only_what_failed(tmp_path, monkeypatch):
     figure = a_figure(cases=("one", "two"))
     calls = []
@@ -200,6 +220,53 @@ def test_measuring_resumes_and_repeats_only_what_failed(tmp_path, monkeypatch):
     errors = [json.loads(line)["error"] for line in lines]
     assert errors == ["", "exit code 71: out of memory", ""]
     assert any("measured before" in line for line in said)
+
+
+def test_a_case_that_cannot_be_read_loses_no_other_and_fails_the_command(
+    tmp_path, monkeypatch, capsys
+):
+    cases = [
+        Case("one", (COMMAND,), lambda printed, folder: printed[1]),
+        Case("two", (COMMAND,), lambda printed, folder: printed[0]),
+    ]
+    figure = dataclasses.replace(a_figure(), cases=lambda scale: cases)
+    monkeypatch.setitem(FIGURES, "figure", figure)
+    monkeypatch.setattr(measure, "_run", lambda arguments: (0, ["{hello}", '{"value": 1}', "[]"]))
+    with pytest.raises(SystemExit) as leaving:
+        main(["reproduce", "figure", "--out", str(tmp_path)])
+    one, two = read_records(tmp_path / "records.jsonl")
+    assert one.error == "its output cannot be read: IndexError: list index out of range"
+    assert (two.error, two.values) == ("", {"value": 1})
+    assert leaving.value.code == 70
+    assert "cases failed, which the same command repeats: one of figure." in capsys.readouterr().err
+    cases[0] = cases[1]
+    with pytest.raises(SystemExit) as leaving:
+        main(["reproduce", "figure", "--out", str(tmp_path)])
+    assert leaving.value.code == 0
+
+
+def test_the_command_that_runs_is_stopped_and_may_save(tmp_path):
+    podracer = tmp_path / "podracer"
+    podracer.write_text(
+        "#!/bin/sh\ntrap 'sleep 0.3; touch saved; exit 75' TERM\ntouch begun\n"
+        "while [ -e begun ]; do sleep 0.05; done\n"
+    )
+    podracer.chmod(0o755)
+    code = (
+        "import sys\nfrom podracer.io.signals import exit_on_stop\n"
+        "from podracer.reproduce.measure import _run\n"
+        f"sys.executable = {str(podracer)!r}\nwith exit_on_stop():\n    _run(['train'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    try:
+        while not (tmp_path / "begun").exists() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 75
+        assert (tmp_path / "saved").exists()
+    finally:
+        process.kill()
+        (tmp_path / "begun").unlink(missing_ok=True)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -22,6 +21,8 @@ from podracer.cli.arguments import (
     split_recipe,
 )
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+from podracer.io.jsonl import printed_objects
+from podracer.io.signals import child_process
 
 if TYPE_CHECKING:
     from podracer.bench.tune import Trial
@@ -176,8 +177,9 @@ def tune(arguments: Sequence[str]) -> int:
     if experiment.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), experiment.devices)
+    codes: list[int] = []
     if not experiment.devices and _has_one_cpu_device():
-        measured = _measured_by_processes([recipe, *flags], options.seconds)
+        measured = _measured_by_processes([recipe, *flags], options.seconds, codes)
     else:
         measured = _measured(experiment, options.seconds)
     if not options.json:
@@ -186,13 +188,13 @@ def tune(arguments: Sequence[str]) -> int:
     for trial in measured:
         trials.append(trial)
         print(json.dumps(dataclasses.asdict(trial)) if options.json else _row(trial), flush=True)
-    if not options.json:
+    if not options.json and trials:
         best = max(trials, key=lambda trial: trial.steps_per_second).flags()
         for name in ("seconds", *re.findall("--([a-z-]+)", best)):
             pop_flag(flags, name)
         print("\nFastest:", " ".join(["podracer train", recipe, *flags, "--arch sebulba", best]))
         print("More environments make larger batches: the learning rate may have to follow.")
-    return 0
+    return next(filter(None, codes), 0)  # a process that failed said why
 
 
 def _has_one_cpu_device() -> bool:
@@ -215,32 +217,26 @@ def _measured(experiment: Experiment, seconds: float) -> Iterator[Trial]:
     return trials(agent, to_host_environments(env), driver, devices, seconds)
 
 
-def _measured_by_processes(arguments: Sequence[str], seconds: float) -> Iterator[Trial]:
+def _measured_by_processes(
+    arguments: Sequence[str], seconds: float, codes: list[int]
+) -> Iterator[Trial]:
     """Yield the trials of a recipe with its flags, on one CPU device and on one more than cores.
 
-    A process has one number of devices for its life. Raises `SystemExit` if no setting can run.
+    A process has one number of devices for its life; `codes` gets their exit codes.
     """
     from podracer.bench.tune import Trial
     from podracer.drivers.sebulba import SebulbaConfig
     from podracer.mesh import num_cores
 
-    code, num_trials = 0, 0
     for devices in (1, 1 + num_cores()):
         limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
         command = [sys.executable, "-m", "podracer", "tune", *arguments, *limits]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with child_process(command) as process:
             assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    values = json.loads(line)
-                    num_trials += 1
-                    yield Trial(**values | {"config": SebulbaConfig(**values["config"])})
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-        code = process.returncode or code
-    if not num_trials:
-        raise SystemExit(code)  # the process said why
+            for values in printed_objects(process.stdout):
+                yield Trial(**values | {"config": SebulbaConfig(**values["config"])})
+            process.wait()
+        codes.append(process.returncode)
 
 
 def _row(trial: Trial) -> str:

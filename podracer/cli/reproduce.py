@@ -42,7 +42,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     from podracer.reproduce.figures import FIGURES
     from podracer.reproduce.measure import RECORDS, measure_figures
-    from podracer.types import ConfigError
+    from podracer.types import ConfigError, PodracerError
 
     for name in options.figures:
         if name not in FIGURES:
@@ -55,11 +55,15 @@ def reproduce(arguments: Sequence[str]) -> int:
     def write() -> None:
         _write_pages(list(FIGURES.values()), options.out)
 
+    failed = []
     if not options.page:
-        measure_figures(figures, options.scale, options.out, _show, write)
+        failed = measure_figures(figures, options.scale, options.out, _show, write)
     write()
     _print_verdicts(figures, _records(options.out / RECORDS))
     print(options.out / "index.html")
+    if failed:
+        names = ", ".join(f"{record.case} of {record.figure}" for record in failed)
+        raise PodracerError(f"cases failed, which the same command repeats: {names}.")
     return 0
 
 

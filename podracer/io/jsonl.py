@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,17 @@ def read_records(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def printed_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects among the lines of a command, where other packages may print, too."""
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
 
 
 def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:

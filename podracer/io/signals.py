@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -70,6 +71,34 @@ def exit_on_stop() -> Iterator[None]:
 
     with _handled(_preemptions(), leave):
         yield
+
+
+@contextlib.contextmanager
+def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command within the context, its output a pipe; at the end ask it to stop, and wait.
+
+    So does SIGTERM or SIGHUP, on the main thread, which exits with 75 once the command has saved
+    and ended. The handler raises nothing, so that none comes between a process and its record.
+    """
+    processes, numbers = list[subprocess.Popen[str]](), list[int]()
+
+    def stop(*signals: Any) -> None:
+        numbers.extend(signals[:1])
+        for process in processes:
+            process.terminate()
+
+    with _handled(_preemptions(), stop):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
+            processes.append(process)
+            try:
+                if numbers:
+                    stop()
+                yield process
+            finally:
+                stop()
+    if numbers:
+        print_stderr(f"ended by {signal.Signals(numbers[0]).name}, after the command that it ran.")
+        raise SystemExit(PREEMPTED)
 
 
 @contextlib.contextmanager

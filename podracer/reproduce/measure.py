@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import resource
@@ -15,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from podracer.bench.anakin import commit, processor
+from podracer.io.jsonl import printed_objects
+from podracer.io.signals import child_process
 from podracer.mesh import num_cores
 from podracer.reproduce.figure import Case, Figure, Record, Scale, Values
 from podracer.reproduce.records import append_record, read_records
@@ -26,12 +27,13 @@ _TAIL = 400  # characters of what a failed command said last
 
 def measure_figures(
     figures: Iterable[Figure], scale: Scale, out: Path, show: Show, done: Callable[[], None]
-) -> None:
+) -> list[Record]:
     """Measure the cases that have no record in `out` yet, and append each one as it ends.
 
     A case that failed, and a rate that was measured while the machine was busy, are tried again.
-    `done` is called after each figure.
+    `done` is called after each figure. Returns the records of cases that failed.
     """
+    failed = []
     out.mkdir(parents=True, exist_ok=True)
     figures = list(figures)
     for number, figure in enumerate(figures, 1):
@@ -58,10 +60,13 @@ def measure_figures(
             began = time.perf_counter()
             record = _measure(figure, case, scale, out)
             append_record(out / RECORDS, record)
+            if record.error:
+                failed.append(record)
             is_doubtful = record.is_busy and case.timed
             outcome = record.error or ("machine was busy" if is_doubtful else "done")
             show(f"    {case.name}: {outcome} ({time.perf_counter() - began:.0f} s)")
         done()
+    return failed
 
 
 def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
@@ -78,12 +83,15 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
         arguments = _resumed([part.format(folder=folder) for part in template])
         shown.append(shlex.join(["podracer", *template]))
         code, lines = _run(arguments)
-        printed += [json.loads(line) for line in lines if line.startswith("{")]
+        printed += printed_objects(lines)
         if code:
             error = f"exit code {code}: {' '.join(lines)[-_TAIL:]}"
             break
     else:
-        values = case.read(printed, folder)
+        try:
+            values = case.read(printed, folder)
+        except Exception as fault:  # which must not lose the other cases
+            error = f"its output cannot be read: {type(fault).__name__}: {fault}"[:_TAIL]
     seconds, cpu_seconds = time.perf_counter() - began, _child_seconds() - used
     context = {**_machine(), "commands": shown, "seconds": seconds, "cpu_seconds": cpu_seconds}
     if others is not None and (busy_seconds := _busy_seconds()) is not None:
@@ -110,14 +118,8 @@ def _run(arguments: list[str]) -> tuple[int, list[str]]:
     If this process is stopped, the command is, which saves a run.
     """
     command = [sys.executable, "-m", "podracer", *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        try:
-            output = process.communicate()[0]
-        finally:
-            if process.poll() is None:
-                process.terminate()
+    with child_process(command, stderr=subprocess.STDOUT, errors="replace") as process:
+        output = process.communicate()[0]
     return process.returncode, output.splitlines()
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from podracer.io.run_directory import naming
 from podracer.reproduce.figure import Record
 from podracer.types import ConfigError
 
@@ -33,11 +36,15 @@ def read_records(path: Path) -> list[Record]:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append a record to a file, as a line of its own also after a torn one."""
-    if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):
-        path.write_bytes(text[: text.rfind(b"\n") + 1])
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+    """Append a record to a file, durably, in the place of a torn line at its end."""
+    line = json.dumps(dataclasses.asdict(record)) + "\n"
+    with naming(path), path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # what another process has written in part is not torn
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def shown_records(own: Iterable[Record], shipped: Iterable[Record]) -> list[Record]:
