@@ -40,7 +40,7 @@ import jax
 import records
 from accelerator_cases import Case, Plan, all_cases
 
-from podracer.bench.anakin import machine
+from podracer.bench.machine import machine
 from podracer.types import ConfigError
 
 RESULTS = Path(__file__).parent / "results" / "accelerator.jsonl"

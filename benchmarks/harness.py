@@ -19,7 +19,8 @@ from typing import Any
 import jax
 
 from podracer import envs
-from podracer.bench.anakin import Program, Timing, machine, prepare, training
+from podracer.bench.anakin import Program, Timing, prepare, training
+from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig
 from podracer.mesh import find_devices, make_mesh
 from podracer.networks import layers

@@ -38,7 +38,7 @@ from podracer.agents.disco.rule_file import is_disco_rule
 from podracer.agents.lpg import LPGStudent
 from podracer.agents.lpg.rule_file import encode_rule, read_rule
 from podracer.agents.lpg.student import lpg_student
-from podracer.bench.anakin import machine
+from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig
 from podracer.environment import HasWorlds
 from podracer.experiments import recipes

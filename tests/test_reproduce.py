@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from podracer.bench import machine
 from podracer.cli.main import main
 from podracer.reproduce import measure
 from podracer.reproduce.figure import (
@@ -297,6 +298,20 @@ def test_a_mistyped_figure_is_refused_with_the_nearest(capsys):
         main(["reproduce", "notebok"])
     assert leaving.value.code == 78
     assert "did you mean notebook" in capsys.readouterr().err
+
+
+def test_a_record_names_no_commit_of_another_project(tmp_path, monkeypatch):
+    git = ("git", "-c", "user.name=me", "-c", "user.email=me@here", "-C", str(tmp_path))
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    installed = tmp_path / ".venv" / "machine.py"
+    installed.parent.mkdir()
+    installed.touch()
+    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "theirs")):
+        subprocess.run([*git, *arguments], check=True)
+    monkeypatch.setattr(machine, "__file__", str(installed))
+    assert machine.commit() is None
+    subprocess.run([*git, "add", "-f", str(installed)], check=True)
+    assert re.fullmatch("[0-9a-f]{40}-dirty", machine.commit() or "")
 
 
 def test_records_are_plain_json(tmp_path):

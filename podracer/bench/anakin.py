@@ -6,76 +6,31 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from podracer import envs
 from podracer.agent import Agent
-from podracer.agents.impala import Impala
-from podracer.bench import sebulba as bench
+from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import TrainState, init_state, place_agent
-from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments, action_struct
-from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import to_json
 from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
-from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
-from podracer.types import ArraySpec, ConfigError, PyTree
+from podracer.types import ConfigError, PyTree
 
 Program = Callable[[PyTree], PyTree]  # jitted, `state -> state`
-
-
-def machine() -> dict[str, Any]:
-    """Return the context of a measurement: processor, devices, versions and commit."""
-    device = jax.devices()[0]
-    return {
-        "machine": f"{os.cpu_count()} x {processor()}",
-        "device": f"{jax.device_count()} x {device.device_kind}",
-        "platform": device.platform,
-        "python": platform.python_version(),
-        "jax": importlib.metadata.version("jax"),
-        "podracer": importlib.metadata.version("podracer"),
-        "commit": commit(),
-    }
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(x.split(":")[1].strip() for x in file if x.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout, `-dirty` if it was changed; None outside of one."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        completed = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return completed.stdout.strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,32 +231,8 @@ def show_size(figures: dict[str, Any]) -> str:
     )
 
 
-def bench_sebulba(
-    environment: str,
-    config: SebulbaConfig,
-    *,
-    hidden: tuple[int, ...],
-    devices: int,
-    seconds: float,
-    repetitions: int,
-    parts: Sequence[str],
-) -> dict[str, Any]:
-    """Measure host environments alone, with acting, with learning, and a plain loop."""
-    use_compilation_cache()
-    env = envs.make(environment)
-    env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
-    observation = env.spec.observation
-    pictures = isinstance(observation, ArraySpec) and len(observation.shape) == 3
-    torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
-    agent = Impala(network=TorsoNetwork(torso))
-    setup = bench.make_setup(agent, env, config, find_devices(devices))
-    figures = bench.compare(setup, seconds, repetitions, parts)
-    about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
-    return {**about, **machine(), **figures}
-
-
 def show(figures: dict[str, Any]) -> str:
-    """Print the measurements as a short table."""
+    """Return the measurements as a short table."""
     lines = [
         f"Catch, greedy Q(λ): {figures['num_envs']} environments, T {figures['rollout_length']}, "
         f"{figures['updates_per_chunk']} updates a dispatch",

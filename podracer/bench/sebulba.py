@@ -19,7 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import envs
 from podracer.agent import Agent
+from podracer.agents.impala import Impala
+from podracer.bench.machine import machine
 from podracer.drivers.common import TrainState, init_state, place_agent
 from podracer.drivers.sebulba.actor_pool import make_actor_pool, native_threads
 from podracer.drivers.sebulba.config import (
@@ -32,8 +35,19 @@ from podracer.drivers.sebulba.driver import check, sebulba
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
-from podracer.mesh import SHARDED, num_cores, shardings
-from podracer.types import Discrete, EnvironmentSpec, MultiDiscrete, Step, TimeStep, Trajectory
+from podracer.envs.host.device import DeviceEnvironments
+from podracer.experiments.hosts import use_compilation_cache
+from podracer.mesh import SHARDED, find_devices, num_cores, shardings
+from podracer.networks import CNN, MLP, TorsoNetwork
+from podracer.types import (
+    ArraySpec,
+    Discrete,
+    EnvironmentSpec,
+    MultiDiscrete,
+    Step,
+    TimeStep,
+    Trajectory,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,8 +272,32 @@ def compare(
     }
 
 
+def bench_sebulba(
+    environment: str,
+    config: SebulbaConfig,
+    *,
+    hidden: tuple[int, ...],
+    devices: int,
+    seconds: float,
+    repetitions: int,
+    parts: Sequence[str],
+) -> dict[str, Any]:
+    """Measure host environments alone, with acting, with learning, and a plain loop."""
+    use_compilation_cache()
+    env = envs.make(environment)
+    env = env if isinstance(env, HostEnvironments) else DeviceEnvironments(env)
+    observation = env.spec.observation
+    pictures = isinstance(observation, ArraySpec) and len(observation.shape) == 3
+    torso = CNN((16, 32), (8, 4), (4, 2), hidden) if pictures else MLP(hidden)
+    agent = Impala(network=TorsoNetwork(torso))
+    setup = make_setup(agent, env, config, find_devices(devices))
+    figures = compare(setup, seconds, repetitions, parts)
+    about = {"benchmark": "sebulba", "environment": environment, "hidden": list(hidden)}
+    return {**about, **machine(), **figures}
+
+
 def show(environment: str, figures: dict[str, Any]) -> str:
-    """Print the measurements as a short table."""
+    """Return the measurements as a short table."""
     speeds = figures["steps_per_second"]
     lines = [
         f"{environment}: {figures['num_envs']} environments in {figures['actor_threads']} threads, "

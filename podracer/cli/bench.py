@@ -126,8 +126,7 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     if options.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), options.devices)
-    from podracer.bench.anakin import bench_sebulba
-    from podracer.bench.sebulba import show
+    from podracer.bench.sebulba import bench_sebulba, show
 
     figures = bench_sebulba(
         options.environment, parsed.sebulba, hidden=options.hidden, devices=options.devices,
@@ -234,7 +233,8 @@ def _measured_by_processes(
         with child_process(command) as process:
             assert process.stdout is not None
             for values in printed_objects(process.stdout):
-                yield Trial(**values | {"config": SebulbaConfig(**values["config"])})
+                values["config"] = SebulbaConfig(**values["config"])
+                yield Trial(**values)
             process.wait()
         codes.append(process.returncode)
 

@@ -87,15 +87,17 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess
         for process in processes:
             process.terminate()
 
-    with _handled(_preemptions(), stop):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
-            processes.append(process)
-            try:
-                if numbers:
-                    stop()
-                yield process
-            finally:
+    with (
+        _handled(_preemptions(), stop),
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process,
+    ):
+        processes.append(process)
+        try:
+            if numbers:
                 stop()
+            yield process
+        finally:
+            stop()
     if numbers:
         print_stderr(f"ended by {signal.Signals(numbers[0]).name}, after the command that it ran.")
         raise SystemExit(PREEMPTED)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import resource
 import shlex
 import subprocess
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from podracer.bench.anakin import commit, processor
+from podracer.bench.machine import host
 from podracer.io.jsonl import printed_objects
 from podracer.io.signals import child_process
 from podracer.mesh import num_cores
@@ -93,7 +91,13 @@ def _measure(figure: Figure, case: Case, scale: Scale, out: Path) -> Record:
         except Exception as fault:  # which must not lose the other cases
             error = f"its output cannot be read: {type(fault).__name__}: {fault}"[:_TAIL]
     seconds, cpu_seconds = time.perf_counter() - began, _child_seconds() - used
-    context = {**_machine(), "commands": shown, "seconds": seconds, "cpu_seconds": cpu_seconds}
+    context = {
+        **host(),
+        "cores": num_cores(),
+        "commands": shown,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+    }
     if others is not None and (busy_seconds := _busy_seconds()) is not None:
         total = seconds * (os.cpu_count() or 1)
         context["busy"] = round(max(0.0, busy_seconds - others - cpu_seconds) / total, 3)
@@ -121,18 +125,6 @@ def _run(arguments: list[str]) -> tuple[int, list[str]]:
     with child_process(command, stderr=subprocess.STDOUT, errors="replace") as process:
         output = process.communicate()[0]
     return process.returncode, output.splitlines()
-
-
-def _machine() -> Values:
-    """Return what a record says about its machine; no device is touched here."""
-    return {
-        "machine": f"{os.cpu_count()} x {processor()}",
-        "cores": num_cores(),
-        "python": platform.python_version(),
-        "jax": importlib.metadata.version("jax"),
-        "podracer": importlib.metadata.version("podracer"),
-        "commit": commit(),
-    }
 
 
 def _child_seconds() -> float:

@@ -1,0 +1,60 @@
+"""The machine of a measurement: processor, devices, versions and commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def machine() -> dict[str, Any]:
+    """Return the context of a measurement: that of the host, and its devices."""
+    device = jax.devices()[0]
+    return {
+        **host(),
+        "device": f"{jax.device_count()} x {device.device_kind}",
+        "platform": device.platform,
+    }
+
+
+def host() -> dict[str, Any]:
+    """Return processor, versions and commit; no device is touched."""
+    return {
+        "machine": f"{os.cpu_count()} x {processor()}",
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+        "podracer": importlib.metadata.version("podracer"),
+        "commit": commit(),
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(x.split(":")[1].strip() for x in file if x.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout that has this file, `-dirty` if it was changed, else None.
+
+    The package may be installed in the folder of another project, which git would describe.
+    """
+    file = Path(__file__)
+    find = ["ls-files", "--error-unmatch", file.name]
+    describe = ["describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        for arguments in (find, describe):
+            completed = subprocess.run(
+                ["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=True
+            )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return completed.stdout.strip()
