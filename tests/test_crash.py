@@ -9,11 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from jax.errors import JaxRuntimeError
 
 from podracer.io.crash import retire_crash, write_crash
 from podracer.io.run_directory import write_json
 from podracer.io.text import printable, redact
-from podracer.types import ConfigError
+from podracer.tournament import pod
+from podracer.types import CheckpointError, ConfigError
 
 
 def crash(directory: Path, error: BaseException, **facts: object) -> dict:
@@ -185,5 +187,28 @@ def test_control_characters_are_spelled_out() -> None:
 
 
 def test_a_crash_that_cannot_be_written_is_only_mentioned(tmp_path: Path, capsys) -> None:
-    write_crash(tmp_path / "absent", ValueError("x"))
-    assert "crash.json could not be written" in capsys.readouterr().err
+    write_crash(tmp_path / "absent \x1b", ValueError("x"))
+    error = capsys.readouterr().err
+    assert "crash.json could not be written" in error
+    assert "absent \\x1b" in error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB"), 71, "podracer: out of device memory: take"),
+        (CheckpointError("lost \x1b[2J"), 65, "podracer: lost \\x1b[2J\n"),
+        (ValueError("password=abcdef"), 70, "ValueError: password=[redacted]\n"),
+    ],
+)
+def test_a_pod_explains_an_error_as_the_command_line_does(
+    tmp_path: Path, monkeypatch, capsys, error, code, words
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pod, "require_deterministic_kernels", fail)
+    assert pod.run_alone(tmp_path) == code
+    text = capsys.readouterr().err
+    assert words in text
+    assert ("Traceback" in text) == (code == 70)

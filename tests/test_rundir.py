@@ -118,6 +118,25 @@ def test_a_lock_with_an_odd_record_is_still_a_lock(tmp_path: Path, record: str) 
             RunLock(tmp_path).__enter__()
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_sentence(tmp_path: Path, monkeypatch, number) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    files = len(os.listdir("/dev/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir.fcntl, "flock", fail)
+        with pytest.raises(ConfigError, match="choose a directory on a file system that has locks"):
+            RunLock(tmp_path).__enter__()
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir.os, "ftruncate", fail)
+        with pytest.raises(OSError, match="lock"):
+            RunLock(tmp_path).__enter__()
+    assert len(os.listdir("/dev/fd")) == files
+    with RunLock(tmp_path):
+        pass
+
+
 @pytest.mark.figure(16)
 def test_the_lock_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")

@@ -298,6 +298,17 @@ def test_a_damaged_report_costs_its_attempt_alone(tmp_path):
     assert sum("'score'" in reason for reason in reasons) == 2
 
 
+def test_a_crash_at_the_exit_loses_no_report(tmp_path):
+    class Crashing(Pretence):
+        def _end(self, token, each):
+            super()._end(token, each)
+            return -11
+
+    _, engine = play(tmp_path, engine=Crashing())
+    assert set(engine.attempts.values()) == {1}
+    assert len(results(tmp_path)) == 16
+
+
 def test_a_slow_pod_delays_nobody(tmp_path):
     """The others have done all their rounds before it has done one."""
     play(tmp_path, engine=Pretence(polls=lambda pod: 1000 if pod == 3 else 1))

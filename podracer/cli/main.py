@@ -13,10 +13,10 @@ import os
 import platform
 import select
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from podracer.io.crash import explain_error
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop
 from podracer.io.text import print_stderr, printable, redact
@@ -133,17 +133,12 @@ def _is_of_output(error: Exception) -> bool:
 
 
 def _explain_error(error: Exception) -> int:
-    """Print a sentence about an error, or a traceback if it is nobody's; return the exit code."""
+    """Print what `explain_error` prints; return the exit code."""
     if not hasattr(error, "exit_code"):
         from podracer.experiments.errors import classify_error
 
         error = classify_error(error)
-    code = getattr(error, "exit_code", None)
-    if code is None:
-        print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
-        return 70
-    print_stderr(str(error))
-    return code
+    return explain_error(error)
 
 
 def _clean(record: logging.LogRecord) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.run_directory import write_json
-from podracer.io.text import REDACTED, is_sensitive, redact
+from podracer.io.text import REDACTED, is_sensitive, print_stderr, redact
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
@@ -49,7 +49,17 @@ def write_crash(
     try:
         write_json(Path(directory) / CRASH, _redacted(crash) | {"versions": _versions()})
     except OSError as failure:
-        print(f"podracer: crash.json could not be written: {failure}", file=sys.stderr)
+        print_stderr(f"{CRASH} could not be written: {failure}")
+
+
+def explain_error(error: Exception) -> int:
+    """Print the sentence of an error, or a traceback if it is nobody's; return the exit code."""
+    code = getattr(error, "exit_code", None)
+    if code is None:
+        print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
+        return 70
+    print_stderr(str(error))
+    return code
 
 
 def retire_crash(directory: Path) -> None:

@@ -49,7 +49,7 @@ class RunLock:
     """Lock of a run directory, which is created if it does not exist; a context manager.
 
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
-    Raises `ConfigError` naming the holder if another run has it.
+    Raises `ConfigError` naming the holder if another run has it, or if nothing can be locked there.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -68,21 +68,31 @@ class RunLock:
                 "choose another directory."
             ) from error
         try:
+            self._take(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return self
+
+    def _take(self, descriptor: int) -> None:
+        try:
             # flock, not lockf: it also keeps out a second run in this very process.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 1000, 0)
-            os.close(descriptor)
             raise ConfigError(
-                f"{self._path.parent} is in use by {_holder(holder)}; "
+                f"{self._path.parent} is in use by {_holder(os.pread(descriptor, 1000, 0))}; "
                 "wait for it to end or choose another run name"
             ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path.parent} cannot be locked ({error.strerror}): choose a directory on a "
+                "file system that has locks."
+            ) from error
         record = {"pid": os.getpid(), "host": socket.gethostname()}
         with naming(self._path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(record).encode(), 0)
-        self._descriptor = descriptor
-        return self
 
     def __exit__(self, *_: object) -> None:
         # The file stays: removing it would let two runs lock two different files of one name.

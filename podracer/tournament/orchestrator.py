@@ -206,9 +206,10 @@ class Orchestrator:
         round = self.state.pods[pod].round
         directory = self.directory(pod, round)
         try:
-            report = read_report(directory, token) if code == 0 else None
+            # Whatever the exit code: the report comes last, and a library may crash at the exit.
+            report = read_report(directory, token)
         except PodracerError as error:
-            return str(error)
+            return reason_of_failure(directory, code) if code else str(error)
         if report is None:
             return reason_of_failure(directory, code)
         submitted = Submitted(pod, round, evaluation=self.tournament.evaluation, **report)

@@ -16,7 +16,6 @@ import fcntl
 import json
 import math
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ import numpy as np
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
 from podracer.experiments import recipes
+from podracer.experiments.errors import classify_error
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import (
     disable_async_dispatch,
@@ -43,6 +43,7 @@ from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, read_config, recipe_name, to_json
 from podracer.experiments.training import train
 from podracer.io import checkpoint
+from podracer.io.crash import explain_error
 from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
@@ -355,8 +356,7 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
         _wait_for_lock(directory / "lock")
         return run(directory, own)
     except Exception as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 70)
+        return explain_error(classify_error(error))
 
 
 def _wait_for_lock(lock: Path) -> None:

@@ -76,5 +76,5 @@ def reason_of_failure(directory: Path, code: int) -> str:
             return f"exit code {code}: {crash['message']}"[:500]
     with contextlib.suppress(OSError, IndexError):
         lines = (directory / "log.txt").read_text(errors="replace").splitlines()
-        return f"exit code {code}: {lines[-1]}"[:500]
+        return f"exit code {code}: {lines[-1].removeprefix('podracer: ')}"[:500]
     return f"exit code {code}"
