@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import pydoc
 import random
 import resource
 import shutil
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podracer.io import arrays, checkpoint, seal
+from podracer.io import arrays, checkpoint, seal, steps
 from podracer.io import run_directory as rundir
 from podracer.io.checkpoint import (
     Checkpointer,
@@ -461,6 +462,46 @@ def test_an_error_of_reading_is_no_damage(tmp_path: Path, monkeypatch, cases) ->
             assert len(attempts) == 6
             assert listing(tmp_path) == before
         assert fingerprint(checkpointer.restore(small()).state) == best
+
+
+@pytest.mark.parametrize("moment", ["steps.verify_seal", "checkpoint.read_arrays"])
+@pytest.mark.parametrize("reader", [load, stored_fingerprint])
+def test_a_step_that_its_run_deletes_meanwhile_is_chosen_again(
+    tmp_path: Path, monkeypatch, moment: str, reader
+) -> None:
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        checkpointer.save(1, small(1), {})
+        checkpointer.save(2, small(2), {"best": {"updates": 1}})  # which stays
+        checkpointer.wait()
+
+        def late(*arguments):
+            monkeypatch.undo()
+            checkpointer.save(3, small(3), {"best": {"updates": 1}})
+            checkpointer.wait()
+            return real(*arguments)
+
+        target = f"podracer.io.{moment}"
+        real = pydoc.locate(target)
+        monkeypatch.setattr(target, late)
+        arguments = (tmp_path, small()) if reader is load else (tmp_path,)
+        result = reader(*arguments, report=pytest.fail)
+        assert (result.step if reader is load else result[0]) == 3
+        assert checkpointer.steps() == [1, 3]
+
+
+def test_a_step_that_is_deleted_again_and_again_is_given_up(tmp_path: Path, monkeypatch) -> None:
+    save(tmp_path, *range(9), keep=9)
+    lost = []
+
+    def delete(path: Path) -> None:
+        shutil.rmtree(path)
+        lost.append(path)
+        raise CheckpointError("it is gone")
+
+    monkeypatch.setattr(steps, "verify_seal", delete)
+    with pytest.raises(CheckpointError, match="it is gone"):
+        load(tmp_path, small())
+    assert len(lost) == 5
 
 
 def test_an_error_of_reading_that_passes_costs_nothing(tmp_path: Path, monkeypatch) -> None:

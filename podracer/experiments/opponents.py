@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,8 @@ from podracer.envs.pgx import SelfPlay, load_game, observe
 from podracer.experiments.serialization import recipe_name
 from podracer.io.run_directory import read_limited
 from podracer.io.seal import CONFIG, MANIFEST
-from podracer.io.steps import CHECKPOINTS, chosen_step, step_name
+from podracer.io.steps import CHECKPOINTS, read_chosen
+from podracer.io.text import print_stderr
 from podracer.types import CheckpointError, ConfigError, Params, PyTree, TimeStep
 
 Move = Callable[[PyTree, jax.Array, Any, PyTree], jax.Array]
@@ -200,8 +200,9 @@ def _find(name: str, game: str, recipe: Any) -> TrainedOpponent:
         run, choice = path.parents[1], int(path.name)
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is no opponent: it holds no run, there is no {CONFIG} in it.")
-    updates = chosen_step(run, choice, lambda text: print(f"podracer: {text}", file=sys.stderr))
-    manifest = digest(run / CHECKPOINTS / step_name(updates))
+    updates, manifest = read_chosen(
+        run, choice, print_stderr, lambda path: (int(path.name), digest(path))
+    )
     opponent = TrainedOpponent(str(run), pod, updates, manifest, recipe)
     if (own_game := _read(opponent).game) != game:
         raise ConfigError(f"{run} learned {own_game}, so it is no opponent in {game}.")

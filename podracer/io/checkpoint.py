@@ -40,10 +40,10 @@ from podracer.io.steps import (
     Choice,
     Report,
     best_step,
-    chosen_step,
     identity_of,
     newest_saved,
     paths_in,
+    read_chosen,
     read_meta,
     step_directories,
     step_name,
@@ -274,8 +274,7 @@ def load(
     run: Path, like: PyTree, step: Choice = "newest", *, report: Report = print_stderr
 ) -> Restored:
     """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running."""
-    run = Path(run).absolute()
-    return _read(run / CHECKPOINTS / step_name(chosen_step(run, step, report)), like)
+    return read_chosen(Path(run).absolute(), step, report, lambda path: _read(path, like))
 
 
 def fingerprint(state: PyTree) -> str:
@@ -295,11 +294,13 @@ def stored_fingerprint(
     Reads by the checkpoint's own schema and moves nothing. Raises `CheckpointError` if there is no
     such step that is valid, or if it declares more than this machine's memory.
     """
-    run = Path(run).absolute()
-    chosen = chosen_step(run, step, report)
-    path = run / CHECKPOINTS / step_name(chosen)
-    stored = read_meta(path)["schema"]
-    return chosen, _digest(stored, read_arrays(path, stored, dict.fromkeys(stored)).__getitem__)
+
+    def read(path: Path) -> tuple[int, str]:
+        stored = read_meta(path)["schema"]
+        arrays = read_arrays(path, stored, dict.fromkeys(stored))
+        return int(path.name), _digest(stored, arrays.__getitem__)
+
+    return read_chosen(Path(run).absolute(), step, report, read)
 
 
 def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:

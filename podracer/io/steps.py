@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from podracer.io.run_directory import own_directory, read_limited, unused
 from podracer.io.seal import (
@@ -19,6 +19,7 @@ from podracer.io.seal import (
 )
 from podracer.types import CheckpointError, ConfigError, StorageError
 
+T = TypeVar("T")
 Report = Callable[[str], None]
 Choice = Literal["newest", "best"] | int
 """Checkpoint of a run: the newest valid one, that of its best evaluation, or by its updates."""
@@ -27,6 +28,28 @@ CHECKPOINTS = "checkpoints"
 SAVED = "saved.json"  # outlives `checkpoints/`, so that its loss is noticed
 FORMAT = 2
 _STEP = re.compile(r"[0-9]{12}")
+_RETRIES = 4  # where a run deletes what is read
+
+
+def read_chosen(run: Path, choice: Choice, report: Report, read: Callable[[Path], T]) -> T:
+    """Return `read(path)` of the step of a choice, which is whole and of this run.
+
+    A run that goes on may delete the step meanwhile: then it is chosen again. Raises as
+    `chosen_step` and `read` do.
+    """
+    directory = run / CHECKPOINTS
+
+    def attempt() -> T:
+        return read(directory / step_name(chosen_step(run, choice, report)))
+
+    for _ in range(_RETRIES):
+        steps = step_directories(directory)
+        try:
+            return attempt()
+        except CheckpointError:
+            if all(map(is_there, steps)):
+                raise
+    return attempt()
 
 
 def chosen_step(run: Path, choice: Choice, report: Report) -> int:
@@ -88,6 +111,8 @@ def valid_step(run: Path, report: Report, quarantine: Path | None = None) -> int
             valid = path
             break
         except CheckpointError as fault:
+            if not is_there(path):  # deleted by a run that goes on, see `read_chosen`
+                raise
             refused[path] = fault
     else:
         valid = None
