@@ -121,8 +121,8 @@ def _violation(value: float | int, low: float, high: float) -> str | None:
     if isinstance(value, int):  # on a device it is an int32
         most = _MAX_INT32 if high == math.inf else high
         if value < low:
-            return f"be at least {low:,}"
-        return f"be at most {most:,}" if value > most else None
+            return f"be at least {math.ceil(low):,}"
+        return f"be at most {math.floor(most):,}" if value > most else None
     if not math.isfinite(value):
         return "be finite"
     if low <= value <= high:

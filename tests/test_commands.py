@@ -344,7 +344,7 @@ MISTAKES = [
     ("train catch --frames 1e18", "a run has at most 4,294,967,295 updates"),
     ("train catch --seed -1", "seed must be at least 0"),
     ("train catch --seed 99999999999999999999999", "seed must be at most 4,294,967,295"),
-    ("train catch --devices -1", "devices must be at least 0"),
+    ("train catch --devices -1", "devices must be at least 0, but"),
     ("train catch --devices 100000", "devices must be at most 65,536"),
     ("train catch --evaluations -1", "evaluations must be at least 0"),
     ("train catch --evaluations 99999999999", "evaluations must be at most 100,000"),
@@ -417,6 +417,8 @@ MISTAKES = [
     ("leaderboard nowhere", "holds no tournament"),
     ("export nowhere", "nowhere holds no run"),
     ("watch nowhere", "there is no directory nowhere"),
+    ("watch ''", "watch needs a directory"),
+    ("fingerprint nowhere", "holds no run"),
     ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 99999999999", "holds no run"),
 ]
@@ -480,6 +482,21 @@ def test_a_mistake_is_a_sentence_and_code_78(command, message, refusal):
 @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
 def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, refusal):
     refusal(command.replace("RUN", str(run)).replace("FOLDER", str(run.parent)), message)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("eval RUN --episodes 0", "--episodes must lie in"),
+        ("eval RUN --seed -1", "--seed must lie in"),
+        ("play RUN --episodes 0", "--episodes must lie in"),
+        ("play RUN --max-steps 0", "--max-steps must lie in"),
+        ("play RUN --seed -1", "--seed must lie in"),
+    ],
+)
+def test_values_are_refused_before_a_checkpoint_is_read(command, message, run, refusal):
+    shutil.rmtree(run / "checkpoints")
+    refusal(command.replace("RUN", str(run)), message)
 
 
 @pytest.mark.figure(20)

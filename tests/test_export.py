@@ -453,6 +453,11 @@ def test_stablehlo_is_read_by_jax(run, capsys, tmp_path):
     assert json.loads((tmp_path / "p.stablehlo.json").read_text())["platforms"]
 
 
+def test_a_file_of_another_suffix_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"policy\.txt must end in \.onnx\."):
+        export_policy(tmp_path, tmp_path / "policy.txt")
+
+
 @pytest.mark.slow
 def test_a_file_that_decides_otherwise_is_not_written(run, tmp_path, monkeypatch):
     def wrong(data):

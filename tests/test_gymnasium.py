@@ -1006,6 +1006,34 @@ def open_and_close(batches, cases):
     assert not resources() - before
 
 
+@pytest.mark.parametrize("failing", ["map_shared_memory", "subprocess.Popen"])
+def test_what_cannot_be_made_leaks_nothing(monkeypatch, failing):
+    def fail(*_, **__):
+        raise OSError("no more of it")
+
+    module = library("envs.host.gymnasium")
+    environments = library().Gymnasium(Naughty)
+    before = resources()
+    monkeypatch.setattr(f"{module.__name__}.{failing}", fail)
+    with pytest.raises(OSError, match="no more of it"):
+        environments.make(3, 2)
+    assert not resources() - before
+
+
+def test_a_fork_server_that_no_signal_ends_keeps_no_memory(batches, monkeypatch):
+    batch = batches(Naughty, 1, 1)
+    server = batch._fork_server
+
+    def wait(seconds):
+        raise subprocess.TimeoutExpired("it", seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "wait", wait)
+        batch.close()
+    assert not hasattr(batch, "_shared")
+    server.wait(10)
+
+
 @pytest.mark.figure(12)
 def test_nothing_leaks(batches, cases):
     open_and_close(batches, cases(range(10)))

@@ -453,6 +453,8 @@ def test_gymnax_environments_have_the_work_that_is_noted(name):
 
 def test_times_are_written_in_the_unit_that_suits_them():
     texts = {2e-6: "2 us", 0.5: "500 ms", 90: "1.5 min", 7200: "2 hours", 200_000: "2.31 days"}
+    texts |= {0: "0 us", 0.99949: "999 ms", 0.9996: "1 s", 59.97: "1 min", 3599: "1 hours"}
+    texts |= {172_000: "47.8 hours", 172_700: "2 days", 1157 * 86_400: "1,157 days"}
     assert {seconds: format_seconds(seconds) for seconds in texts} == texts
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
 from podracer.io.sinks import read_metrics
-from podracer.reports import curves
+from podracer.reports import curves, video
 from podracer.reports import run as run_report
 from podracer.reports.curves import (
     Panel,
@@ -519,6 +519,13 @@ def test_reports_and_videos_replace_a_link_and_leave_its_target(tmp_path):
     write_video(np.zeros((2, 4, 4, 3), np.uint8), tmp_path / "play.gif", fps=1)
     assert precious.read_text() == "keep"
     assert not (tmp_path / "report.html").is_symlink() | (tmp_path / "play.gif").is_symlink()
+
+
+def test_an_ffmpeg_that_does_not_end_is_reported(tmp_path, ffmpeg, monkeypatch):
+    ffmpeg("cat > /dev/null; exec sleep 60")
+    monkeypatch.setattr(video, "_FFMPEG_SECONDS", 0.2)
+    with pytest.raises(PodracerError, match=r"has not written play.mp4 in 0.2 s"):
+        write_video(np.zeros((2, 8, 8, 3), np.uint8), tmp_path / "play.mp4", 10)
 
 
 def test_a_failing_ffmpeg_is_reported(tmp_path, ffmpeg):

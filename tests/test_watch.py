@@ -15,6 +15,7 @@ import pytest
 
 from podracer.reports.watch import files
 from podracer.reports.watch.files import Tail
+from podracer.reports.watch.runs import WatchedRun
 from podracer.reports.watch.server import LiveServer, live_page
 from podracer.reports.watch.watcher import Watcher
 
@@ -157,6 +158,21 @@ def test_a_run_is_shown_and_nothing_is_written(tmp_path):
     assert parts["waiting"].count("<polygon") == 5 + 3
     assert ">Loss</text>" in parts["metrics"]
     assert {path: path.stat().st_mtime_ns for path in [run, *run.iterdir()]} == before
+
+
+def test_what_could_not_be_read_is_read_again(tmp_path, monkeypatch):
+    run = WatchedRun(make_run(tmp_path / "run", [record(1)]))
+
+    def fail():
+        raise OSError("stale")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run._metrics, "update", fail)
+        with pytest.raises(OSError, match="stale"):
+            run.update()
+    assert run.update()
+    assert len(run.records.records) == 1
+    assert not run.update()
 
 
 def test_several_runs_and_seeds_are_compared(tmp_path):

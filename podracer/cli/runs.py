@@ -42,6 +42,11 @@ class EpisodeOptions(CheckpointOptions):
             "epsilon": epsilon if self.epsilon is None else self.epsilon,
         }
 
+    def check_seed(self) -> None:
+        """Raise `ConfigError` if the seed is out of range."""
+        if self.seed is not None:
+            require_in_range("--seed", self.seed, 0, 2**32 - 1)
+
     def key_and_update(
         self, experiment: Experiment, state: TrainState
     ) -> tuple[jax.Array, int | jax.Array]:
@@ -49,7 +54,7 @@ class EpisodeOptions(CheckpointOptions):
         import jax
 
         if self.seed is not None:
-            return jax.random.key(require_in_range("--seed", self.seed, 0, 2**32 - 1)), 0
+            return jax.random.key(self.seed), 0
         return state.key, 0 if experiment.fixed_evaluation else state.update
 
 
@@ -73,10 +78,11 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     use_compilation_cache()
     experiment = options.reopen()
+    require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
+    options.check_seed()
     agent, env, state, pod = options.load(experiment)
     acting = options.acting(experiment)
-    episodes = require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
-    evaluator = make_evaluator(agent, env, episodes, **acting)
+    evaluator = make_evaluator(agent, env, options.episodes, **acting)
     result = evaluator(
         policy_params(agent, state.learner), *options.key_and_update(experiment, state)
     )
@@ -133,6 +139,9 @@ def play(arguments: Sequence[str]) -> int:
     experiment = options.reopen()
     out = output_file(options.out, options.run / "play.gif", (".gif", ".mp4"))
     require_in_range("--fps", options.fps, 0, 1000)
+    require_in_range("--episodes", options.episodes)
+    require_in_range("--max-steps", options.max_steps, most=100_000)
+    options.check_seed()
     agent, env, state, pod = options.load(experiment)
     acting = options.acting(experiment)
     frames, returns = record_frames(
@@ -141,8 +150,8 @@ def play(arguments: Sequence[str]) -> int:
         policy_params(agent, state.learner),
         *options.key_and_update(experiment, state),
         **acting,
-        episodes=require_in_range("--episodes", options.episodes),
-        max_steps=require_in_range("--max-steps", options.max_steps, most=100_000),
+        episodes=options.episodes,
+        max_steps=options.max_steps,
     )
     write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
@@ -204,7 +213,12 @@ def fingerprint(arguments: Sequence[str]) -> int:
         about="Print the SHA-256 of the complete training state at a checkpoint.",
     )  # fmt: skip
     from podracer.io.checkpoint import stored_fingerprint
+    from podracer.io.seal import CONFIG, is_there
+    from podracer.io.steps import CHECKPOINTS
+    from podracer.types import ConfigError
 
+    if not any(is_there(options.run / name) for name in (CONFIG, CHECKPOINTS)):
+        raise ConfigError(f"{options.run} holds no run: there is no {CONFIG} in it.")
     step, digest = stored_fingerprint(options.run, options.checkpoint)
     print(f"{digest}  {options.run} at update {step}")
     return 0

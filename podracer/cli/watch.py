@@ -30,6 +30,8 @@ def watch(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     from podracer.types import ConfigError
 
+    if "" in arguments:  # as a path it would be this directory, as a host every address
+        raise ConfigError("watch needs a directory, and takes no empty value.")
     port = require_in_range("--port", options.port, 0, 65_535)
     if not options.directory.is_dir():
         raise ConfigError(f"there is no directory {options.directory}.")

@@ -71,6 +71,9 @@ def export_policy(
     """
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
+    path = Path(run_dir, f"policy{SUFFIXES[format]}") if out is None else Path(out)
+    if path.suffix.lower() != SUFFIXES[format]:
+        raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
     if format != "stablehlo":
         for package in ("onnx", "onnxruntime"):
             import_optional(package, f"the format {format}", "export")
@@ -93,7 +96,6 @@ def export_policy(
         )
     if format == "html":
         data = to_html(data, decision, runner, env.spec, about)
-    path = directory / f"policy{SUFFIXES[format]}" if out is None else Path(out)
     write_bytes(path, data)
     if is_jax:
         write_bytes(path.with_name(f"{path.name}.json"), encode_json(about))

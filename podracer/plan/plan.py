@@ -153,7 +153,11 @@ def _cost_lines(plan: Plan) -> list[str]:
 
 def format_seconds(seconds: float) -> str:
     """Return a time as text in the unit that suits it."""
-    for unit, size in (("days", 172_800), ("hours", 3600), ("min", 60), ("s", 1), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / (size / 2 if unit == 'days' else size):,.3g} {unit}"
-    return f"{1e6 * seconds:,.3g} us"
+    units = (
+        ("days", 172_800, 86_400), ("hours", 3600, 3600), ("min", 60, 60), ("s", 1, 1),
+        ("ms", 1e-3, 1e-3), ("us", 0, 1e-6),
+    )  # fmt: skip
+    rounded = float(f"{seconds:.3g}")
+    unit, least, size = next(entry for entry in units if rounded >= entry[1])
+    number = max(seconds, least) / size
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"

@@ -16,6 +16,7 @@ from podracer.io.run_directory import write_bytes
 from podracer.types import ConfigError, PodracerError
 
 _GIF_MAX_FPS = 50  # browsers slow down any GIF that asks for more
+_FFMPEG_SECONDS = 600
 
 
 def write_video(frames: np.ndarray, path: Path, fps: int) -> None:
@@ -102,13 +103,19 @@ def _write_mp4(frames: np.ndarray, path: Path, fps: int) -> None:
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps)]
     # Players want 4:2:0 color, and that wants even sides.
     target = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p"]
-    done = subprocess.run(
-        [ffmpeg, "-y", "-loglevel", "error", *source, "-i", "-", *target, str(path.absolute())],
-        input=frames.tobytes(),
-        capture_output=True,
-        timeout=600,
-        check=False,
-    )
+    command = [ffmpeg, "-y", "-loglevel", "error", *source, "-i", "-", *target]
+    try:
+        done = subprocess.run(
+            [*command, str(path.absolute())],
+            input=frames.tobytes(),
+            capture_output=True,
+            timeout=_FFMPEG_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PodracerError(
+            f"ffmpeg has not written {path.name} in {_FFMPEG_SECONDS} s: take fewer frames."
+        ) from error
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip() or f"exit {done.returncode}"
         raise PodracerError(f"ffmpeg could not write {path}: {reason.splitlines()[-1]}")

@@ -179,13 +179,17 @@ class GymnasiumBatch:
         self._setup, self._max_restarts = setup, max_restarts
         self._channels: list[socket.socket | None] = [None] * len(setup.row_ranges)
         self._memory = _anonymous_file()
-        self._shared = shared = map_shared_memory(self._memory, setup)
+        try:
+            self._shared = shared = map_shared_memory(self._memory, setup)
+            self._start_fork_server()
+        except BaseException:
+            os.close(self._memory)
+            raise
         observation = jax.tree.map(lambda leaf: shared.observation[leaf.name], setup.observation)
         fields = (shared.reward, shared.discount, shared.first, shared.last)
         self._timestep = TimeStep(observation, *fields)  # type: ignore[arg-type]
         self._closed = False
         self._num_steps, self._named_rows = 0, set[int]()
-        self._start_fork_server()
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new processes. Raises `EnvironmentFault`, also after `close`."""
@@ -365,9 +369,12 @@ class GymnasiumBatch:
             setup.seek(0)
             descriptors = (server_end.fileno(), self._memory)
             arguments = [json.dumps(sys.path), *map(str, descriptors)]
-            self._fork_server = subprocess.Popen(
-                [sys.executable, "-c", _FORK_SERVER, *arguments], stdin=setup, pass_fds=descriptors
-            )
+            command = [sys.executable, "-c", _FORK_SERVER, *arguments]
+            try:
+                self._fork_server = subprocess.Popen(command, stdin=setup, pass_fds=descriptors)
+            except BaseException:
+                self._control.close()
+                raise
 
     def _stop_fork_server(self) -> None:
         """End the fork server, which ends the workers."""
@@ -380,7 +387,8 @@ class GymnasiumBatch:
             while self._control.recv(64):
                 pass
         self._fork_server.kill()  # it has closed its end, or hangs
-        self._fork_server.wait(CLOSE_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in a call of the kernel
+            self._fork_server.wait(CLOSE_SECONDS)
 
 
 def _anonymous_file() -> int:

@@ -55,13 +55,13 @@ class WatchedRun:
         current = tuple(signature(self.path / name) for name in names)
         if current == self._signature:
             return False
-        self._signature = current
         self._pods.update()  # first, so that the run's own records reach as far
         self._metrics.update()
         config, crash = (read_object(self.path / name) for name in ("config.json", "crash.json"))
         if not isinstance(config.get("experiment", {}), dict):
             config = {}
         self.records = RunRecords(self.path.name, config, self._metrics.records, crash, self.path)
+        self._signature = current  # at last: what could not be read is read again
         return True
 
     @property
