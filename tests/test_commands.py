@@ -360,7 +360,7 @@ MISTAKES = [
     ("train catch_a2c --learning-rate nan", "learning_rate must be finite"),
     ("train catch_a2c --learning-rate inf", "learning_rate must be finite"),
     ("train catch_a2c --learning-rate -1", "learning_rate must be at least 0"),
-    ("train catch_a2c --learning-rate 1:2", "START:END:FRAMES"),
+    ("train catch_a2c --learning-rate 1:2:", "START:END[:FRAMES]"),
     ("train catch_a2c --discount 2", "discount must lie in [0, 1]"),
     ("train catch_a2c --hidden 0", "hidden must be at least 1"),
     ("train catch_a2c --hidden 99999999999", "hidden must be at most 2,147,483,647"),

@@ -361,7 +361,7 @@ def test_the_memory_probe_needs_memory() -> None:
         ("gymnax:", ("gymnax:NAME",)),
         ("zzz", ("choose one of catch, cartpole",)),
         ("ALE/Pong-v5", ("write atari:pong instead",)),
-        ("CartPole-v1", ("Gymnasium's ids are gymnasium:ID",)),
+        ("CartPole-v1", ("of Gymnasium it is gymnasium:CartPole-v1",)),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, words: tuple[str, ...]) -> None:

@@ -264,6 +264,11 @@ def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatc
             self.name, self.flush, self.close, self._write = (
                 file.name, file.flush, file.close, file.write,
             )  # fmt: skip
+            self._file, self.fileno = file, file.fileno
+
+        @property
+        def closed(self):
+            return self._file.closed
 
         def write(self, line):
             if json.loads(line)["updates"] > 5:

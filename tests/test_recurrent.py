@@ -210,7 +210,9 @@ def test_losses_are_those_of_single_steps(name):
     # Other than the targets are, and with a policy that differs from state to state.
     params = jax.tree.map(lambda x: 1.1 * x + 0.01, shared.params)
     shared = dataclasses.replace(shared, params=params)
-    transition = jax.jit(partial(continuous.sequence_transition, agent))(sample, None)
+    transition = jax.jit(partial(continuous.sequence_transition, agent, agent.recurrence))(
+        sample, None
+    )
 
     for part, loss, slow_loss in (
         ("critics", agent._critic_loss, critic_loss),
@@ -270,7 +272,9 @@ def test_stored_memories_are_those_of_acting(name):
     def policy_outputs(replay):
         replay = buffer.add(replay, trajectory.steps, trajectory.carry)
         sample = buffer.sample(replay, jax.random.key(0), 8)
-        history = continuous.sequence_transition(agent, sample, None).timestep.observation
+        history = continuous.sequence_transition(
+            agent, agent.recurrence, sample, None
+        ).timestep.observation
         return agent._networks.policy(actor.policy, history), sample.rows
 
     got, rows = policy_outputs(state.local)
