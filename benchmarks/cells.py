@@ -94,6 +94,7 @@ CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
 EVALUATION = "--evaluations 20 --evaluation-episodes 128"
 ANNEALED = "--learning-rate 5e-3:0:1e7"
 PQN_ANNEALED = "--learning-rate 5e-4:0:1e7 --epsilon 1:0.05:1e6"
+ROBOT_RATE = "--learning-rate 3e-4:0:1e6"
 SAVE_RARELY = "--save-seconds 600"  # a replay is large
 
 
@@ -131,7 +132,7 @@ def _mujoco(robot: str) -> list[Cell]:
     return [
         Cell(MUJOCO, task, "sac", f"halfcheetah_sac {flags}", 3, 190, ("sb3/sac", "sbx/sac")),
         Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {flags}", 3, 145, ("sb3/td3", "sbx/td3")),
-        Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {flags}", 3, 30, ("sb3/ppo",)),
+        Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {flags} {ROBOT_RATE}", 3, 30, ("sb3/ppo",)),
     ]
 
 
@@ -324,7 +325,7 @@ def digest(settings: Any) -> str:
 
 def configuration_of(experiment: Experiment) -> str:
     """Return the digest of an experiment: of all that its results depend on but the seeds."""
-    agent = over_run(experiment.agent, experiment.frames)
+    agent = over_run(experiment.agent, experiment.num_steps)
     # Runs of the suite have no target; digests have the recipe's, whatever the environment.
     target = recipes.find(experiment.recipe).target_return
     neutral: dict[str, Any] = {"agent": agent, "target_return": target}

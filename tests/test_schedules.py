@@ -22,6 +22,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
 from podracer.replay import Replay
 from podracer.schedules import (
@@ -75,6 +76,10 @@ def test_a_run_records_its_schedules(tmp_path):
     podracer.train(experiment, run_dir=tmp_path / "run")
     rates = [record["learning_rate"] for record in records(tmp_path / "run")]
     assert rates == pytest.approx([8e-4, 6e-4, 4e-4, 2e-4])
+    longer = Experiment(
+        environment="catch", agent=agent, driver=AnakinConfig(16, 8, 2), frames=300, evaluations=0
+    )
+    assert build(longer)[0].learning_rate.frames == 512  # in whole chunks
 
 
 def test_the_counter_of_frames_does_not_wrap():

@@ -124,6 +124,14 @@ class Experiment:
         return math.ceil(self._updates / chunk) * chunk
 
     @property
+    def num_steps(self) -> int:
+        """Number of environment steps of all updates in the run, those of one pod of a population.
+
+        Schedules over the whole run last for these.
+        """
+        return self.num_updates * self.driver.steps_per_update
+
+    @property
     def evaluation_updates(self) -> frozenset[int]:
         """Numbers of updates after which to evaluate: ends of chunks, evenly spread."""
         chunk = self.chunk.updates_per_chunk

@@ -122,7 +122,7 @@ class Recorder:
         self.chunk_seconds = 0.0  # that the driver took for the last record
         self._env, self._keeps_best = env, experiment.keep_best
         # Each pod of a population has its own.
-        self._agent = None if experiment.pods else over_run(experiment.agent, experiment.frames)
+        self._agent = None if experiment.pods else over_run(experiment.agent, experiment.num_steps)
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # of environments

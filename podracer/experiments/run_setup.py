@@ -58,7 +58,7 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
     env = experiment.environment
     if isinstance(env, str):
         env = make_environment(env, experiment)
-    agent = cast(Any, over_run(experiment.agent, experiment.frames))  # a dataclass, of any class
+    agent = cast(Any, over_run(experiment.agent, experiment.num_steps))  # a dataclass, of any class
     agent = dataclasses.replace(agent, spec=getattr(env, "spec", None))
     if isinstance(agent, NeedsRolloutLength):
         length = experiment.driver.rollout_length

@@ -198,7 +198,7 @@ def _a100() -> Device:
 def _impala_deep(num_envs: int) -> tuple[Work, int]:
     """Return the work of an update with IMPALA's deep network on one device, and its steps."""
     experiment = recipes.find("atari_impala_deep")
-    unbuilt: Any = over_run(experiment.agent, experiment.frames)
+    unbuilt: Any = over_run(experiment.agent, experiment.num_steps)
     agent = dataclasses.replace(unbuilt, spec=ATARI)
     config: Any = dataclasses.replace(experiment.driver, num_envs=num_envs)
     work = sebulba_work(agent, ATARI, config, threads=1, learners=1, num_learners=1)

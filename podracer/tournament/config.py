@@ -169,7 +169,8 @@ class Tournament:
         Schedules of its whole run last for all rounds.
         """
         experiment = self.experiments[pod % len(self.experiments)]
-        agent = over_run(experiment.agent, self.rounds * self.round_frames)
+        num_steps = of_round(experiment, self.round_frames).num_steps
+        agent = over_run(experiment.agent, self.rounds * num_steps)
         return seeded(dataclasses.replace(experiment, agent=agent), self.seed, pod)
 
     def header(self) -> Header:

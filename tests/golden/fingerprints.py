@@ -99,9 +99,10 @@ def runs(directory: Path) -> dict[str, Callable[[], str]]:
 def short(recipe: str, updates: int) -> Any:
     """The recipe cut to a few updates in two chunks, on one device, evaluated once."""
     from podracer.experiments import recipes
+    from podracer.schedules import over_run
 
     experiment = recipes.find(recipe)
-    agent, driver = experiment.agent, experiment.driver
+    agent, driver = over_run(experiment.agent, experiment.num_steps), experiment.driver
     replay = getattr(agent, "replay", None)
     if replay is not None:
         replay = dataclasses.replace(
