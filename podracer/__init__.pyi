@@ -21,6 +21,7 @@ from podracer.agents import QLambda as QLambda
 from podracer.agents import QTOpt as QTOpt
 from podracer.agents import Stacx as Stacx
 from podracer.agents.common.optimizers import Optimizer as Optimizer
+from podracer.agents.common.optimizers import OptimizerBuilder as OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence as Recurrence
 from podracer.checks import check_agent as check_agent
 from podracer.checks import check_environment as check_environment

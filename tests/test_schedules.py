@@ -33,7 +33,7 @@ from podracer.schedules import (
     over_run,
     value_at,
 )
-from podracer.types import ConfigError, check_ranges, struct
+from podracer.types import ConfigError, bounded, check_ranges, struct
 
 DECAY = Linear(6e-4, 0.0, frames=50e6)
 
@@ -164,6 +164,30 @@ def test_hyperparameters_of_a_schedule():
 
 
 # --- optimizers ----------------------------------------------------------------------------------
+
+
+@struct
+class Lion:
+    """An optimizer of a user."""
+
+    decay: float = bounded(0.99, high=1.0)
+
+    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_lion(b2=self.decay))
+
+
+def test_an_optimizer_of_ones_own(tmp_path, recwarn):
+    agent = A2C(optimizer=Lion(), learning_rate=1e-3)
+    assert hyperparameters(agent)["optimizer.decay"] == 0.99
+    experiment = Experiment(
+        environment="catch", agent=agent, driver=AnakinConfig(16, 8, 2), frames=512, evaluations=0
+    )
+    _, changed, _ = parse_experiment("train", ("--decay", "0.5"), experiment, Options())
+    assert changed.agent.optimizer == Lion(0.5)
+    assert not recwarn.list
+    state = podracer.train(experiment, run_dir=tmp_path / "run").state.shared
+    signs = jax.tree.map(lambda x: jnp.abs(x).max(), state.optimizer_state)
+    assert all(x > 0 for x in jax.tree.leaves(signs))
 
 
 def steps(optimizer: optax.GradientTransformation, rate: float, count: int = 3) -> np.ndarray:

@@ -14,7 +14,7 @@ import jax
 import optax
 
 from podracer.agents.common import actor_critic
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
@@ -37,7 +37,7 @@ class A2C:
     """Weight beta of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""
     state_dependent_std: bool = static(default=False)
     """Whether the network computes the deviation of continuous actions; else it is a parameter."""

@@ -19,7 +19,7 @@ import optax
 from podracer import schedules
 from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, planning, value_based
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.environment import Environment
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
@@ -65,7 +65,7 @@ class AlphaZero:
     """Weight of the value loss; the policy loss has weight 1."""
     max_gradient_norm: float = bounded(1.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     min_value_range: float = bounded(1e-8)
     """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""

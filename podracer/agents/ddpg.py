@@ -24,7 +24,7 @@ from podracer import schedules
 from podracer.agents.common import continuous, continuous_networks
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
@@ -70,7 +70,7 @@ class DDPG:
     """Standard deviation of the noise on the target policy's actions, in halves of the range."""
     target_noise_clip: float = bounded(0.5)
     """Largest absolute noise c on the target policy's actions, in halves of the action range."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     weight_decay: float = static(default=0.0, low=0.0)
     """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""

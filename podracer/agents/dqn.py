@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common import off_policy, value_based
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.value_based import Draws
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
@@ -62,7 +62,7 @@ class DQN:
     """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
     max_gradient_norm: float = bounded(10.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""
     target_update_period: int = static(default=250, low=1)
     """Number of updates between copies of the parameters to the target network."""

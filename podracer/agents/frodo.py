@@ -22,7 +22,7 @@ from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import apply_linear, backward_lstm, clip_by_norm, meta_grad
-from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
 from podracer.agents.impala import Impala
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -78,7 +78,7 @@ class Frodo:
     discounted target one step later."""
     max_gradient_norm: float = bounded(40 / 640)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer("rmsprop", epsilon=0.01 / 640)
+    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
     inner_updates: int = static(default=3, low=1)
     """Number K of inner updates; the environments are divided into K + 1 parts, the last of which

@@ -15,7 +15,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
@@ -52,7 +52,7 @@ class Impala:
     """Weight of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(40 / 640)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer("rmsprop", epsilon=0.01 / 640)
+    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
     state_dependent_std: bool = static(default=False)
     """Whether the network computes the deviation of continuous actions; else it is a parameter."""

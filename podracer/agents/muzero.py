@@ -27,7 +27,7 @@ import optax
 from podracer.agent import require_spec
 from podracer.agents.common import off_policy, planning
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.search_actions import SearchActions, search_actions
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
@@ -61,7 +61,7 @@ class MuZero:
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     weight_decay: float = bounded(1e-4)
     """Weight decay, times the learning rate, of all parameters at each step, as in AdamW."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     min_value_range: float = bounded(1e-8)
     """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""

@@ -20,7 +20,7 @@ from podracer import schedules
 from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, epochs, normalization
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error
 from podracer.ops.moments import Moments, init_moments, moments_of_each
@@ -90,7 +90,7 @@ class PPO:
     """Weight c2 of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""
     num_epochs: int = static(default=4, low=1)
     """Number K of passes over each rollout."""

@@ -23,7 +23,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import actor_critic, epochs, value_based
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import lambda_returns
@@ -69,7 +69,7 @@ class PQN:
     """Probability epsilon of a random action, in [0, 1]."""
     max_gradient_norm: float = bounded(10.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: Optimizer = Optimizer("radam", epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer("radam", epsilon=1e-8)
     """Optimizer of the parameters."""
     num_epochs: int = static(default=2, low=1)
     """Number of passes over each rollout."""

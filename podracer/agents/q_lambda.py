@@ -13,7 +13,7 @@ import optax
 
 from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, value_based
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.returns import lambda_returns
@@ -42,7 +42,7 @@ class QLambda:
     """Discount factor gamma, in [0, 1]."""
     trace_lambda: float = bounded(0.99, high=1.0)
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256,))))
     """Network with a value for each action."""

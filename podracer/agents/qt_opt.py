@@ -18,7 +18,7 @@ from podracer import schedules
 from podracer.agents.common import continuous, continuous_networks, off_policy
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import CriticNetworks, ReturnDistribution
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
@@ -56,7 +56,7 @@ class QTOpt:
     """Rate tau, in [0, 1], at which the target critics follow the critics in each update."""
     action_noise_std: float = bounded(0.1)
     """Standard deviation sigma of the exploration noise, in halves of the action range."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     weight_decay: float = static(default=0.0, low=0.0)
     """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""

@@ -21,7 +21,7 @@ import optax
 
 from podracer.agent import require_spec
 from podracer.agents.common import off_policy, recurrent, value_based
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import n_step_targets
@@ -67,7 +67,7 @@ class R2D2:
     """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
     max_gradient_norm: float = bounded(40.0)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-3)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-3)
     """Optimizer of the parameters."""
     priority_eta: float = static(
         default=recurrent.PRIORITY_ETA, low=0.0, high=1.0

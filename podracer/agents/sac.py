@@ -22,7 +22,7 @@ from podracer import schedules
 from podracer.agents.common import continuous, continuous_networks
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
-from podracer.agents.common.optimizers import Optimizer
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
@@ -73,7 +73,7 @@ class SAC:
     """Temperature alpha, the weight of the entropy, before the first update."""
     target_entropy: float = bounded(-1.0, low=-math.inf)
     """Entropy, in nats for each action coordinate, to which the temperature steers the policy."""
-    optimizer: Optimizer = Optimizer(epsilon=1e-8)
+    optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     weight_decay: float = static(default=0.0, low=0.0)
     """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""

@@ -18,7 +18,7 @@ from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.meta import clip_by_norm, meta_grad
-from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
@@ -87,7 +87,7 @@ class Stacx:
     """Weight g_kl, in the outer loss, of the divergence KL(old policy, new policy)."""
     max_gradient_norm: float = bounded(40 / 640)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
-    optimizer: Optimizer = Optimizer("rmsprop", epsilon=0.01 / 640)
+    optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
     num_heads: int = static(default=3, low=1)
     """Number of pairs of policy and value heads: the main one and the auxiliary ones."""

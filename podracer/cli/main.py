@@ -16,10 +16,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from podracer.io.crash import explain_error
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop
-from podracer.io.text import print_stderr, printable, redact
+from podracer.io.text import explain_error, print_stderr, printable, redact
 
 _STDOUT = 1  # its descriptor
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.agents import AGENTS
+from podracer.agents.common.optimizers import Optimizer
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
@@ -40,7 +41,9 @@ def kinds_in(annotation: Any) -> dict[str, type]:
     return {annotation.__name__: annotation, **parts}
 
 
-_ROOTS = (Experiment, AnakinConfig, SebulbaConfig, Pod, Table, TorsoNetwork, *AGENTS.values())
+_ROOTS = (
+    Experiment, AnakinConfig, SebulbaConfig, Pod, Table, TorsoNetwork, Optimizer, *AGENTS.values(),
+)  # fmt: skip
 KINDS: dict[str, type] = {name: kind for root in _ROOTS for name, kind in kinds_in(root).items()}
 
 

@@ -50,7 +50,7 @@ class Inliner:
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
             body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-            return self(body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ()), inputs)
+            return self(_closed(body), inputs)
         if name == "optimization_barrier":
             return inputs
         if not any(map(_is_traced, inputs)):
@@ -70,13 +70,12 @@ class Inliner:
 
     def _all_steps(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Evaluate a scan step by step."""
-        params, split = equation.params, equation.params["num_consts"]
-        end = split + params["num_carry"]
-        consts, carry, arrays = inputs[:split], inputs[split:end], inputs[end:]
-        rows: dict[int, list[Any]] = {}
+        params, body = equation.params, _closed(equation.params["jaxpr"])
+        consts, carry, arrays = _parts(equation, inputs)
+        size, rows = len(carry), {}
         for i in range(params["length"])[:: -1 if params["reverse"] else 1]:
-            results = self(params["jaxpr"], [*consts, *carry, *(_row(x, i) for x in arrays)])
-            carry, rows[i] = results[: params["num_carry"]], results[params["num_carry"] :]
+            results = self(body, [*consts, *carry, *(_row(x, i) for x in arrays)])
+            carry, rows[i] = results[:size], results[size:]
         outputs = zip(*(rows[i] for i in sorted(rows)), strict=True)
         return [*carry, *map(_stack, outputs)]
 
@@ -99,10 +98,24 @@ class Inliner:
         return self(jax.make_jaxpr(draw)(*inputs), inputs)
 
 
+def _closed(jaxpr: Any) -> ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def _parts(equation: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the inputs of a scan by kind: constants, carry and arrays."""
+    params = equation.params
+    if "ft_in" in params:  # with JAX 0.12
+        consts, carry, arrays = map(list, params["ft_in"].update(inputs).unpack())
+        return consts, carry, arrays
+    end = params["num_consts"] + params["num_carry"]
+    split = params["num_consts"]
+    return list(inputs[:split]), list(inputs[split:end]), list(inputs[end:])
+
+
 def _is_over_arrays(equation: Any) -> bool:
     """Return whether a scan goes over arrays, such as layers, rather than a number of times."""
-    params = equation.params
-    return len(equation.invars) > params["num_consts"] + params["num_carry"]
+    return bool(_parts(equation, equation.invars)[2])
 
 
 def _is_traced(x: Any) -> bool:

@@ -52,16 +52,6 @@ def write_crash(
         print_stderr(f"{CRASH} could not be written: {failure}")
 
 
-def explain_error(error: Exception) -> int:
-    """Print the sentence of an error, or a traceback if it is nobody's; return the exit code."""
-    code = getattr(error, "exit_code", None)
-    if code is None:
-        print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
-        return 70
-    print_stderr(str(error))
-    return code
-
-
 def retire_crash(directory: Path) -> None:
     """Rename the `crash.json` of an earlier attempt, which a run that goes on has overcome."""
     with contextlib.suppress(FileNotFoundError):

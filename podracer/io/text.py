@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 
 REDACTED = "[redacted]"
@@ -91,3 +92,13 @@ def _is_public(value: str) -> bool:
     first_folder = "/".join(value.split("/")[:2])
     is_path = len(first_folder) > 1 and first_folder[0] == "/" and os.path.isdir(first_folder)
     return is_path or _HARMLESS.fullmatch(value) is not None
+
+
+def explain_error(error: Exception) -> int:
+    """Print the sentence of an error, or a traceback if it is nobody's; return the exit code."""
+    code = getattr(error, "exit_code", None)
+    if code is None:
+        print_stderr("".join(traceback.format_exception(error)).rstrip(), prefix="")
+        return 70
+    print_stderr(str(error))
+    return code

@@ -43,11 +43,10 @@ from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, read_config, recipe_name, to_json
 from podracer.experiments.training import train
 from podracer.io import checkpoint
-from podracer.io.crash import explain_error
 from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
-from podracer.io.text import redact
+from podracer.io.text import explain_error, redact
 from podracer.tournament.config import of_round, restore_experiment
 from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
 from podracer.tournament.ratings import Match

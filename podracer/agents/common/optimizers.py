@@ -6,13 +6,28 @@ follow a schedule (docs/decisions/0029).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer.types import Params, bounded, flag, static, struct
+
+
+@runtime_checkable
+class OptimizerBuilder(Protocol):
+    """Configuration of an optimizer: a `podracer.struct`, whose floats are hyperparameters."""
+
+    def build(
+        self, max_gradient_norm: float | None = None, *, root_epsilon: float = 0.0
+    ) -> optax.GradientTransformation:
+        """Return the unscaled optimizer, on gradients scaled down to a largest global norm.
+
+        The learning rate multiplies its updates. STACX and FRODO, which differentiate
+        through a step, ask for a constant `root_epsilon` where a root of 0 would have no slope.
+        """
+        ...
 
 
 @struct
