@@ -15,7 +15,7 @@ from podracer.agent import require_spec
 from podracer.agents.common import normalization, off_policy, recurrent
 from podracer.agents.common.continuous_networks import ContinuousNetworks, CriticNetworks
 from podracer.agents.common.off_policy import Transition as Transition
-from podracer.agents.common.optimizers import Optimizer, take_step
+from podracer.agents.common.optimizers import OptimizerBuilder, take_step
 from podracer.agents.common.recurrent import History, Recurrence
 from podracer.mesh import global_grad
 from podracer.ops.distributions import from_bounds
@@ -68,7 +68,7 @@ class ContinuousAgent(Protocol):
     def discount(self) -> float: ...
 
     @property
-    def optimizer(self) -> Optimizer: ...
+    def optimizer(self) -> OptimizerBuilder: ...
 
     @property
     def weight_decay(self) -> float: ...
