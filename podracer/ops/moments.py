@@ -111,7 +111,7 @@ def moments_of_each(
 
 
 def _weighted_mean(axes: tuple[int, ...], weight: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Return the mean of weighted items `[T, B, ...]`, those without a weight not left out."""
+    """Return the mean over T x B of items `[T, B, ...]` times their weights `[T, B]`."""
     if weight is not None:
         x = jnp.expand_dims(weight, range(weight.ndim, x.ndim)) * x
     return jnp.mean(x, axes)

@@ -24,8 +24,8 @@ class OptimizerBuilder(Protocol):
     ) -> optax.GradientTransformation:
         """Return the unscaled optimizer, on gradients scaled down to a largest global norm.
 
-        The learning rate multiplies its updates. STACX and FRODO, which differentiate
-        through a step, ask for a constant `root_epsilon` where a root of 0 would have no slope.
+        The learning rate multiplies its updates. STACX and FRODO, which differentiate through a
+        step, ask for a constant `root_epsilon` within a root, which at 0 would have no slope.
         """
         ...
 
