@@ -697,6 +697,36 @@ def test_a_thread_that_goes_on_does_not_keep_the_process_alive(program, tmp_path
     assert "left behind by force: simulator." in done.stderr
 
 
+DAEMONS = """
+import threading, time
+import jax, numpy as np
+from podracer.io.signals import exit_despite_threads
+
+def sleep(x):
+    time.sleep(0.002)
+    return np.float32(x)
+
+def act():
+    while True:
+        jax.block_until_ready(program(1.0))
+
+program = jax.jit(lambda x: jax.pure_callback(sleep, jax.ShapeDtypeStruct((), "float32"), x))
+program(1.0)
+for _ in range(4):
+    threading.Thread(target=act, daemon=True).start()
+print("ended", end="")
+exit_despite_threads(75)
+"""
+
+
+def test_daemons_in_native_code_do_not_change_the_exit_code():
+    done = subprocess.run(
+        [sys.executable, "-c", DAEMONS], capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(podracer.__file__).parents[1])},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (75, "ended", "")
+
+
 OWN_RECIPE = """
 from podracer.experiments import recipes
 

@@ -435,6 +435,14 @@ def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
     assert "hangs" not in capfd.readouterr().err
 
 
+def test_the_end_of_a_run_waits_for_a_step_and_not_for_a_rollout(once, monkeypatch, capfd):
+    monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.5)
+    outcome = attempt(once, NOTHING, num_updates=2, pace=(0.25, 0.0))  # 1 s for a rollout
+    assert outcome.error is None
+    assert outcome.left == []
+    assert "behind" not in capfd.readouterr().err
+
+
 @pytest.mark.figure(6)
 def test_a_run_that_ends_well_says_which_closing_hangs(once, monkeypatch, capfd):
     monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.2)

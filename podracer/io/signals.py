@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from podracer.io.text import print_stderr
 
@@ -33,23 +33,33 @@ def request_signal_at_parent_death(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def exit_despite_threads(code: int) -> None:
-    """End the process soon, even if a thread that is no daemon, such as an environment's, goes on.
+def exit_despite_threads(code: int) -> NoReturn:
+    """End the process soon, after what `atexit` has, even if threads go on.
 
-    Call it last. Python waits for such threads without a limit, before it calls what `atexit` has.
+    Python waits without a limit for threads that are no daemons, such as an environment's. Daemons
+    that return from C++ while Python is finalized abort the process, so Python is not finalized.
     """
     threads_ended = threading.Event()
-    atexit.register(threads_ended.set)
 
     def exit_late() -> None:
         if not threads_ended.wait(_THREAD_SECONDS):
             threads = set(threading.enumerate()) - {threading.main_thread()}
             names = ", ".join(thread.name for thread in threads if not thread.daemon)
             print_stderr(f"left behind by force: {names}.")
-            atexit._run_exitfuncs()
-            os._exit(code)
+            _exit(code)
 
     threading.Thread(target=exit_late, daemon=True).start()
+    threading._shutdown()  # type: ignore[attr-defined]  # waits, as Python does
+    threads_ended.set()
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager

@@ -12,19 +12,18 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from podracer.io.signals import exit_despite_threads, request_signal_at_parent_death
 
 
-def main(directory: str, *recipes: str) -> int:
-    """Run one attempt. Returns the exit code."""
+def main(directory: str, *recipes: str) -> NoReturn:
+    """Run one attempt and exit with its code."""
     request_signal_at_parent_death(signal.SIGCONT)  # or a stopped process could not end
     threading.Thread(target=_watch_parent, daemon=True).start()
     from podracer.tournament import pod
 
-    code = pod.run_alone(Path(directory).absolute(), recipes)
-    exit_despite_threads(code)
-    return code
+    exit_despite_threads(pod.run_alone(Path(directory).absolute(), recipes))
 
 
 def _watch_parent() -> None:
@@ -35,4 +34,4 @@ def _watch_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -106,6 +106,7 @@ class Actor:
             versions = np.empty(self._config.rollout_length, np.int64)
             for t in range(self._config.rollout_length):
                 timer.start("inference")
+                self.parameters.check_open()  # a rollout may take minutes
                 if t and self._config.refresh_params == "step":
                     parameters = self.parameters.get_newest() or parameters
                 versions[t] = parameters.version

@@ -62,6 +62,11 @@ class ClosableQueue(Generic[T]):
             self._changed.notify_all()
             return newest
 
+    def check_open(self) -> None:
+        """Raise `Closed` if it is closed."""
+        if self._closed:
+            raise Closed
+
     def close(self) -> None:
         """End every wait, present and future, with `Closed`, and drop the items."""
         with self._changed:
