@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Integer, Shaped
 
 from podracer import cgroups
 from podracer.types import ConfigError, LearnerState, PyTree
@@ -239,8 +239,7 @@ def global_grad_in_blocks(
     keeps stays in the processor's cache; an accelerator takes all at once. `aux` is a tree of float
     arrays.
     """
-    on_cpu = (_TRACED_FOR.get() or jax.default_backend()) == "cpu"
-    blocks = split_evenly(indices, indices_in_cache if on_cpu else indices.shape[0])
+    blocks = split_evenly(indices, indices_in_cache if _is_for_cpu() else indices.shape[0])
     count = blocks.shape[0]
     block_grad = partial(jax.grad(loss, has_aux=True), params)
     if count == 1:
@@ -254,13 +253,35 @@ def global_grad_in_blocks(
     return global_mean(jax.lax.scan(add, zeros, blocks)[0], axis)
 
 
-def split_evenly(indices: Integer[Array, "n"], limit: int) -> Integer[Array, "K m"]:
-    """Return indices `[n]` in order as equal blocks `[K, m]`.
+def map_blocks(
+    function: Callable[[PyTree], Float[Array, "N m"]], x: PyTree, *, rows_in_cache: int
+) -> Float[Array, "N m"]:
+    """Return `function(x)`, which maps each row of arrays `[N, ...]` alone.
 
-    A block has at most `limit` and more than half as many, or all n where no divisor of n lies
-    between.
+    A CPU takes equal blocks of at most `rows_in_cache` rows, one after another, so that what is
+    made of a block stays in the processor's cache; an accelerator takes all rows at once.
     """
-    n = indices.shape[0]
+    N = jax.tree.leaves(x)[0].shape[0]
+    if not (_is_for_cpu() and isinstance(N, int)):  # exported programs have any number of rows
+        return function(x)
+    blocks = jax.tree.map(lambda x: split_evenly(x, rows_in_cache), x)
+    if len(jax.tree.leaves(blocks)[0]) == 1:
+        return function(x)
+    y = jax.lax.map(function, blocks)
+    return y.reshape(N, y.shape[-1])
+
+
+def split_evenly(x: Shaped[Array, "n ..."], limit: int) -> Shaped[Array, "K m ..."]:
+    """Return an array `[n, ...]` in order as equal blocks `[K, m, ...]`.
+
+    A block has at most `limit` items and more than half as many, or all n where no divisor of n
+    lies between.
+    """
+    n = x.shape[0]
     limit = max(1, limit)
     sizes = (size for size in range(min(limit, n), limit // 2, -1) if n % size == 0)
-    return indices.reshape(-1, next(sizes, n))
+    return x.reshape(-1, next(sizes, n), *x.shape[1:])
+
+
+def _is_for_cpu() -> bool:
+    return (_TRACED_FOR.get() or jax.default_backend()) == "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,12 @@ from podracer.mesh import (
     global_grad_in_blocks,
     global_mean,
     make_mesh,
+    map_blocks,
     num_cores,
     schedulable_cores,
     shardings,
     split_evenly,
+    traced_for,
 )
 from podracer.types import ConfigError
 
@@ -86,6 +89,29 @@ def test_blocks_have_the_gradient_of_the_whole(devices, count):
         return grads, global_mean(aux, DATA)
 
     close(sharded(step, devices)(params, x, y), (expected, metrics))
+
+
+@pytest.mark.parametrize(
+    ("limit", "platform", "at_once"),
+    [(24, "cpu", 24), (7, "cpu", 6), (5, "cpu", 4), (7, "cuda", 24)],
+)
+def test_rows_are_mapped_in_blocks_on_a_cpu(limit, platform, at_once):
+    x, w = jax.random.normal(jax.random.key(0), (24, 3)), jnp.arange(12.0).reshape(3, 4)
+    seen = []
+
+    def apply(w, x):
+        seen.append(x.shape[0])
+        return jnp.tanh(x @ w)
+
+    def loss(w, mapped):
+        return jnp.sum(jnp.square(mapped(w)))
+
+    with traced_for(platform):
+        got = jax.value_and_grad(loss)(
+            w, lambda w: map_blocks(partial(apply, w), x, rows_in_cache=limit)
+        )
+    assert set(seen) == {at_once}
+    close(got, jax.value_and_grad(loss)(w, lambda w: apply(w, x)))
 
 
 def test_without_an_axis_it_is_the_plain_gradient():

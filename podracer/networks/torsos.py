@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from podracer.mesh import map_blocks
 from podracer.networks.layers import (
     ACTIVATIONS,
     Activation,
@@ -30,6 +31,11 @@ from podracer.types import ConfigError, PyTree, bounded
 
 SCANNED_BLOCKS = 3
 """Number of residual blocks in a stage from which on they are one loop, which compiles once."""
+
+
+PIXELS_IN_CACHE = 2**21
+"""Number of pixels, times their channels, whose convolutions a CPU computes at once: 74 images of
+84x84x4, the patches of which take 30 MB in the Nature network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +147,19 @@ def apply_torso(
     config: Torso, layers: tuple[Any, ...], observation: PyTree, dtype: str
 ) -> jax.Array:
     """Return features `[N, size]` of observation leaves `[N, ...]`, computed in a dtype."""
-    leaves = [cast(as_float(x), dtype) for x in jax.tree.leaves(observation)]
+    leaves = jax.tree.leaves(observation)
     images, vectors = _split(config, leaves, [x.shape[1:] for x in leaves])
-    parts = [x.reshape(x.shape[0], -1) for x in vectors]
-    if images:
-        image = apply_convolutions(config, layers[0], jnp.concatenate(images, axis=-1))
+    parts = [cast(as_float(x), dtype).reshape(x.shape[0], -1) for x in vectors]
+
+    def features(images: list[jax.Array]) -> jax.Array:
+        image = jnp.concatenate([cast(as_float(x), dtype) for x in images], axis=-1)
+        image = apply_convolutions(config, layers[0], image)
         image = relu(image) if isinstance(config, ResNet) else image
-        parts.append(image.reshape(image.shape[0], -1))
+        return image.reshape(image.shape[0], -1)
+
+    if images:
+        pixels = sum(math.prod(x.shape[1:]) for x in images)
+        parts.append(map_blocks(features, images, rows_in_cache=PIXELS_IN_CACHE // pixels))
     x = jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     activation = relu if isinstance(config, ResNet) else ACTIVATIONS[config.activation]
     for layer in layers[-1]:
