@@ -28,7 +28,7 @@ import jax
 
 import podracer
 from podracer.io.differences import differences
-from podracer.io.signals import STOPPED
+from podracer.io.signals import STOPPED, exit_at_once
 from podracer.mesh import gather_texts
 from podracer.types import ConfigError, PodracerError
 
@@ -75,7 +75,7 @@ class _AbortHandler:
         reporter.start()
         reporter.join(REPORT_SECONDS)
         _print(str(self.error))
-        _exit(self.error.exit_code)
+        exit_at_once(self.error.exit_code)
 
 
 _on_abort = _AbortHandler()
@@ -144,7 +144,7 @@ def _call_in_thread(function: Callable[[], None], notice: str) -> None:
             _print(notice)
         outcome.result()
     except BaseException as error:
-        atexit.register(_exit, _exit_code(error))
+        atexit.register(exit_at_once, _exit_code(error))
         raise
 
 
@@ -184,7 +184,7 @@ def _exit_code(error: BaseException) -> int:
 def _leave(code: int) -> None:
     if jax.process_index() == 0:
         time.sleep(LINGER_SECONDS)
-    _exit(code)
+    exit_at_once(code)
 
 
 def check_same_configuration(configuration: Mapping[str, Any]) -> None:
@@ -211,10 +211,3 @@ def _digest_of_code() -> str:
 def _print(text: str) -> None:
     with contextlib.suppress(OSError):
         print(f"podracer: {text}", file=sys.stderr, flush=True)
-
-
-def _exit(code: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

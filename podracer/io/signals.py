@@ -46,16 +46,18 @@ def exit_despite_threads(code: int) -> NoReturn:
             threads = set(threading.enumerate()) - {threading.main_thread()}
             names = ", ".join(thread.name for thread in threads if not thread.daemon)
             print_stderr(f"left behind by force: {names}.")
-            _exit(code)
+            atexit._run_exitfuncs()
+            exit_at_once(code)
 
     threading.Thread(target=exit_late, daemon=True).start()
     threading._shutdown()  # type: ignore[attr-defined]  # waits, as Python does
     threads_ended.set()
-    _exit(code)
-
-
-def _exit(code: int) -> NoReturn:
     atexit._run_exitfuncs()
+    exit_at_once(code)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End the process with its output written; threads and what `atexit` has are left out."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -40,7 +40,7 @@ class Network:
     carry: Callable[[int], Carry]
     apply: Callable[..., tuple[dict[str, jax.Array], Carry]]
     rows_in_cache: int = 256
-    """Number of observations whose forward and backward pass fit the cache of a CPU."""
+    """Number of observations of which a CPU takes the gradient at once."""
 
 
 @dataclasses.dataclass(frozen=True)

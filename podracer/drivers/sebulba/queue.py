@@ -47,16 +47,14 @@ class ClosableQueue(Generic[T]):
                 if remaining <= 0:
                     raise TimeoutError
                 self._changed.wait(min(remaining, WAKE_SECONDS))
-            if self._closed:
-                raise Closed
+            self.check_open()
             self._changed.notify_all()
             return self._items.popleft()
 
     def get_newest(self) -> T | None:
         """Take all items and return the newest, or None if there is none. Never waits."""
         with self._changed:
-            if self._closed:
-                raise Closed
+            self.check_open()
             newest = self._items[-1] if self._items else None
             self._items.clear()
             self._changed.notify_all()
@@ -83,7 +81,6 @@ class ClosableQueue(Generic[T]):
         return len(self._items) / self._depth
 
     def _add(self, item: T) -> None:
-        if self._closed:
-            raise Closed
+        self.check_open()
         self._items.append(item)
         self._changed.notify_all()
