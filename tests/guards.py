@@ -304,7 +304,7 @@ GUARDS = [
     ),
     Guard(
         "drivers/sebulba/queue.py",
-        "        if self._closed:\n            raise Closed\n        self._items.append(item)",
+        "        self.check_open()\n        self._items.append(item)",
         "        self._items.append(item)",
         "test_queue.py::test_after_closing_everything_is_closed",
     ),
