@@ -11,6 +11,7 @@ class Guard(NamedTuple):
     line: str  # or a part that occurs once in the file
     without: str  # what stands there when the guard is removed
     test: str  # in tests/
+    mark: str = "not slow"  # of the cases that are tried
 
 
 GUARDS = [
@@ -369,6 +370,7 @@ GUARDS = [
         "coordinator_bind_address=bind_address,",
         "",
         "test_hosts.py::test_the_loss_of_a_process_ends_the_other_with_77",
+        "slow",
     ),
     # --- tournaments ---
     Guard(

@@ -10,8 +10,10 @@ import time
 import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
+import podracer
 from podracer.experiments import peers
 from podracer.experiments.hosts import Hosts, initialize_devices
+from podracer.experiments.serialization import read_experiment
 from podracer.types import ConfigError
 
 RUN = (
@@ -58,8 +60,7 @@ def one(tmp_path_factory):
 def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
     """Every parameter as in one process with two devices, to the rounding of the sums."""
     alone = tmp_path / "alone"
-    code, _, error = finish(start(*RUN, "--frames", STEPS * 60, "--run-dir", alone))
-    assert code == 0, error
+    podracer.train(read_experiment(one), run_dir=alone, devices=2)
     for together, single in zip(records(one), records(alone), strict=True):
         assert together.keys() == single.keys()
         for name, value in together.items():
@@ -116,6 +117,7 @@ def lose(processes, run, lost, number):
 
 @pytest.mark.figure(19)
 @pytest.mark.usefixtures("nothing_listens")
+@pytest.mark.slow
 def test_the_loss_of_a_process_ends_the_other_with_77(tmp_path):
     """And meanwhile the coordinator listens on the address that it was given, of the loopback."""
     run = tmp_path / "run"
