@@ -185,7 +185,7 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 @pytest.mark.figure(3)
-@pytest.mark.parametrize("trials", [60, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [30, pytest.param(400, marks=pytest.mark.slow)])
 def test_random_damage_is_always_found_and_the_step_before_restored(
     trials: int, tmp_path: Path, cases
 ) -> None:
@@ -943,6 +943,7 @@ jax.distributed.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_directory(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     flags = {"XLA_FLAGS": ""}

@@ -57,9 +57,9 @@ def test_eval_prints_what_training_measured(run):
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
-def test_play_draws_the_board(run, tmp_path):
+def test_play_draws_the_board(run, tmp_path, capsys):
     out = tmp_path / "catch.gif"
-    code, _, error = call("play", run, "--out", out, "--episodes", 2)
+    code, _, error = call_here(capsys, "play", run, "--out", out, "--episodes", 2)
     assert code == 0, error
     with Image.open(out) as image:
         assert image.n_frames >= 10  # frames that do not change are merged
@@ -69,8 +69,8 @@ def test_play_draws_the_board(run, tmp_path):
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
-def test_report_is_one_file_without_addresses(run):
-    code, out, error = call("report", run)
+def test_report_is_one_file_without_addresses(run, capsys):
+    code, out, error = call_here(capsys, "report", run)
     assert code == 0, error
     page = (run / "report.html").read_text()
     assert out.strip() == str(run / "report.html")
@@ -81,7 +81,7 @@ def test_report_is_one_file_without_addresses(run):
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
 def test_fingerprint_is_of_the_whole_state(run, capsys):
-    code, out, error = call("fingerprint", run)
+    code, out, error = call_here(capsys, "fingerprint", run)
     assert code == 0, error
     assert re.fullmatch(r"[0-9a-f]{64}  .* at update 200\n", out)
     assert call_here(capsys, "fingerprint", run, "--checkpoint", "200") == (0, out, "")
@@ -92,8 +92,8 @@ def test_fingerprint_is_of_the_whole_state(run, capsys):
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
-def test_list_and_usage_name_everything():
-    code, out, _ = call("list")
+def test_list_and_usage_name_everything(capsys):
+    code, out, _ = call_here(capsys, "list")
     assert code == 0
     for word in ("agents:", "PPO", "recipes:", "cartpole_ppo", "environments:", "catch"):
         assert word in out
@@ -223,6 +223,7 @@ def test_bench_separates_compile_time():
 
 @pytest.mark.figure(17)
 @pytest.mark.usefixtures("nothing_listens")
+@pytest.mark.slow
 def test_sebulba_trains_evaluates_and_plays_in_gymnasium(tmp_path):
     """An environment of the host, from the first flag to the picture of the accounts."""
     run = tmp_path / "run"
@@ -293,10 +294,10 @@ def test_tune_names_the_fastest():
     ("arguments", "message"),
     [
         (("catch", "--num-envs", "10", "--devices", "4"), "take 8 or 12"),
-        (("cartpole_dqn", "--capacity", "2000000000"), "GiB are free: take a smaller"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (("cartpole_dqn", "--capacity", "2000000000"), "GiB are free: take a smaller"),
                 (("cartpole_sebulba", "--actors", "2"), "more than the one device"),
                 (("cartpole_sebulba", "--devices", "4", "--actors", "3", "--learners", "3"), "fit"),
                 (("cartpole_sebulba", "--num-envs", "31", "--threads-per-actor", "2"), "30 or 32"),

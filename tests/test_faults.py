@@ -48,11 +48,12 @@ def interrupt(process, run, signals):
 @pytest.mark.parametrize(
     "signals",
     [
-        (signal.SIGKILL, signal.SIGHUP),
+        (signal.SIGKILL,),
+        pytest.param((signal.SIGKILL, signal.SIGHUP), marks=SLOW),
         pytest.param(200 * (signal.SIGKILL,), marks=SLOW),
         pytest.param(50 * (signal.SIGTERM,), marks=SLOW),
     ],
-    ids=["both", "SIGKILL", "SIGTERM"],
+    ids=["once", "both", "SIGKILL", "SIGTERM"],
 )
 def test_interrupted_and_resumed_equals_an_uninterrupted_run(signals, tmp_path, cases):
     """Killed, it goes on from what was saved; told to stop, it saves and exits with 75."""
@@ -123,6 +124,7 @@ def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
 
 
 @pytest.mark.figure(4)
+@pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     """Also while the main thread is deep inside a compiled chunk that takes minutes."""
     run = tmp_path / "run"
@@ -156,6 +158,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path):
 
 
 @pytest.mark.figure(6)
+@pytest.mark.slow
 def test_a_chunk_that_never_ends_is_noticed(tmp_path):
     run = tmp_path / "run"
     code, _, error = call(

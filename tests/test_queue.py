@@ -384,10 +384,17 @@ def explore(component, at, preemptions, monkeypatch):
 
 
 @pytest.mark.figure(22)
-@pytest.mark.parametrize("preemptions", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_no_order_of_events_hangs(preemptions, monkeypatch, cases):
+@pytest.mark.parametrize(
+    ("preemptions", "places"),
+    [
+        (1, [("one", 1), ("learner", 1), ("stop learner", 2), ("one's end", 0)]),
+        *(pytest.param(n, PLACES, marks=pytest.mark.slow) for n in (1, 2)),
+    ],
+    ids=["1, some", "1", "2"],
+)
+def test_no_order_of_events_hangs(preemptions, places, monkeypatch, cases):
     """The first fault comes out, or none where the run had ended before it."""
-    for component, at in PLACES:
+    for component, at in places:
         count, outcomes = explore(component, at, preemptions, monkeypatch)
         if component.startswith("stop") or component.endswith("end"):
             assert outcomes == {type(None)}
@@ -396,7 +403,7 @@ def test_no_order_of_events_hangs(preemptions, monkeypatch, cases):
         else:
             assert Injected in outcomes
         cases.add(count, count)
-    cases.note(f"{len(PLACES)} places")
+    cases.note(f"{len(places)} places")
 
 
 def test_the_exploration_finds_a_wake_up_that_was_forgotten(monkeypatch):

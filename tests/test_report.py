@@ -177,6 +177,7 @@ def test_how_evaluations_act_stands_beside_their_returns(tmp_path):
     assert "final greedy with epsilon 0.01 evaluation 2.00" in both.text
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(tmp_path):
     run = make_run(tmp_path / "run", records=2)
     first = write_report([run], tmp_path / "first.html").read_bytes()
@@ -549,6 +550,7 @@ def test_what_cannot_be_a_video_is_refused(tmp_path, monkeypatch):
         write_video(frames, tmp_path / "a.gif", fps=0)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_an_end_by_an_evaluation_is_said_beside_what_it_does_to_means(tmp_path):
     driver = {"num_envs": 10, "rollout_length": 100}
     rules = {"target_return": 0.5, "max_seconds": None, "frames": 16_000, "driver": driver}

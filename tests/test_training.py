@@ -54,6 +54,7 @@ EXPERIMENT = Experiment(
 )
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_evaluated_where_its_chunks_pass_an_evaluation(tmp_path):
     """A short run has a shorter chunk, so the ends of a resumed run's chunks are elsewhere."""
     short = dataclasses.replace(EXPERIMENT, frames=3 * STEPS, evaluations=1)
@@ -115,7 +116,7 @@ def cache_misses(monkeypatch):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
 
 
-@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+@pytest.mark.parametrize("arch", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
 def test_other_hyperparameters_compile_nothing(arch, tmp_path, cache_misses):
     experiment = dataclasses.replace(EXPERIMENT, frames=5 * STEPS, evaluations=1).under(arch)
     first = podracer.train(experiment, run_dir=tmp_path / "first")
@@ -126,9 +127,14 @@ def test_other_hyperparameters_compile_nothing(arch, tmp_path, cache_misses):
     assert fingerprint(first.state) != fingerprint(second.state)
 
 
-def test_what_a_run_leaves(tmp_path):
-    run = tmp_path / "run"
-    result = podracer.train(EXPERIMENT, run_dir=run)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """What `train` returned; its run directory is for reading only."""
+    return podracer.train(EXPERIMENT, run_dir=tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_what_a_run_leaves(finished):
+    run, result = finished.run_dir, finished
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["updates"] for line in lines] == list(range(5, 41, 5))
     assert [line["updates"] for line in lines if "evaluation_return" in line] == [10, 20, 30, 40]
@@ -147,6 +153,7 @@ def test_what_a_run_leaves(tmp_path):
     assert not (run / "crash.json").exists()
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     returns = {10: 1.0, 20: 4.0, 30: 4.0, 40: 2.0, 60: 5.0, 80: math.nan, 85: 9.0}
     evaluated = {}
@@ -198,6 +205,7 @@ def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):
     assert records(run)[0]["updates"] == 5
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_vanishes_ends_and_makes_no_other(tmp_path, capsys):
     run = tmp_path / "run"
 
@@ -210,23 +218,21 @@ def test_a_run_whose_directory_vanishes_ends_and_makes_no_other(tmp_path, capsys
     assert not run.exists()
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_reads_what_was_written(finished):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
-    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events = accumulator.EventAccumulator(str(finished.run_dir / "tensorboard"))
     events.Reload()
     scalars = events.Scalars("evaluation/return")
     assert [event.step for event in scalars] == [10, 20, 30, 40]
 
 
-def test_an_evaluation_can_be_repeated(tmp_path):
+def test_an_evaluation_can_be_repeated(finished):
     from podracer.evaluate import make_evaluator
 
-    result = podracer.train(EXPERIMENT, run_dir=tmp_path / "run")
-    agent, env, state, _ = load_run(tmp_path / "run")
+    agent, env, state, _ = load_run(finished.run_dir)
     evaluate = make_evaluator(agent, env, 8)
     again = evaluate(agent.actor_params(state.learner), state.key, state.update)
-    assert np.array_equal(again.returns, result.evaluation.returns)
+    assert np.array_equal(again.returns, finished.evaluation.returns)
     assert again.unfinished == 0
     assert set(again.lengths) == {9}
 
@@ -250,6 +256,7 @@ def test_a_target_ends_the_run(tmp_path):
     assert podracer.train(EXPERIMENT, run_dir=run, resume=True).reason == "frames"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_devices_that_it_had(tmp_path, caplog):
     """Which is all that a run of so many devices needs to be exact, as a sweep is."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -319,7 +326,10 @@ def test_a_directory_is_used_once(tmp_path):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "other", resume=True)
 
 
-@pytest.mark.parametrize("text", ["RESOURCE_EXHAUSTED: Out of memory", "DATA_LOSS: gone"])
+@pytest.mark.parametrize(
+    "text",
+    ["RESOURCE_EXHAUSTED: Out of memory", pytest.param("DATA_LOSS: gone", marks=pytest.mark.slow)],
+)
 def test_a_failing_device_is_a_sentence_and_code_71(tmp_path, monkeypatch, text):
     def broken(*_, **__):
         raise jax.errors.JaxRuntimeError(text)
@@ -478,6 +488,7 @@ class Faulty:
         return time, transition(observation, 1.0, timeout=time >= 20)
 
 
+@pytest.mark.slow
 def test_a_row_is_masked_until_its_next_episode_also_after_a_resume(tmp_path):
     driver = SebulbaConfig(4, 8, updates_per_chunk=1, policy_lag=0, threads_per_actor=1)
     env = auto_reset(Faulty())
