@@ -7,7 +7,6 @@ from pathlib import Path
 
 import disco
 import jax
-import pytest
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
@@ -152,13 +151,6 @@ AGENTS["muzero-reanalyze"] = dataclasses.replace(
 )
 AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
 CONTINUOUS = ("sac", "sac-gru", "td3", "td3-lstm", "fast_td3", "qt_opt", "muzero-sampled")
-
-
-# One of each kind; the others are slow tests, where all that differs is their arithmetic.
-KINDS = ("a2c", "ppo")
-EVERY_AGENT = [
-    pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in AGENTS
-]
 
 
 def environment_for(name):

@@ -285,10 +285,9 @@ def one_update(name: str, devices: int) -> Any:
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        ("q_lambda", 2),
-        *(slow(name, devices) for name in ("a2c", "impala", "stacx") for devices in (2, 4, 8)),
-        *(slow("q_lambda", devices) for devices in (4, 8)),
-        *(slow(name, devices) for name in ("ppo", "pqn") for devices in (2, 4, 8)),
+        slow(name, devices)
+        for name in ("a2c", "impala", "stacx", "q_lambda", "ppo", "pqn")
+        for devices in (2, 4, 8)
     ],
 )
 def test_shards_learn_what_one_device_learns(name, devices):

@@ -71,6 +71,7 @@ def test_a_time_out_is_worth_what_the_network_says():
     np.testing.assert_allclose(search_value(timestep), value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_counts_after_a_terminal():
     agent, env, params = fresh("probe:constant", num_simulations=16)
     keys = jax.random.split(jax.random.key(0), 2)

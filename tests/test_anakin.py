@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents import AGENTS, EVERY_AGENT, KINDS, SMALL, environment_for
+from agents import AGENTS, SMALL, environment_for
 from programs import collectives_by_computation
 from runs import anakin_setup, train_anakin
 
@@ -22,7 +22,8 @@ from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import ConfigError, Continuous, NonFiniteError
 
 
-@pytest.mark.parametrize("name", EVERY_AGENT)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
 def test_two_runs_are_equal_to_the_bit(name):
     first, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
     second, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 10)
@@ -40,7 +41,8 @@ def test_replicas_are_equal_to_the_bit_after_50_updates(devices):
         assert all(np.array_equal(copies[0], copy) for copy in copies[1:])
 
 
-@pytest.mark.parametrize("devices", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4, 8])
 def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
     """One update moves every environment and the episode statistics exactly alike."""
     one, _ = train_anakin(*anakin_setup(AGENTS["a2c"], updates_per_chunk=1), 1)
@@ -53,7 +55,7 @@ def test_the_first_rollout_does_not_depend_on_the_number_of_devices(devices):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
+    [pytest.param(name, marks=() if name == "a2c" else pytest.mark.slow) for name in AGENTS],
 )
 def test_going_on_from_a_state_equals_never_having_stopped(name):
     whole, _ = train_anakin(*anakin_setup(AGENTS[name], environment_for(name)), 20)
@@ -120,6 +122,7 @@ def compiled_text(devices, agent="ppo"):
     return make_chunk(env, mesh, config).lower(agent, state, request).compile().as_text()
 
 
+@pytest.mark.slow
 def test_hyperparameters_that_are_arguments_compute_what_constants_do():
     """But for rounding: XLA multiplies constants with each other (docs/decisions/0038)."""
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
@@ -144,7 +147,7 @@ def test_the_program_has_no_callback_and_no_collective_but_reductions():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in AGENTS],
+    [pytest.param(name, marks=() if name == "ppo" else pytest.mark.slow) for name in AGENTS],
 )
 def test_no_reduction_can_overtake_another(name):
     """XLA gives all of a program's reductions one channel; on a CPU, two that do not depend on
@@ -272,7 +275,7 @@ def collect(agent, env, devices, num_updates=100):
 
 
 @pytest.mark.figure(9)
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("where", "value"),
     [
@@ -293,7 +296,7 @@ def test_bad_data_stops_the_run_before_it_is_applied(where, value, devices):
 
 
 @pytest.mark.figure(9)
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_bad_gradient_stops_the_run_in_the_same_update(devices):
     message, seen = collect(BadGradient(network=SMALL), "catch", devices)
     assert "update 8" in message
@@ -338,6 +341,7 @@ def test_what_cannot_run_is_refused_in_a_sentence(agent, environment, devices, c
     assert compiles == []
 
 
+@pytest.mark.slow
 def test_continuous_actions_stay_within_their_bounds():
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], "pendulum")
     assert isinstance(env.spec.action, Continuous)

@@ -110,7 +110,15 @@ SETTINGS = {  # the protocol, the steps, and what must at least have happened in
 
 
 # By default lost lives, the end of a game, time-outs and large rewards, but once each.
-LONG = ("life losses", "time-outs", "fire in whole games", "whole games")
+LONG = (
+    "life losses",
+    "time-outs",
+    "fire",
+    "fire in whole games",
+    "sticky",
+    "whole games",
+    "color",
+)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +203,7 @@ def play(setting: Atari, indices: list[int], steps: int, start: int = 0, before:
     [impala("space_invaders"), pytest.param(sticky("pong"), marks=pytest.mark.slow)],
     ids=["impala", "sticky"],
 )
+@pytest.mark.slow
 def test_a_row_depends_on_its_own_index_alone(setting: Atari) -> None:
     batch = play(setting, [7, 3, 9], 150, before=30)
     alone = play(setting, [3], 150)
@@ -216,6 +225,7 @@ def test_seeds_differ_by_seed_index_and_start() -> None:
     assert row_seeds(1, np.array([30]), 10**12) == seeds[runs.index((1, 10**12)), 30]
 
 
+@pytest.mark.slow
 def test_a_game_begins_with_up_to_noop_max_noops() -> None:
     setting = Atari("space_invaders", noop_max=3, size=NATIVE)
     game = Slow(setting, 0)

@@ -95,6 +95,7 @@ def test_a_return_is_the_games_outcome_for_the_player_who_moves():
         np.testing.assert_array_equal(np.asarray(returns)[:length, b], expected)
 
 
+@pytest.mark.slow
 def test_minimax_finds_the_values_of_a_solver():
     """With at most three empty places, three moves ahead are the whole game."""
     from podracer.envs.opponents import action_values

@@ -193,6 +193,7 @@ def test_a_process_of_tune_that_fails_fails_it_and_other_words_do_not(
     assert "Fastest: podracer train cartpole_sebulba --arch sebulba --devices 1" in said
 
 
+@pytest.mark.slow
 def test_time_in_which_a_run_is_suspended_is_no_stall():
     def suspend(process):
         assert process.stdout.readline() == "ready\n"
@@ -240,7 +241,7 @@ def test_a_command_ends_whose_environment_left_a_thread():
     assert in_child(code) == (75, "")
 
 
-@pytest.mark.parametrize("closed", [1, 2])
+@pytest.mark.parametrize("closed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_closed_stream_is_no_error(closed):
     """As some supervisors start what they watch."""
     code = f"""
@@ -686,6 +687,7 @@ COMMAND = "sys.argv[1:] = ['trian']; from podracer.cli.main import main; main()"
 POD = "from podracer.tournament.process import main; sys.exit(main('nowhere'))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [COMMAND, POD], ids=["command", "pod"])
 def test_a_thread_that_goes_on_does_not_keep_the_process_alive(program, tmp_path):
     done = subprocess.run(

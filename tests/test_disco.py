@@ -270,7 +270,7 @@ def test_an_update_does_not_depend_on_the_number_of_devices(student, devices):
     close(jax.jit(sharded)(sample), jax.jit(partial(update, axis=None))(sample), atol=1e-5)
 
 
-@pytest.mark.parametrize("memory", ["none", slow("gru"), "lstm"])
+@pytest.mark.parametrize("memory", ["none", slow("gru"), slow("lstm")])
 def test_the_agent_keeps_the_contract(student, memory):
     network = TorsoNetwork(MLP((8,)), memory=memory, memory_size=4)
     agent = dataclasses.replace(student, network=network, spec=WALK.spec, rollout_length=8)

@@ -54,7 +54,12 @@ def page_id(page: Path) -> str:
 
 # Those of tutorials are run with their commands, by test_tutorials.py.
 WITH_CODE = [page for page in PAGES if blocks(page) and page.parent.name != "tutorials"]
-LONG = ("docs/add-an-environment", "docs/add-an-agent", "docs/coming-from")  # they train
+LONG = (
+    "docs/add-an-environment",
+    "docs/add-an-agent",
+    "docs/coming-from",
+    "docs/how-to",
+)  # they train
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,9 @@ def of_gymnax(test: Any) -> Any:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "Asterix-MinAtar" else ())
+        pytest.param(
+            name, marks=() if name in ("Catch-bsuite", "Pendulum-v1") else pytest.mark.slow
+        )
         for name in GYMNAX
     ],
 )

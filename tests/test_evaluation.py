@@ -206,6 +206,7 @@ EXPERIMENT = Experiment(
 )
 
 
+@pytest.mark.slow
 def test_evaluations_are_the_same_under_every_driver():
     def returns(**changes):
         setup = make_run_setup(dataclasses.replace(EXPERIMENT, evaluation_epsilon=0.2, **changes))
@@ -255,6 +256,7 @@ def test_a_run_evaluates_as_it_says_and_again_by_eval(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_one_episode_warns_once(tmp_path, caplog):
     env = podracer.auto_reset(Line())
     experiment = dataclasses.replace(EXPERIMENT, environment=env, evaluation_policy="greedy")

@@ -18,6 +18,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
         pytest.param("own_network", 81_920, 150.0, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_an_example_learns(
     name: str, frames: int, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

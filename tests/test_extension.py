@@ -149,6 +149,7 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_recipes_of_installed_packages_have_names(folder, monkeypatch):
     sys.path.append(str(folder))
     entry = EntryPoint("my_line", "lab.recipes:mine", "podracer.recipes")
@@ -158,6 +159,7 @@ def test_recipes_of_installed_packages_have_names(folder, monkeypatch):
     assert type(agent).__name__ == "Shifted"
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_with_its_recipe(folder):
     sys.path.append(str(folder))
     experiment = recipes.find("lab.recipes:mine")
@@ -234,6 +236,7 @@ def test_a_callback_sees_each_boundary_and_may_end_the_run(tmp_path):
     assert fingerprint(state) == fingerprint(result.state)  # it was saved where it ended
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
     def fails(boundary):
         raise RuntimeError("my own fault")

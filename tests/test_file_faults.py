@@ -256,6 +256,7 @@ def resume(
         pytest.param(2000, tuple(EXPERIMENTS), marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
 )
+@pytest.mark.slow
 def test_whatever_happens_to_its_files_a_run_is_right_or_refused(
     trials: int, names: tuple[str, ...], tmp_path: Path, monkeypatch, caplog, cases
 ) -> None:

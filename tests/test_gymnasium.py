@@ -150,6 +150,8 @@ BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
 }
 LOST_WORKERS = {"exit": "died", "kill": "died", "segfault": "died", "hang": "hung"}
 DEEDS = ["good", *BAD_ROWS, *LOST_WORKERS]
+# By default one of each kind, and what only a guard of its own finds.
+ROWS = ("raise", "nan_reward", "infinite", "strings", "shape", "bounds", "none")
 
 
 class Naughty(gymnasium.Env):
@@ -358,7 +360,10 @@ def good(rows):
 # --- semantics -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("workers", "seed", "start"), [(1, 0, 0), (3, 2**40, 7)])
+@pytest.mark.parametrize(
+    ("workers", "seed", "start"),
+    [pytest.param(1, 0, 0, marks=pytest.mark.slow), (3, 2**40, 7)],
+)
 def test_equals_a_plain_loop(batches, workers, seed, start):
     indices = np.array([4, 0, 9, 2, 3])
     batch = batches(Walk, 5, workers)
@@ -679,7 +684,10 @@ def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
 
 
 @pytest.mark.figure(8)
-@pytest.mark.parametrize("deed", BAD_ROWS)
+@pytest.mark.parametrize(
+    "deed",
+    [pytest.param(deed, marks=() if deed in ROWS else pytest.mark.slow) for deed in BAD_ROWS],
+)
 def test_a_row_at_fault_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 2), deed, lost={2})
 
@@ -710,6 +718,7 @@ def run_deed(batch, deed, lost):
 
 
 @pytest.mark.figure(7)
+@pytest.mark.slow
 def test_faults_in_several_workers_at_once(batches):
     batch = batches(Naughty, 4, 4, step_seconds=1.0)
     reference = Reference(Naughty, 0, range(4), 0)
@@ -739,10 +748,11 @@ def test_faults_in_several_workers_at_once(batches):
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
         (functools.partial(Broken, "raise"), {}, ("`raised`", "no wheel", "in reset")),
         (functools.partial(Broken, "pair"), {}, ("`malformed`", "the pair")),
-        (
+        pytest.param(
             functools.partial(Broken, "hang"),
             {"reset_seconds": 1.0, "max_restarts": 0},
             ("`hung`", "`reset` had not returned after 1 s (`reset_seconds`)"),
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -853,6 +863,7 @@ def test_the_fork_server_is_replaced_too(batches):
 
 
 @pytest.mark.figure(7)
+@pytest.mark.slow
 def test_a_fork_server_that_is_stopped_is_replaced(batches, monkeypatch):
     monkeypatch.setattr(library(), "_FORK_SECONDS", 0.2)
     batch = batches("CartPole-v1", 2, 2)
@@ -955,6 +966,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_what_an_environment_leaves_does_not_outlive_the_run(batches, caplog):
     before = children(os.getpid())
     library().Gymnasium(Leaving)
@@ -1036,7 +1048,7 @@ def test_a_fork_server_that_no_signal_ends_keeps_no_memory(batches, monkeypatch)
 
 @pytest.mark.figure(12)
 def test_nothing_leaks(batches, cases):
-    open_and_close(batches, cases(range(10)))
+    open_and_close(batches, cases(range(5)))
 
 
 @pytest.mark.figure(12)
@@ -1069,7 +1081,7 @@ SCRIPT = """
 
 
 @pytest.mark.figure(12)
-@pytest.mark.parametrize("are_stopped", [False, True])
+@pytest.mark.parametrize("are_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_orphans_of_a_killed_parent(are_stopped, tmp_path):
     """A process that is stopped cannot find that its parent has ended, but the kernel wakes it."""
     script = tmp_path / "script.py"

@@ -437,6 +437,7 @@ def test_a_report_of_other_matches_is_refused(tmp_path):
 # --- what is shown --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_leaderboard_and_the_report_show_ratings_and_results(tmp_path):
     state = run(tmp_path)
     best = state.board[0]
@@ -492,6 +493,7 @@ class TestGames:
         yield
         jax.config.update("jax_numpy_rank_promotion", before)
 
+    @pytest.mark.slow
     def test_a_pod_plays_and_a_fault_stays_in_its_match(self, tmp_path, monkeypatch):
         league = dataclasses.replace(
             LEAGUE, experiments=(TINY,), pods=1, rounds=1, round_frames=64, episodes=16

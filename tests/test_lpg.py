@@ -350,6 +350,7 @@ def test_lives_end_alone_and_learners_begin_anew():
     assert len(set(lives.tolist())) > 1, "they do not all end together"
 
 
+@pytest.mark.slow
 def test_the_rule_moves_after_k_updates_and_every_k_from_then_on():
     begin, *updates = learners(6)
     moved, before = [], begin.shared.rule

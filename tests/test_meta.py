@@ -239,6 +239,7 @@ def test_shards_tune_as_one_device_tunes(devices):
     close(many_metrics["mean"], one_metrics["mean"], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_with_one_head_it_begins_as_impala():
     """The metaparameters begin at the objective's own settings: same loss, same gradient."""
     settings = {

@@ -144,6 +144,7 @@ def test_hidden_states_are_planes_between_0_and_1_and_the_action_is_planes_besid
     close([policy_logits, value_logits], expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_numbers_beside_an_image_are_planes_of_it():
     """An action mask, as of board games; torsos of convolutions without padding fit as well."""
     cnn = TorsoNetwork(CNN((4,), (3,), (1,), layer_norm=True))
@@ -307,7 +308,8 @@ def agent_that_reanalyzes(bootstrap: str, action: Any = DISCRETE) -> MuZero:
     return dataclasses.replace(VECTORS, reanalyze_fraction=0.6, **settings)
 
 
-@pytest.mark.parametrize("action", [DISCRETE, pytest.param(BOX, marks=pytest.mark.slow)], ids=repr)
+@pytest.mark.slow
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=repr)
 def test_what_is_searched_anew_is_what_searches_by_hand_find(action, key):
     """Policies and values of all timesteps that the loss uses, and the samples that the policies
     are for; other sequences keep what acting found, and all keep their actions."""
@@ -367,6 +369,7 @@ def test_the_prior_is_uniform_over_samples_of_the_policy(key):
     np.testing.assert_allclose(actions.encode(action), chosen, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_policy_learns_the_densities_of_samples_as_the_search_weighs_them(key):
     """The loss less that without policy targets, beside a loop over sequences and timesteps."""
     agent = dataclasses.replace(agent_that_reanalyzes("target_network", BOX), reanalyze_fraction=0)
@@ -411,6 +414,7 @@ def test_each_node_has_samples_of_its_own_policy(key):
     np.testing.assert_allclose([noise.mean(), noise.std()], [0, 1], atol=0.1)
 
 
+@pytest.mark.slow
 def test_the_search_chooses_the_best_sample_of_a_model_that_is_known(monkeypatch):
     """With one simulation for each, where the reward says how near an action is to a goal."""
     agent = dataclasses.replace(agent_that_reanalyzes("search", BOX), num_simulations=16)

@@ -164,7 +164,7 @@ def test_an_lstm_begins_by_remembering(key):
     np.testing.assert_allclose(kept, jax.nn.sigmoid(1.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_lstm_and_its_gradient_are_those_of_a_plain_loop_over_cells(reverse, key):
     cell = eqx.nn.LSTMCell(4, 2, key=key)
     keys = jax.random.split(key, 3)
@@ -507,6 +507,7 @@ def test_a_table_can_be_saved():
     assert from_json(to_json(Table())) == Table()
 
 
+@pytest.mark.slow
 def test_a_network_is_built_once_for_a_specification():
     """MuZero has three networks, which it asks for wherever it uses one."""
     agent = MuZero(network=TorsoNetwork(SMALL), spec=EnvironmentSpec("x", VECTOR, Discrete(2)))
@@ -525,6 +526,7 @@ def test_a_network_that_was_built_while_tracing_holds_no_tracers():
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_many_residual_blocks_are_a_loop_over_the_same_blocks(layer_norm, monkeypatch):
     """The same weights from the same key, the same outputs and gradients."""

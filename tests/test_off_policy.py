@@ -111,9 +111,8 @@ AGENTS = {
 AGENTS["qt_opt"] = QTOpt(network=NETWORK, replay=PRIORITIZED, random_frames=0, n_step=2)
 AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
 CONTINUOUS = ("ddpg", "td3", "td3-c51", "sac", "sac-c51", "sac-qr", "qt_opt", "muzero-sampled")
-SOME = [
-    pytest.param(name, marks=() if name in ("r2d2", "sac") else pytest.mark.slow) for name in AGENTS
-]
+VARIANTS = ("td3-c51", "sac-c51", "sac-qr", "muzero-sampled")
+SOME = [pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for name in AGENTS]
 
 
 def agent_and_env(name, **settings):
@@ -136,7 +135,7 @@ def first_moments(state):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=pytest.mark.slow if x == "muzero-sampled" else ()) for x in AGENTS],
+    [pytest.param(x, marks=pytest.mark.slow if x in VARIANTS else ()) for x in AGENTS],
 )
 def test_every_agent_keeps_the_contract(name):
     agent, _ = agent_and_env(name)
@@ -189,7 +188,7 @@ def test_without_exploring_the_keys_do_not_matter(name):
     assert any((act(0, True) != act(seed, True)).any() for seed in range(1, 9))
 
 
-@pytest.mark.parametrize("name", ["dqn", "sac"])
+@pytest.mark.parametrize("name", ["dqn", pytest.param("sac", marks=pytest.mark.slow)])
 def test_nothing_is_learned_before_the_warm_up_is_over(name):
     agent, env = agent_and_env(name)
     agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * 8 * B))
@@ -451,6 +450,7 @@ def test_two_devices_update_as_one_does():
     close(update(2), update(1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_matrices_decay_and_nothing_else_does():
     """Without a gradient Adam moves nothing, so what is left is the decay, before the rate."""
     agent, _ = agent_and_env("sac", weight_decay=0.5)
@@ -468,6 +468,7 @@ def test_matrices_decay_and_nothing_else_does():
         check_ranges(dataclasses.replace(agent, weight_decay=-0.1), "agent")
 
 
+@pytest.mark.slow
 def test_fast_td3_is_that_of_its_paper():
     """Settings of its code for MuJoCo Playground, but for the range of returns and the network."""
     experiment = recipes.find("pendulum_fast_td3")
@@ -528,6 +529,7 @@ def test_only_the_first_frames_are_random(name, random_frames):
     np.testing.assert_array_equal(act(shared), act(learned))
 
 
+@pytest.mark.slow
 def test_sac_stops_where_its_learning_rate_ends():
     """After the frames of one rollout, temperature included."""
     agent, env = agent_and_env("sac", learning_rate=Linear(1e-3, 0.0, frames=8 * B))
@@ -539,17 +541,20 @@ def test_sac_stops_where_its_learning_rate_ends():
     assert all(map(np.array_equal, after, later))
 
 
-def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted():
+@pytest.mark.parametrize(
+    ("target", "sign"), [(-50.0, -1), pytest.param(50.0, 1, marks=pytest.mark.slow)]
+)
+def test_sac_pays_for_entropy_until_there_is_as_much_as_wanted(target, sign):
     """The temperature falls while the entropy is above the target, and rises below it."""
-    for target, sign in ((-50.0, -1), (50.0, 1)):
-        agent, env = agent_and_env("sac", target_entropy=target)
-        state, trajectory = begin(agent, env)
-        new, _ = learn(agent, state, trajectory)
-        before, after = (x.shared.params.actor.log_temperature for x in (state, new))
-        change = after - before
-        assert np.sign(change) == sign
+    agent, env = agent_and_env("sac", target_entropy=target)
+    state, trajectory = begin(agent, env)
+    new, _ = learn(agent, state, trajectory)
+    before, after = (x.shared.params.actor.log_temperature for x in (state, new))
+    change = after - before
+    assert np.sign(change) == sign
 
 
+@pytest.mark.slow
 def test_stored_memories_are_those_of_acting():
     """R2D2's values from a stored memory are those that acting had."""
     agent, env = agent_and_env("r2d2")
@@ -660,7 +665,9 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
         close(gradient(*quiet, rewards, policy), gradient(*quiet, others, other))
 
 
-@pytest.mark.parametrize("bootstrap", ["search", "target_network"])
+@pytest.mark.parametrize(
+    "bootstrap", ["search", pytest.param("target_network", marks=pytest.mark.slow)]
+)
 def test_value_targets_bootstrap_from_the_search_or_the_target_network(bootstrap):
     """Rewards 1, 2, 4, ...: the targets of the first two timesteps by hand, n = 2, K = 1."""
     agent, _ = agent_and_env("muzero", n_step=2, unroll_steps=1, discount=0.5, bootstrap=bootstrap)

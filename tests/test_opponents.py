@@ -62,6 +62,7 @@ def last_free(key, game, state):
     return (8 - state.legal_action_mask[::-1].argmax()).astype("int32")
 
 
+@pytest.mark.slow
 def test_each_game_draws_one_opponent_and_keeps_it():
     """Against one that takes the first free place and one that takes the last."""
     env = make("pgx:tic_tac_toe", opponent=(first_free, last_free))

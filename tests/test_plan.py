@@ -177,6 +177,7 @@ def test_modeled_seconds_are_operations_and_bytes_and_flops():
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_state_has_the_bytes_of_the_runs_own_state():
     experiment = recipes.find("cartpole_dqn")
     agent, env = build(experiment)

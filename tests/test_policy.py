@@ -50,7 +50,9 @@ def expected_actions(agent, state):
     return np.stack(actions)
 
 
-@pytest.mark.parametrize("name", [pytest.param("ppo-gru", marks=pytest.mark.slow), "r2d2", "sac"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo-gru", "r2d2")), "sac"]
+)
 def test_it_acts_as_the_agent_does_in_batches_and_alone(name):
     agent, state = build(name)
     expected = expected_actions(agent, state)

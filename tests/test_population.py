@@ -101,6 +101,7 @@ class WithNothing:
         return (inner, state[1]), timestep
 
 
+@pytest.mark.slow
 def test_states_may_have_empty_arrays():
     agent = A2C(network=SMALL)
     pods = [pod(seed) for seed in range(2)]
@@ -109,10 +110,8 @@ def test_states_may_have_empty_arrays():
     close(states.learner, expected.learner, tolerance=0.0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "ppo" else pytest.mark.slow) for n in AGENTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
 def test_a_pod_is_the_run_that_it_would_be_alone(name):
     """After two updates, before differences in the last bit have grown into other actions."""
     agent = AGENTS[name]
@@ -171,6 +170,7 @@ def test_a_pod_in_a_batch_of_its_own_is_the_run_alone_to_the_bit(recipe):
         close(jax.tree.map(lambda x, i=index: x[i], progress.state), run.state, tolerance=0)
 
 
+@pytest.mark.slow
 def test_a_program_holds_its_states_once():
     """Replays are large: beside the states there is room for those of one batch, not of all."""
     config, env = AnakinConfig(128, 1, 2), make("catch")  # a batch of pods is one
@@ -245,6 +245,7 @@ def test_resumed_equals_uninterrupted(tmp_path):
     assert (cut / "pods.jsonl").read_text() == (whole / "pods.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
     pods = (Pod(0), pod(1, learning_rate=1e-2), pod(2, entropy_cost=0.05))
     run = tmp_path / "run"
@@ -258,6 +259,7 @@ def test_pods_with_different_hyperparameters_are_ranked(tmp_path, capsys):
         assert wanted in [row.split()[:2] for row in rows]
 
 
+@pytest.mark.slow
 def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatch, caplog, capsys):
     class FullDisk:
         def __init__(self, file):
@@ -296,6 +298,7 @@ def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatc
     assert not (run / "best.json").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=0, run_dir=run)
@@ -312,6 +315,7 @@ def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     assert f"podracer report {run}" in out
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_best_configuration_is_an_error(tmp_path, monkeypatch):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, frames=5 * STEPS, evaluations=1, run_dir=run)

@@ -229,6 +229,7 @@ EXPERIMENT = Experiment(
 )
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_and_the_lineage_is_written(tmp_path, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(EXPERIMENT, run_dir=whole)

@@ -65,6 +65,7 @@ def test_the_gradient_is_that_of_the_error_to_lambda_returns(memory):
     assert optax.tree.norm(expected) > 0.1
 
 
+@pytest.mark.slow
 def test_the_targets_stay_those_of_the_network_that_acted():
     """Later epochs move towards the same targets."""
     agent = agent_with(num_epochs=3, learning_rate=1e-2)
@@ -77,6 +78,7 @@ def test_the_targets_stay_those_of_the_network_that_acted():
     close(learn(agent, state, trajectory)[0].shared.params, learner.params, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_explores_with_the_epsilon_of_its_frames():
     agent = agent_with(epsilon=Linear(1.0, 0.0, frames=2 * T * B))
     state, trajectory = begin(agent)

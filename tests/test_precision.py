@@ -35,19 +35,7 @@ NETWORKS = {
     "noisy": (TorsoNetwork(MLP((64,))), VECTOR, NOISY),
 }
 T, B = 4, 64
-LONG = (
-    "qt_opt",
-    "muzero",
-    "muzero-reanalyze",
-    "muzero-sampled",
-    "alphazero",
-    "stacx",
-    "frodo",
-    "btr",
-    "disco",
-    "td3-lstm",
-    "fast_td3",
-)
+FAST = ("ppo", "pqn-gru", "rainbow", "sac")
 
 
 def computed(name, compute_dtype):
@@ -82,7 +70,7 @@ def computed(name, compute_dtype):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("resnet", "noisy", "gru") else ())
+        pytest.param(name, marks=() if name in ("silu", "cnn", "lstm") else pytest.mark.slow)
         for name in NETWORKS
     ],
 )
@@ -126,7 +114,7 @@ def test_a_bias_is_summed_over_many_rows_in_float32():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in AGENTS]
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in AGENTS]
 )
 def test_the_state_of_every_agent_stays_float32(name):
     env, mesh, config = (

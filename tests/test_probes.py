@@ -122,16 +122,11 @@ def check(agent: Any, probe: str, updates: int = 200) -> None:
         assert episode_return > known.best_return - 0.1
 
 
-# What always runs has every kind of agent learn a value or a policy; the rest says where a bug is.
+# What always runs has one agent of each kind learn; the rest says where a bug is.
 FAST = (
-    ("a2c", "timeout"),
-    ("ppo", "timeout"),
     ("q_lambda", "policy"),
-    ("pqn", "timeout"),
     ("dqn", "timeout"),
     ("a2c", "continuous"),
-    ("ppo", "multidiscrete"),
-    ("ppo", "memory"),
 )
 
 

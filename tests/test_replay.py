@@ -114,8 +114,8 @@ CASES = {
 }
 
 
-# By default the ring wraps, rollouts do not fit it, actions are continuous, frames are shared.
-OTHERS = ("one step", "frames, not full", "sequences")
+# By default the ring wraps, actions are continuous, frames are shared.
+OTHERS = ("one step", "uneven rollouts", "frames", "frames, not full", "sequences")
 
 
 @pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.slow), True])

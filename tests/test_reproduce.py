@@ -246,6 +246,7 @@ def test_a_case_that_cannot_be_read_loses_no_other_and_fails_the_command(
     assert leaving.value.code == 0
 
 
+@pytest.mark.slow
 def test_the_command_that_runs_is_stopped_and_may_save(tmp_path):
     podracer = tmp_path / "podracer"
     podracer.write_text(

@@ -64,6 +64,7 @@ def test_a_known_probability_of_improvement():
     assert scores.improvement([ours], [theirs]) == pytest.approx(4.5 / 6)
 
 
+@pytest.mark.slow
 def test_intervals_are_those_of_a_slow_stratified_bootstrap():
     generator = np.random.default_rng(5)
     ours = [generator.normal(size=6), generator.normal(1, size=10)]
@@ -221,6 +222,7 @@ def test_scores_that_were_not_measured_alike_are_not_compared(options, tmp_path,
 # --- the table ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_names_in_the_table_are_unique_and_commands_are_experiments():
     names = [item.name for item in (*cells.CELLS, *cells.REFERENCES)]
     assert len(set(names)) == len(names)

@@ -176,6 +176,7 @@ class Lion:
         return optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_lion(b2=self.decay))
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_ones_own(tmp_path, recwarn):
     agent = A2C(optimizer=Lion(), learning_rate=1e-3)
     assert hyperparameters(agent)["optimizer.decay"] == 0.99

@@ -252,8 +252,14 @@ WAITS = {
 
 
 @pytest.mark.figure(5)
-@pytest.mark.parametrize("visit", [1, 5])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "visit"),
+    [
+        pytest.param(place, visit, marks=() if visit == 1 or place == "step" else pytest.mark.slow)
+        for place in PLACES
+        for visit in (1, 5)
+    ],
+)
 def test_a_fault_ends_the_run_and_is_what_it_ends_with(place, visit, once, capfd):
     injector = Injector(place, min(visit, 2) if place in ("make", "reset", "close") else visit)
     options = {"num_updates": 6} if place == "close" else {}
@@ -312,6 +318,7 @@ def test_environments_are_closed_if_the_learner_cannot_be_made(once, monkeypatch
     assert CounterBatch.open == 0
 
 
+@pytest.mark.slow
 def test_a_stop_that_is_not_followed_loses_nothing(once, monkeypatch):
     """One actor's trajectory has come and the other's not when the learner gives up waiting."""
     monkeypatch.setattr(pool_module, "POLL_SECONDS", 0.005)
@@ -373,7 +380,9 @@ def hanging(place, visit, seconds=PATIENCE):
 
 
 @pytest.mark.figure(6)
-@pytest.mark.parametrize("place", ["reset", "step", "snapshot"])
+@pytest.mark.parametrize(
+    "place", ["step", *(pytest.param(x, marks=pytest.mark.slow) for x in ("reset", "snapshot"))]
+)
 def test_an_environment_that_hangs_is_named_with_all_stacks(place, once, capfd):
     with hanging(place, 2) as injector:
         outcome = attempt(once, injector, env_timeout_seconds=0.3)
@@ -424,7 +433,11 @@ def test_closing_that_hangs_delays_no_fault(once, monkeypatch, capfd):
 @pytest.mark.figure(6)
 @pytest.mark.parametrize(
     "slow",
-    [{"pace": (0.06, 0.0)}, {"pace": (0.0, 0.4)}, {"pace": (0.0, 0.4), "policy_lag": None}],
+    [
+        pytest.param({"pace": (0.06, 0.0)}, marks=pytest.mark.slow),
+        {"pace": (0.0, 0.4)},
+        pytest.param({"pace": (0.0, 0.4), "policy_lag": None}, marks=pytest.mark.slow),
+    ],
     ids=["environments", "learner", "learner without a lag"],
 )
 def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
@@ -435,6 +448,7 @@ def test_what_is_slow_but_alive_does_not_hang(slow, once, capfd):
     assert "hangs" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_waits_for_a_step_and_not_for_a_rollout(once, monkeypatch, capfd):
     monkeypatch.setattr(supervisor_module, "JOIN_SECONDS", 0.5)
     outcome = attempt(once, NOTHING, num_updates=2, pace=(0.25, 0.0))  # 1 s for a rollout
@@ -562,7 +576,14 @@ def nonsense(place, batch):
 
 
 @pytest.mark.figure(5)
-@pytest.mark.parametrize("place", [p for p in PLACES if p not in ("consumer", "close")])
+@pytest.mark.parametrize(
+    "place",
+    [  # by default one of each component
+        pytest.param(p, marks=() if p in ("step", "inference", "update") else pytest.mark.slow)
+        for p in PLACES
+        if p not in ("consumer", "close")
+    ],
+)
 def test_a_run_that_fails_leaves_what_failed(place, once, tmp_path):
     slow = {"waits for trajectories": ("step", 0.004), "waits for room": ("update", 0.02)}
 
@@ -592,6 +613,7 @@ def test_nonsense_from_an_environment_leaves_72(once, tmp_path):
 
 
 @pytest.mark.figure(6)
+@pytest.mark.slow
 def test_an_environment_that_hangs_leaves_72_and_the_stacks(once, tmp_path):
     driver = dataclasses.replace(EXPERIMENT.driver, env_timeout_seconds=0.3)
     with hanging("step", 9) as injector:
@@ -614,6 +636,7 @@ def test_an_environment_that_fails_in_an_evaluation_leaves_72(once, tmp_path):
 
 
 @pytest.mark.figure(5)
+@pytest.mark.slow
 def test_an_evaluator_that_fails_is_named(once, tmp_path, monkeypatch):
     def fail(*args):
         raise Injected("evaluator")
@@ -642,7 +665,7 @@ def test_limits_in_seconds_hold_within_a_chunk(once, tmp_path):
 
 
 @pytest.mark.figure(5)
-@pytest.mark.parametrize("place", ["seal", "write_bytes"])
+@pytest.mark.parametrize("place", ["seal", pytest.param("write_bytes", marks=pytest.mark.slow)])
 def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, monkeypatch):
     """Writing goes on in another thread while actors act."""
 
@@ -656,7 +679,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_73(place, once, tmp_path, mo
 
 
 @pytest.mark.figure(24)
-@pytest.mark.parametrize("kind", [JsonlSink, TensorBoardSink])
+@pytest.mark.parametrize("kind", [JsonlSink, pytest.param(TensorBoardSink, marks=pytest.mark.slow)])
 def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypatch, caplog):
     def fail(*args):
         raise Injected("sink")
@@ -669,6 +692,7 @@ def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypat
     assert f"{kind.__name__} failed and gets no more records" in caplog.text
 
 
+@pytest.mark.slow
 def test_closing_that_fails_is_told_but_does_not_spoil_a_run(once, tmp_path, capfd):
     def at(place, batch):
         if place == "close" and batch.num_envs == 4:
@@ -852,8 +876,8 @@ def random_fault(number, made):
 @pytest.mark.figure(5)
 @pytest.mark.parametrize(
     ("times", "first"),
-    [(5, 0), pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
-    ids=["5", "1000"],
+    [(3, 0), pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ids=["3", "1000"],
 )
 def test_random_faults_end_clean(times, first, once, cases):
     seconds = []

@@ -226,6 +226,7 @@ def child(kind, *arguments):
         pytest.param("nonsense", 72, r"actor \d", "observation must be", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_fault_ends_the_process_with_its_code(kind, code, component, words, tmp_path):
     run = tmp_path / "run"
     options = () if kind != "hang" else ("--env-timeout-seconds", 1)

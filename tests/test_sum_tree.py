@@ -18,7 +18,9 @@ def filled(rows, items, seed=0):
     return tree, values
 
 
-@pytest.mark.parametrize("items", [1, 7, 32, 33, 1000, 1024, 5000])
+@pytest.mark.parametrize(
+    "items", [1, 33, 5000, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 32, 1000, 1024))]
+)
 def test_blocks_hold_the_sums_of_what_is_below_them(items):
     tree, values = filled(3, items)
     for level in tree:
@@ -27,7 +29,9 @@ def test_blocks_hold_the_sums_of_what_is_below_them(items):
     np.testing.assert_array_equal(tree[0][:, :items], values)
 
 
-@pytest.mark.parametrize("items", [5, pytest.param(100, marks=pytest.mark.slow), 2000])
+@pytest.mark.parametrize(
+    "items", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (100, 2000))]
+)
 def test_items_are_drawn_by_their_share_and_never_without_one(items):
     tree, values = filled(4, items)
     draws = jax.vmap(lambda key: sum_tree.sample(tree, key, 1024))
@@ -62,6 +66,7 @@ def test_the_larger_of_two_values_for_one_item_counts():
         np.testing.assert_allclose(new[1].sum(-1), new[0].sum(-1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rounding_does_not_gather():
     """After many changes the sums are those of the items, not a history of differences."""
     tree, values = filled(1, 1000)

@@ -220,6 +220,7 @@ def test_experiments_of_several_recipes_are_compared(tmp_path):
     assert rows["experiment.agent.note"] == [HOSTILE]
 
 
+@pytest.mark.slow
 def test_many_ancestors_are_counted(tmp_path):
     with Leaderboard(tmp_path, header("catch_a2c", pods=1)) as board:
         for round in range(39):

@@ -228,6 +228,7 @@ def test_the_backtest_period_changes_nothing_else(tmp_path: Path) -> None:
         promote(tmp_path / "other" / "models", tmp_path / "other" / "run0")
 
 
+@pytest.mark.slow
 def test_an_environment_is_compared_with_the_runs(run: Path) -> None:
     cut = split_market(synthetic_market(tickers=3, bars=200))
     check_same_environment(run, auto_reset(Trading(cut)))

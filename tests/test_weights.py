@@ -68,6 +68,7 @@ def test_a_run_goes_on_from_what_another_has_learned(first, tmp_path):
     assert config["weights"] == expected
 
 
+@pytest.mark.slow
 def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
@@ -82,6 +83,7 @@ def fail(boundary):
     raise RuntimeError("before the first save")
 
 
+@pytest.mark.slow
 def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     podracer.train(EXPERIMENT, seed=1, weights=first.run_dir, run_dir=whole)
@@ -91,6 +93,7 @@ def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp
     assert stored_fingerprint(cut) == stored_fingerprint(whole)
 
 
+@pytest.mark.slow
 def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
     """The other run has learned since, or a function of the user's returned the state."""
     other, run, own = tmp_path / "other", tmp_path / "run", tmp_path / "own"
@@ -139,7 +142,11 @@ def test_every_pod_of_a_sweep_begins_with_them(first, tmp_path):
     ("changes", "words"),
     [
         ({"agent": PPO(network=TorsoNetwork(MLP((8,))))}, r"float32\[50, 16\] at .*float32\[50, 8"),
-        ({"agent": DQN(network=NETWORK, replay=Replay(10_000))}, "learned with another agent or"),
+        pytest.param(
+            {"agent": DQN(network=NETWORK, replay=Replay(10_000))},
+            "learned with another agent or",
+            marks=pytest.mark.slow,
+        ),
         ({"environment": "probe:action"}, r"in another environment: its learner has float32\[50"),
     ],
 )

@@ -309,16 +309,13 @@ def test_what_chains_are_drawn_from(name: str) -> None:
     [
         *(
             "dense",
-            "small",
-            "rand_small",
-            "chain_short",
             "tabular",
             "sparse+chain_short+rand_small",
         ),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (*KINDS, *FAMILIES)
-            if name not in ("dense", "small", "rand_small", "chain_short", "tabular")
+            if name not in ("dense", "tabular")
         ),
     ],
 )
@@ -360,7 +357,11 @@ def test_one_layout_for_all_copies() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("all", "longer"), ("all", "chain_long"), ("sparse+all+random", "rand_small")],
+    [
+        ("all", "longer"),
+        ("all", "chain_long"),
+        pytest.param("sparse+all+random", "rand_small", marks=pytest.mark.slow),
+    ],
 )
 def test_render(name: str, kind: str) -> None:
     env = make(f"worlds:{name}")
@@ -413,6 +414,7 @@ def test_names_of_lifetimes() -> None:
     assert make("lifetimes:cartpole").spec.extension == TaskGroups(64, 10_000, ("cartpole",))
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_reset_from_outside_keeps_its_worlds() -> None:
     inner = make("worlds:dense+sparse")
     env, key = auto_reset(inner), jax.random.key(0)
