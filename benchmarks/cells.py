@@ -31,7 +31,7 @@ LATER_FIELDS = (
     ("return_distribution", None), ("weight_decay", 0.0), ("spectral_norm", False),
     ("pooled_size", 0), ("munchausen", to_json(Munchausen())), ("pool", True),
     ("dynamics_blocks", 0), ("reanalyze_fraction", 0.0), ("recurrence", to_json(Recurrence())),
-    ("storage", "device"),
+    ("storage", "device"), ("num_epochs", 1), ("num_minibatches", 1),
 )  # fmt: skip
 FIRST_SEED = 100  # of those that are reported; recipes are tuned with seeds below
 

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from walk import WALK, B, T, begin, close, gradient, learn
 
 from podracer.agents.a2c import A2C
 from podracer.agents.alphazero import AlphaZero
-from podracer.agents.common import planning
+from podracer.agents.common import epochs, planning
 from podracer.checks import check_agent, check_environment
 from podracer.envs import make
 from podracer.envs.model import WithModel
@@ -106,6 +107,59 @@ def test_small_differences_of_values_are_stretched_only_so_far():
     for min_value_range, value in ((1e-8, 1.0), (0.05, 1.0), (0.1, 0.5), (1.0, 0.05)):
         expected = jax.nn.softmax(jnp.array([0.0, 5.2 * value]))
         np.testing.assert_allclose(search(min_value_range), expected, rtol=1e-4)
+
+
+def slow_targets(agent, value, trajectory):
+    """λ-returns of the searched values, one environment and one timestep after another."""
+    after, cut = trajectory.next_timesteps(), np.asarray(trajectory.steps.timestep.last)
+    targets = np.zeros((T, B))
+    for b in range(B):
+        following = value[T, b]
+        for t in reversed(range(T)):
+            mixed = (1 - agent.td_lambda) * value[t + 1, b] + agent.td_lambda * following
+            discount = agent.discount * float(after.discount[t, b])
+            following = float(after.reward[t, b]) + discount * mixed
+            following = value[t, b] if cut[t, b] else following
+            targets[t, b] = following
+    return targets
+
+
+WALKER = AlphaZero(network=SMALL, num_simulations=4, spec=WithModel(WALK).spec)
+
+
+def test_the_gradient_is_that_of_the_search_and_its_lambda_returns():
+    state, trajectory = begin(WALKER, WithModel(WALK))
+    params, extras, valid = state.shared.params, trajectory.steps.extras, trajectory.valid()
+    final_value = WALKER._predict(params, trajectory.final.observation["observation"])[1]
+    values = np.concatenate([extras["value"], final_value[None]])
+    targets = slow_targets(WALKER, values, trajectory)
+    observation = trajectory.steps.timestep.observation["observation"].reshape(T * B, -1)
+
+    def loss(params):
+        logits, value = WALKER._predict(params, observation)
+        log_policy = jax.nn.log_softmax(logits).reshape(T, B, -1)
+        policy_loss = -jnp.sum(extras["policy"] * log_policy, axis=-1)
+        value_loss = 0.5 * (value.reshape(T, B) - targets) ** 2
+        return jnp.sum(policy_loss + WALKER.value_cost * value_loss, where=valid) / valid.size
+
+    expected_loss, expected = jax.jit(jax.value_and_grad(loss))(params)
+    agent = dataclasses.replace(WALKER, max_gradient_norm=100.0)
+    new_state, metrics = learn(agent, state, trajectory)
+    close(gradient(new_state), expected, atol=1e-5)
+    close(metrics["loss"], expected_loss)
+
+
+def test_epochs_of_minibatches_move_towards_the_same_targets():
+    agent = dataclasses.replace(WALKER, num_epochs=3, num_minibatches=2, learning_rate=1e-2)
+    state, trajectory = begin(WALKER, WithModel(WALK))
+    batch = agent._make_batch(state.shared.params, trajectory)
+    items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
+    learner = state.shared
+    for minibatch in items:
+        learner, _ = jax.jit(agent._update, static_argnums=1)(batch, None, learner, minibatch)
+    new_state, _ = learn(agent, state, trajectory)
+    close(new_state.shared.params, learner.params, atol=1e-6)
+    assert int(new_state.shared.frames) == T * B
 
 
 def test_refuses_what_nothing_can_plan_in():

@@ -136,6 +136,24 @@ def test_self_play_is_evaluated_against_the_opponent_also_where_the_state_is_sho
         assert shapes[0] == shapes[1]
 
 
+def test_games_of_self_play_begin_with_random_moves_that_end_none():
+    env = make("pgx:tic_tac_toe,opponent=self,opening_moves=4")
+    keys = jax.random.split(jax.random.key(0), 512)
+    stones = {
+        name: np.asarray(jax.vmap(each.reset)(keys)[1].observation["board"]).reshape(512, 9, 2)
+        for name, each in (("training", env), ("evaluation", evaluation_environment(env)))
+    }
+    assert set(stones["evaluation"].sum((1, 2))) == {0, 1}  # the opponent may have begun
+    made = np.bincount(stones["training"].sum((1, 2)))
+    np.testing.assert_allclose(made / 512, 1 / 5, atol=0.06)
+    assert len(np.unique(stones["training"], axis=0)) > 100  # 9 * 8 * 7 * 6 orders, fewer boards
+
+    full = make("pgx:tic_tac_toe,opponent=self,opening_moves=9").reset
+    boards = np.asarray(jax.vmap(full)(keys)[1].observation["board"]).reshape(512, 9, 2)
+    assert not any(wins(board[:, player]) for board in boards for player in (0, 1))
+    assert boards.sum((1, 2)).max() == 8
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -143,6 +161,8 @@ def test_self_play_is_evaluated_against_the_opponent_also_where_the_state_is_sho
         ("pgx:tic_tac_toe,opponent=minimax-7", "`minimax-1` to `minimax-6`"),
         ("pgx:tic_tac_toe,opponent=self,evaluate_against=self", "there is no opponent 'self'"),
         ("pgx:minatar-breakout,opponent=self", "needs no opponent"),
+        ("pgx:tic_tac_toe,opening_moves=4", "are those of self-play: take them with opponent=self"),
+        ("pgx:tic_tac_toe,opponent=self,opening_moves=-1", "must be at least 0, but it is -1"),
     ],
 )
 def test_wrong_opponents_are_refused(name, sentence):

@@ -3,12 +3,13 @@
 It runs in environments that show their state (`envs/model.py`). Sources: Silver et al. 2018 for the
 loss; Danihelka et al. 2022, "Policy improvement by planning with Gumbel", for the search, by mctx.
 Different from AlphaZero: also tasks of one player, rewards and a discount; the value's targets are
-λ-returns of the searched values along the newest rollout, which is used once, not outcomes of games
-in a replay; Adam without weight decay. A state at a time-out is worth what the network says.
+λ-returns of the searched values along the newest rollout, of which nothing is kept, not outcomes of
+games in a replay; Adam without weight decay. A state at a time-out is worth what the network says.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +19,9 @@ import optax
 
 from podracer import schedules
 from podracer.agent import require_spec
-from podracer.agents.common import actor_critic, planning, value_based
+from podracer.agents.common import actor_critic, epochs, planning, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.environment import Environment
-from podracer.mesh import global_grad
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
@@ -52,6 +52,18 @@ class Embedding:
 
 
 @struct
+class Batch:
+    """Timesteps of a rollout and what the search made of them, leaves `[1, N, ...]`."""
+
+    observation: PyTree
+    first: jax.Array  # bool
+    policy: jax.Array  # f32 [1, N, A], the search's
+    target: jax.Array  # f32, of the value
+    valid: jax.Array  # f32, 0 where an episode was cut
+    carry: Carry = ()
+
+
+@struct
 class AlphaZero:
     """Planning in the true model, for discrete actions."""
 
@@ -69,6 +81,10 @@ class AlphaZero:
     """Optimizer of the parameters."""
     min_value_range: float = bounded(1e-8)
     """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
+    num_epochs: int = static(default=1, low=1)
+    """Number of passes over each rollout."""
+    num_minibatches: int = static(default=1, low=1)
+    """Number of equal minibatches that each epoch splits the rollout of a device into."""
     num_simulations: int = static(default=16, low=1)
     """Simulations of the search, one environment step each, for every action."""
     max_considered_actions: int = static(default=16, low=1)
@@ -111,35 +127,57 @@ class AlphaZero:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        params = self.actor_params(state)
-        grads, metrics = global_grad(self._loss, params, trajectory, axis=axis)
-        num_frames = schedules.frames_of(trajectory, axis)
-        state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
-        return state, {**metrics, **update_metrics}
-
-    def _loss(self, params: Params, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
-        """Fit the policy to the search's, and the value to λ-returns of the searched values."""
-        timesteps, next_steps = trajectory.timesteps(), trajectory.next_timesteps()
-        extras, valid = trajectory.steps.extras, trajectory.valid()
-        heads, _ = self._network.apply(
-            params, (), timesteps.observation["observation"], timesteps.first
+        """Update in `num_epochs` times `num_minibatches` optimizer steps."""
+        learner: actor_critic.CountedState = state.shared
+        batch = self._make_batch(learner.params, trajectory)
+        items = epochs.shuffled_minibatches(
+            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
         )
-        values = heads["value"][..., 0]
+        update = partial(self._update, batch, axis)
+        learner, metrics = epochs.scan_minibatches(update, learner, items, target_kl=None)
+        num_frames = schedules.frames_of(trajectory, axis)
+        return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
 
+    def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
+        """Return the timesteps of a rollout, with λ-returns of the searched values."""
+        steps, final, valid = trajectory.steps, trajectory.final, trajectory.valid()
+        next_timesteps = trajectory.next_timesteps()
         # The final timestep was not searched: the network's own value is used for it.
-        search_values = jnp.concatenate([extras["value"], jax.lax.stop_gradient(values[-1:])])
-        value_targets = lambda_returns(
-            search_values[:-1],
-            search_values[1:],
-            next_steps.reward,
-            self.discount * next_steps.discount,
+        final_value = self._predict(params, final.observation["observation"])[1]
+        values = jnp.concatenate([steps.extras["value"], final_value[None]])
+        target = lambda_returns(
+            values[:-1],
+            values[1:],
+            next_timesteps.reward,
+            self.discount * next_timesteps.discount,
             valid,
             self.td_lambda,
         )
-        mask = valid.astype(jnp.float32)
-        log_policy = jax.nn.log_softmax(heads["policy"][:-1])
-        policy_loss = -jnp.mean(mask * jnp.sum(extras["policy"] * log_policy, axis=-1))
-        value_loss = 0.5 * jnp.mean(mask * (value_targets - values[:-1]) ** 2)
+        batch = Batch(
+            observation=steps.timestep.observation["observation"],
+            first=steps.timestep.first,
+            policy=steps.extras["policy"],
+            target=target,
+            valid=valid.astype(jnp.float32),
+        )
+        return epochs.to_items(batch)
+
+    def _update(
+        self, batch: Batch, axis: str | None, learner: actor_critic.CountedState, items: jax.Array
+    ) -> tuple[actor_critic.CountedState, Metrics]:
+        """Take an optimizer step on items i32 `[n]` of the batch."""
+        grads, metrics = actor_critic.minibatch_grad(
+            self, self._loss, learner.params, batch, items, axis
+        )
+        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
+        return learner, {**metrics, **update_metrics}
+
+    def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """Fit the policy to the search's, and the value to the λ-returns."""
+        heads, _ = self._network.apply(params, (), batch.observation, batch.first)
+        log_policy = jax.nn.log_softmax(heads["policy"])
+        policy_loss = -jnp.mean(batch.valid * jnp.sum(batch.policy * log_policy, axis=-1))
+        value_loss = 0.5 * jnp.mean(batch.valid * (batch.target - heads["value"][..., 0]) ** 2)
         loss = policy_loss + self.value_cost * value_loss
         return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
 

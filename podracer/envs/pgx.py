@@ -29,18 +29,22 @@ def pgx(
     name: str,
     opponent: Opponent | str | tuple[Opponent | str, ...] = "random",
     evaluate_against: Opponent | str | None = None,
+    opening_moves: int = 0,
 ) -> AutoReset:
     """Return the pgx game `name`, such as `minatar-breakout`, restarting by itself.
 
     In a game of two players the agent plays one, redrawn for each game, and `opponent` the other:
     `random`, `minimax-DEPTH` or a function. Of several, a tuple or names between plus signs, each
-    game draws one. With `self` the agent moves for both. It is evaluated against the opponent
-    `evaluate_against`, by default the one of training, and after self-play a random one. Raises
-    `ConfigError` where pgx is not installed, for an unknown game or opponent and for more than two
-    players.
+    game draws one. With `self` the agent moves for both, after up to `opening_moves` random moves.
+    It is evaluated against the opponent `evaluate_against`, by default the one of training, and
+    after self-play a random one. Raises `ConfigError` where pgx is not installed, for an unknown
+    game or opponent, for more than two players, and for opening moves that are not of self-play.
     """
     if opponent == "self":
-        return auto_reset(SelfPlay(name, find_opponent(evaluate_against or "random")))
+        evaluation_opponent = find_opponent(evaluate_against or "random")
+        return auto_reset(SelfPlay(name, evaluation_opponent, opening_moves))
+    if opening_moves:
+        raise ConfigError("opening_moves are those of self-play: take them with opponent=self.")
     opponents = find_opponents(opponent)
     if opponents != (random_move,):
         require_two_players(name)
@@ -116,13 +120,19 @@ class SelfPlay:
     is as bad for the other, so that every agent's returns, advantages and searches are those of the
     player who moves. The return of a whole game has no such sense. `for_evaluation` is the game
     against an opponent.
+
+    A game begins with random moves, so that positions differ however certain the policy is; their
+    number is drawn uniformly from 0 to `opening_moves`. A move that would end the game is not made.
     """
 
     name: str
     evaluation_opponent: Opponent = random_move
+    opening_moves: int = 0
 
     def __post_init__(self) -> None:
         require_two_players(self.name)
+        if not (isinstance(self.opening_moves, int) and self.opening_moves >= 0):
+            raise ConfigError(f"opening_moves must be at least 0, but it is {self.opening_moves}.")
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -134,7 +144,22 @@ class SelfPlay:
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = load_game(self.name)
         state = strongly_typed(env.init(key))
+        if self.opening_moves:
+            state = self._open(key, env, state)
         return state, restart(observe(self.name, state))
+
+    def _open(self, key: jax.Array, env: Any, state: PyTree) -> PyTree:
+        """Return the state after a random number of random moves."""
+        number_key, moves_key = jax.random.split(key)
+        number = jax.random.randint(number_key, (), 0, self.opening_moves + 1)
+
+        def move(i: jax.Array, state: PyTree) -> PyTree:
+            choose_key, step_key = jax.random.split(jax.random.fold_in(moves_key, i))
+            after = strongly_typed(env.step(state, random_move(choose_key, env, state), step_key))
+            goes_on = (i < number) & ~(after.terminated | after.truncated)
+            return jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), after, state)
+
+        return jax.lax.fori_loop(0, self.opening_moves, move, state)
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
         env, _ = load_game(self.name)
