@@ -126,6 +126,8 @@ def test_the_names_of_environments_with_opponents():
     assert without_runs(against) == against.replace("runs/a", "random")
     assert without_runs(name) == name
     assert without_runs("catch") == "catch"
+    opened = "pgx:tic_tac_toe,opponent=self,opening_moves=4"  # which are those of self-play
+    assert make(with_opponents(opened, ["random"], "random")).spec.name == "pgx:tic_tac_toe"
 
 
 def refused(directory: Path, opponents: str, game: str = "tic_tac_toe") -> str:

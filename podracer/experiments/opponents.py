@@ -139,7 +139,8 @@ def make_environment(name: str, recipe: Any = None) -> Any:
 
 def with_opponents(name: str, opponents: Sequence[str], evaluate_against: str) -> str:
     """Return the name of an environment against other opponents, of which each game draws one."""
-    base = [part for part in name.split(",") if part.partition("=")[0] not in _OPTIONS]
+    replaced = (*_OPTIONS, "opening_moves")  # these are for self-play only
+    base = [part for part in name.split(",") if part.partition("=")[0] not in replaced]
     options = (f"opponent={'+'.join(opponents)}", f"evaluate_against={evaluate_against}")
     return ",".join((*base, *options))
 
