@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -155,8 +156,9 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     batch = agent._make_batch(state.shared.params, trajectory)
     items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
     learner = state.shared
+    update = jax.jit(partial(epochs.fit_minibatch, agent), static_argnums=1)
     for minibatch in items:
-        learner, _ = jax.jit(agent._update, static_argnums=1)(batch, None, learner, minibatch)
+        learner, _ = update(batch, None, learner, minibatch)
     new_state, _ = learn(agent, state, trajectory)
     close(new_state.shared.params, learner.params, atol=1e-6)
     assert int(new_state.shared.frames) == T * B

@@ -9,7 +9,6 @@ games in a replay; Adam without weight decay. A state at a time-out is worth wha
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -128,15 +127,9 @@ class AlphaZero:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        learner: actor_critic.CountedState = state.shared
-        batch = self._make_batch(learner.params, trajectory)
-        items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
-        )
-        update = partial(self._update, batch, axis)
-        learner, metrics = epochs.scan_minibatches(update, learner, items, target_kl=None)
+        batch = self._make_batch(state.shared.params, trajectory)
         num_frames = schedules.frames_of(trajectory, axis)
-        return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
+        return epochs.fit(self, state, batch, num_frames, key, axis)
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the timesteps of a rollout, with λ-returns of the searched values."""
@@ -161,16 +154,6 @@ class AlphaZero:
             valid=valid.astype(jnp.float32),
         )
         return epochs.to_items(batch)
-
-    def _update(
-        self, batch: Batch, axis: str | None, learner: actor_critic.CountedState, items: jax.Array
-    ) -> tuple[actor_critic.CountedState, Metrics]:
-        """Take an optimizer step on items i32 `[n]` of the batch."""
-        grads, metrics = actor_critic.minibatch_grad(
-            self, self._loss, learner.params, batch, items, axis
-        )
-        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
-        return learner, {**metrics, **update_metrics}
 
     def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Fit the policy to the search's, and the value to the λ-returns."""

@@ -14,15 +14,12 @@ scaled; weights are initially orthogonal; an observation is divided by 255 only 
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
 from podracer.agents.common import actor_critic, epochs, value_based
-from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
@@ -102,15 +99,9 @@ class PQN:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        learner: CountedState = state.shared
-        batch = self._make_batch(learner.params, trajectory)
-        items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
-        )
-        update = partial(self._update, batch, axis)
-        learner, metrics = epochs.scan_minibatches(update, learner, items, target_kl=None)
+        batch = self._make_batch(state.shared.params, trajectory)
         num_frames = schedules.frames_of(trajectory, axis)
-        return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
+        return epochs.fit(self, state, batch, num_frames, key, axis)
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their λ-returns."""
@@ -136,16 +127,6 @@ class PQN:
             carry=jax.tree.map(lambda x: x[None], trajectory.carry),
         )
         return epochs.to_items(batch)
-
-    def _update(
-        self, batch: Batch, axis: str | None, learner: CountedState, items: jax.Array
-    ) -> tuple[CountedState, Metrics]:
-        """Take an optimizer step on items i32 `[n]` of the batch."""
-        grads, metrics = actor_critic.minibatch_grad(
-            self, self._loss, learner.params, batch, items, axis
-        )
-        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
-        return learner, {**metrics, **update_metrics}
 
     def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Return half the mean squared error to the targets."""

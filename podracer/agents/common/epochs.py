@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from podracer.agents.common import actor_critic
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments
-from podracer.types import ConfigError, Metrics, PyTree
+from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
 
 State = TypeVar("State")
 # (state, minibatch) -> (new state, metrics); the `approx_kl` among them, which is that of the
@@ -42,6 +43,51 @@ def shuffled_minibatches(
     keys = jax.random.split(key, num_epochs)
     items = jax.vmap(lambda key: permutation(key, num_items))(keys)
     return items.reshape(num_epochs * num_minibatches, -1)
+
+
+class Fitting(actor_critic.Stepping, Protocol):
+    """Agent whose loss of a batch is all that its optimizer steps need."""
+
+    @property
+    def num_epochs(self) -> int: ...
+
+    @property
+    def num_minibatches(self) -> int: ...
+
+    def _loss(self, params: Params, batch: Any) -> tuple[jax.Array, Metrics]: ...
+
+
+def fit(
+    agent: Fitting,
+    state: LearnerState,
+    batch: Any,
+    num_frames: int,
+    key: jax.Array,
+    axis: str | None,
+) -> tuple[LearnerState, Metrics]:
+    """Take `num_epochs` times `num_minibatches` optimizer steps on a batch of `to_items`.
+
+    It comes from `num_frames` frames.
+    """
+    items = shuffled_minibatches(key, batch.valid.shape[1], agent.num_minibatches, agent.num_epochs)
+    update = partial(fit_minibatch, agent, batch, axis)
+    learner, metrics = scan_minibatches(update, state.shared, items, target_kl=None)
+    return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
+
+
+def fit_minibatch(
+    agent: Fitting,
+    batch: Any,
+    axis: str | None,
+    learner: actor_critic.CountedState,
+    items: jax.Array,
+) -> tuple[actor_critic.CountedState, Metrics]:
+    """Take an optimizer step on items i32 `[n]` of a batch."""
+    grads, metrics = actor_critic.minibatch_grad(
+        agent, agent._loss, learner.params, batch, items, axis
+    )
+    learner, update_metrics = actor_critic.optimizer_step(agent, learner, grads)
+    return learner, {**metrics, **update_metrics}
 
 
 def advantage_groups(advantage: jax.Array, minibatches: jax.Array, grouping: Grouping) -> jax.Array:
