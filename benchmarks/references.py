@@ -81,7 +81,8 @@ def lines_of(command: Sequence[str], deadline: float) -> Iterator[dict[str, Any]
     path = os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}  # some take podracer's environments
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.terminate)
+    seconds = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+    timer = threading.Timer(seconds, process.terminate)
     timer.daemon = True
     timer.start()
     assert process.stdout is not None

@@ -530,6 +530,19 @@ def test_under_a_lag_learning_sees_what_acting_saw():
     close(normalized_by_actor(moments, trajectory).final.observation, final, atol=1e-4)
 
 
+@pytest.mark.parametrize("memory", ["none", slow("gru")])
+def test_the_variance_that_values_explain(memory):
+    """It is 1 - Var[G - v] / Var[G] over the steps that count, as in Stable-Baselines3."""
+    agent = learner("ppo", memory)
+    state, trajectory = begin(agent)
+    batch = agent._make_batch(state.shared.params, trajectory)
+    counts = np.asarray(batch.valid) > 0
+    target, value = (np.asarray(x, float)[counts] for x in (batch.target, batch.value))
+    _, metrics = learn(agent, state, trajectory)
+    close(metrics["explained_variance"], 1 - np.var(target - value) / np.var(target), rtol=1e-4)
+    assert not counts.all()
+
+
 @pytest.mark.parametrize("grouping", ["minibatch", "batch", "none"])
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
 def test_advantages_are_standardized_together(grouping, memory):

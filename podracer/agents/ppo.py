@@ -150,7 +150,7 @@ class PPO:
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         learner: PPOState = state.shared
-        observations = trajectory.steps.timestep.observation
+        inputs = trajectory.steps.timestep.observation if self.normalize_observations else None
         trajectory = normalization.normalized_by_actor(learner.observation_moments, trajectory)
         trajectory, return_moments, reward_sums = normalization.scale_rewards(
             learner.return_moments, state.local, trajectory, discount=self.discount, axis=axis
@@ -161,9 +161,9 @@ class PPO:
         )
         advantages = epochs.advantage_groups(batch.advantage, items, self.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
-        arrays = (advantages, observations if self.normalize_observations else None)
-        weights = (None, normalization.observation_weights(trajectory))
-        moments, observation_moments = moments_of_each(arrays, axis, weights)
+        arrays = (advantages, inputs, (batch.target, batch.advantage))
+        weights = (None, normalization.observation_weights(trajectory), batch.valid)
+        moments, observation_moments, value_moments = moments_of_each(arrays, axis, weights)
         pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
         learner, metrics = epochs.scan_minibatches(
             partial(self._update, batch, axis), learner, (items, *pairs), self.target_kl
@@ -173,7 +173,9 @@ class PPO:
             learner, observation_moments=moments, return_moments=return_moments
         )
         learner = actor_critic.count_frames(learner, schedules.frames_of(trajectory, axis))
-        return LearnerState(learner, reward_sums), metrics
+        target_variance, error_variance = value_moments.variance
+        explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
+        return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their advantages and value targets."""
