@@ -84,11 +84,11 @@ class FusedAgent(Agent, Protocol):
     """
 
     def loss(
-        self, params: Params, trajectory: Trajectory, reuse: bool
+        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
         """Return the mean loss over one shard, differentiable in `params`, and metrics.
 
-        `params` are what `actor_params` returns.
+        `params` are what `actor_params` returns for `state`, which is the learner's.
 
         With `reuse` the network's outputs are those that `act` stored in `extras`, and only the
         final timestep needs a forward pass; without it all T+1 timesteps get a second one.

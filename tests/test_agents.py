@@ -311,11 +311,12 @@ def gradients(agent: Any, reuse: bool, length: int, params: Any, actor: ActorSta
         return rollout(agent, WALK, params, actor, *keys)[1]
 
     def fused(params: Any) -> Any:
-        return agent.loss(params, collect(params), True)
+        return agent.loss(params, state, collect(params), True)
 
+    state = fresh(agent)
     if reuse:
         return jax.grad(fused, has_aux=True)(params)
-    return jax.grad(agent.loss, has_aux=True)(params, collect(params), False)
+    return jax.grad(agent.loss, has_aux=True)(params, state, collect(params), False)
 
 
 FUSED = pytest.mark.parametrize(
@@ -354,6 +355,18 @@ def test_the_fused_program_learns_what_the_other_learns():
     two_pass, expected = one_update("q_lambda", 1)
     close(gradient(state.learner), gradient(two_pass), atol=2e-6)
     close(metrics["mean"], expected, atol=1e-5)
+
+
+def test_a_schedule_in_the_fused_program():
+    agent, env, config = case("a2c", entropy_cost=Linear(0.5, 0.0, frames=2 * 16 * T))
+    mesh = make_mesh(find_devices(1))
+    state = init_state(agent, env, mesh, config, jax.random.key(0))
+    chunk = make_chunk(env, mesh, dataclasses.replace(config, fused=True))
+    for cost in (0.5, 0.25, 0.0):
+        state, metrics = chunk(agent, state, jnp.zeros(1, jnp.int32))
+        mean = metrics["mean"]
+        parts = mean["policy_loss"] + agent.value_cost * mean["value_loss"]
+        close(mean["loss"], parts - cost * mean["entropy"])
 
 
 @FUSED
@@ -645,7 +658,7 @@ def test_a_learning_rate_falls_to_zero():
     assert change[0] > change[1] > 0 == change[2]
 
 
-@pytest.mark.parametrize("name", [slow("impala"), "ppo"])
+@pytest.mark.parametrize("name", ["a2c", slow("impala"), "ppo"])
 def test_an_entropy_cost_falls_to_zero(name):
     settings = {**LEARNERS[name], "entropy_cost": Linear(0.5, 0.0, frames=B * T)}
     agent = build(name, **settings)

@@ -4,8 +4,7 @@ Its loss is a function of the outputs of `act`, so Anakin can run it as the pape
 Sources: Mnih et al. 2016 (arXiv 1602.01783); advantages of Schulman et al. 2016 (arXiv 1506.02438).
 Differs from the paper: updates are synchronous, the optimizer is Adam at a constant rate instead of
 RMSProp at one that falls to 0 (both are settings), and the advantages are generalized; with
-`gae_lambda` 1 they are the paper's n-step ones. The weight of the entropy is constant, where other
-agents take a schedule: `FusedAgent.loss` sees a rollout and parameters, and no count of frames.
+`gae_lambda` 1 they are the paper's n-step ones.
 """
 
 from __future__ import annotations
@@ -13,12 +12,22 @@ from __future__ import annotations
 import jax
 import optax
 
+from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
-from podracer.types import EnvironmentSpec, Metrics, Params, Trajectory, bounded, static, struct
+from podracer.types import (
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    Trajectory,
+    bounded,
+    static,
+    struct,
+)
 
 
 @struct
@@ -33,7 +42,7 @@ class A2C:
     """Parameter lambda of generalized advantage estimation, in [0, 1]; 0 gives one-step errors."""
     value_cost: float = bounded(0.5)
     """Weight of the value loss in the total loss."""
-    entropy_cost: float = bounded(0.01)
+    entropy_cost: Schedule = bounded(0.01)
     """Weight beta of the entropy bonus in the total loss."""
     max_gradient_norm: float = bounded(0.5)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
@@ -53,7 +62,7 @@ class A2C:
     apply_gradients = actor_critic.apply_gradients
 
     def loss(
-        self, params: Params, trajectory: Trajectory, reuse: bool
+        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
         """Return the actor-critic loss with generalized advantages, see `FusedAgent.loss`."""
         policy, values = actor_critic.unroll(self, params, trajectory, reuse)
@@ -75,7 +84,7 @@ class A2C:
             advantages=advantages,
             valid=valid,
             value_cost=self.value_cost,
-            entropy_cost=self.entropy_cost,
+            entropy_cost=schedules.value_at(self.entropy_cost, state.shared.frames),
         )
 
     @property

@@ -71,7 +71,7 @@ class Frodo:
     """Discount factor gamma of the outer loss and of the consistency of targets, in [0, 1]."""
     value_cost: float = bounded(0.5)
     """Weight of the value loss, in the inner and in the outer loss."""
-    entropy_cost: float = bounded(0.01)
+    entropy_cost: schedules.Schedule = bounded(0.01)
     """Weight of the entropy bonus, in the inner and in the outer loss."""
     consistency_cost: float = bounded(0.1)
     """Weight, in the outer loss, of the squared difference between a target and the reward plus the
@@ -150,7 +150,7 @@ class Frodo:
                 advantages=advantages,
                 valid=trajectory.valid(),
                 value_cost=self.value_cost,
-                entropy_cost=self.entropy_cost,
+                entropy_cost=schedules.value_at(self.entropy_cost, learner.frames),
             )
 
         output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))

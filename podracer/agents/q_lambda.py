@@ -21,6 +21,7 @@ from podracer.schedules import Schedule
 from podracer.types import (
     Carry,
     EnvironmentSpec,
+    LearnerState,
     Metrics,
     Params,
     PyTree,
@@ -63,7 +64,7 @@ class QLambda:
     apply_gradients = actor_critic.apply_gradients
 
     def loss(
-        self, params: Params, trajectory: Trajectory, reuse: bool
+        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
     ) -> tuple[jax.Array, Metrics]:
         """Return the mean squared error to the λ-returns, see `FusedAgent.loss`."""
         q, q_final = self._unroll(params, trajectory, reuse)

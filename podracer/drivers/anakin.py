@@ -238,7 +238,7 @@ def _rollout_and_learn(
 
     def loss(params: Params) -> tuple[jax.Array, Any]:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
-        value, metrics = agent.loss(params, trajectory, reuse=True)
+        value, metrics = agent.loss(params, state.learner, trajectory, reuse=True)
         return value, (actor, trajectory, metrics)
 
     grads, (actor, trajectory, metrics) = global_grad(loss, params, axis=axis)

@@ -9,7 +9,7 @@ Every agent that has a recipe is trained for a few updates, under each architect
 it, and so are a sweep, a tournament, LPG and a student under a learned rule. A fingerprint is the
 SHA-256 of the sorted digests of all arrays (dtype, shape and bytes) of the learner's state, so
 renaming or reordering the fields of a state leaves it as it was. Bits depend on the version of JAX,
-on the kind of processor and on its vectors, so a record is kept for each combination.
+on the model of the processor and on its vectors, so a record is kept for each combination.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def prepare() -> None:
 
 
 def machine() -> str:
-    """What bits depend on: the version of JAX, the kind of processor and its widest vectors."""
+    """What bits depend on: the version of JAX, the processor's model and its widest vectors."""
     import jax
 
     about: dict[str, str] = {}
@@ -238,9 +238,10 @@ def machine() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         about = {name.strip(): text.strip() for name, _, text in (x.partition(":") for x in lines)}
     kind = about.get("model name") or platform.processor() or platform.machine()
+    model = [f"{name} {about[name]}" for name in ("cpu family", "model") if name in about]
     flags = about.get("flags", "").split()
     vectors = [name for name in ("avx512f", "avx2", "avx") if name in flags][:1]
-    return ", ".join([f"jax {jax.__version__}", platform.machine(), kind, *vectors])
+    return ", ".join([f"jax {jax.__version__}", platform.machine(), kind, *model, *vectors])
 
 
 def computed_at(commit: str, only: Sequence[str]) -> dict[str, str]:

@@ -278,7 +278,7 @@ def learn(
 ) -> tuple[LearnerState, Metrics]:
     """Take one optimizer step on the agent's loss of a rollout, with a second forward pass."""
     params = agent.actor_params(state)
-    grads, metrics = global_grad(agent.loss, params, trajectory, False, axis=axis)
+    grads, metrics = global_grad(agent.loss, params, state, trajectory, False, axis=axis)
     num_frames = schedules.frames_of(trajectory, axis)
     state, update_metrics = agent.apply_gradients(state, grads, num_frames)
     return state, {**metrics, **update_metrics}
