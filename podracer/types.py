@@ -332,7 +332,10 @@ class EnvironmentSpec:
     """For agents of environments of one kind: the environment itself where observations show its
     state (`envs/model.py`), `TaskGroups` where tasks change."""
     takes_turns: bool = False
-    """Whether the agent moves for two players in turn: then discounts are -1, see `TimeStep`."""
+    """Whether the agent moves for two players: where the turn passes discounts are -1, see
+    `TimeStep`."""
+    turns_alternate: bool = True
+    """Whether then the turn passes with every move, and nobody ever moves twice in a row."""
 
     def __hash__(self) -> int:
         leaves, structure = jax.tree.flatten(self.observation)

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from walk import slow
 
+from podracer.agents.common.planning import next_discount
 from podracer.agents.muzero import MuZero
+from podracer.checks import check_agent
 from podracer.environment import evaluation_environment
 from podracer.envs import make
 from podracer.ops.returns import lambda_returns
@@ -170,6 +173,35 @@ def test_wrong_opponents_are_refused(name, sentence):
         make(name)
 
 
+def test_minimax_is_refused_where_chance_decides():
+    env = make("pgx:kuhn_poker,opponent=minimax-1")
+    with pytest.raises(ConfigError, match="cannot look ahead in kuhn_poker"):
+        jax.eval_shape(env.reset, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "game",
+    [
+        "kuhn_poker",
+        "leduc_holdem",
+        *(slow(name) for name in ("animal_shogi", "backgammon", "gardner_chess", "hex", "othello")),
+    ],
+)
+def test_whether_turns_alternate(game):
+    """A discount of 1 says that the same player moves again, -1 that the other does."""
+    name = f"pgx:{game},opponent=self"
+    spec, (timesteps, _) = make(name).spec, random_games(name, 40, 16)
+    moves_again = (np.asarray(timesteps.discount)[1:] == 1) & ~np.asarray(timesteps.first)[1:]
+    assert moves_again.any() != spec.turns_alternate
+    assert (np.asarray(timesteps.discount)[1:] == -1).any()
+    agent = MuZero(spec=spec, latent_size=4)
+    if spec.turns_alternate:
+        check_agent(agent)
+    else:
+        with pytest.raises(ConfigError, match="may move twice in a row"):
+            check_agent(agent)
+
+
 def test_muzero_plans_for_two_players():
     """Values of the next state count against the player who moves."""
     for opponent, sign in (("self", -1.0), ("random", 1.0)):
@@ -181,7 +213,9 @@ def test_muzero_plans_for_two_players():
             params = agent.actor_params(agent.init(jax.random.key(0), 1))
             index, embedding = jnp.zeros(1, jnp.int32), (jnp.zeros((1, 4)), {})
             arguments = params, jax.random.key(0), index, embedding
-            return agent._model.step(agent._next_discount, *arguments)[0].discount
+            return agent._model.step(next_discount(agent.spec, agent.discount), *arguments)[
+                0
+            ].discount
 
         np.testing.assert_array_equal(discount(agent), [sign * 0.5])
 

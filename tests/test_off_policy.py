@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.experiments import recipes
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
-from podracer.networks import MLP, TorsoNetwork
+from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.ops.action_masks import epsilon_greedy
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Quantiles
 from podracer.replay import Replay, Sample
@@ -201,6 +202,17 @@ def test_nothing_is_learned_before_the_warm_up_is_over(name):
     assert first_moments(twice)
 
 
+def test_the_warm_up_counts_the_frames_of_all_parts_of_a_batch():
+    """Each part learns with the replay of its own environments (`updates_per_batch`)."""
+    agent, env = agent_and_env("dqn")
+    agent = dataclasses.replace(agent, replay=dataclasses.replace(REPLAY, warmup=2 * 8 * B))
+    state, trajectory = begin(agent, env)
+    one, _ = learn(agent, state, trajectory)
+    other, metrics = learn(agent, LearnerState(one.shared, state.local), trajectory)
+    assert float(metrics["loss"]) != 0
+    assert first_moments(other)
+
+
 @pytest.mark.parametrize("num_added", [2**29, 2**30 - 8])
 def test_learning_goes_on_however_many_timesteps_there_have_been(num_added):
     """All environments together have more of them than an int32 counts."""
@@ -268,10 +280,28 @@ def test_transitions_end_where_the_episode_does(discount, last, returns, bootstr
 
 
 def test_a_ladder_of_epsilons_as_in_ape_x():
-    exponents = value_based.epsilon_exponents(7.0, 8)
-    np.testing.assert_allclose(
-        0.4**exponents, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5
-    )
+    epsilons = value_based.ladder(jnp.float32(0.4), 7.0, value_based.env_ranks(8))
+    np.testing.assert_allclose(epsilons, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5)
+    alone = value_based.ladder(jnp.float32(0.4), 7.0, value_based.env_ranks(1))
+    assert alone.tolist() == [np.float32(0.4)]
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+def test_a_changed_ladder_holds_for_what_environments_carry_already(name):
+    """A population's selection changes the number, and keeps the carry."""
+    old = dataclasses.replace(AGENTS[name], spec=DISCRETE.spec, epsilon=0.5, apex_alpha=0.0)
+    new = dataclasses.replace(old, apex_alpha=30.0)
+    params, actor = old.actor_params(fresh(old)), enter(old, DISCRETE)
+    keys = jax.random.split(jax.random.key(0), (64, B))
+
+    def actions(agent: Any, carry: Any) -> np.ndarray:
+        act = jax.vmap(lambda keys: agent.act(params, carry, actor.timestep, keys, True)[0])
+        return np.asarray(act(keys))
+
+    changed = actions(new, actor.carry)
+    np.testing.assert_array_equal(changed, actions(new, new.carry(B)))
+    assert (changed[:, -1] == changed[0, -1]).all()  # greedy: epsilon is 0.5 to the power of 31
+    assert (changed != actions(old, actor.carry)).any()
 
 
 def test_epsilon_greedy_explores_as_often_as_it_says():
@@ -464,6 +494,16 @@ def test_matrices_decay_and_nothing_else_does():
         for update in jax.tree.leaves(updates):
             np.testing.assert_array_equal(update, 1.5 if update.ndim > 1 else 0.0)
     assert params.actor.log_temperature.shape == ()
+
+    stacked = TorsoNetwork(ResNet(channels=(4,), blocks=3, hidden=8, layer_norm=True))
+    spec = EnvironmentSpec("images", ArraySpec((4, 4, 1), jnp.uint8), BOX)
+    agent = dataclasses.replace(agent, network=stacked, spec=spec)
+    critic = agent._networks.init(jax.random.key(0), 1)[1][0]
+    optimizer = continuous.build_optimizer(agent)
+    zeros = jax.tree.map(jnp.zeros_like, critic)
+    updates, _ = optimizer.update(zeros, optimizer.init(critic), critic)
+    decayed = {path[-1].name for path, x in jax.tree.leaves_with_path(updates) if x.any()}
+    assert decayed == {"weight"}
     with pytest.raises(ConfigError, match="weight_decay must be at least 0"):
         check_ranges(dataclasses.replace(agent, weight_decay=-0.1), "agent")
 

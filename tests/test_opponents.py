@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
+from podracer.envs.opponents import random_move
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
-from podracer.experiments.opponents import make_environment, with_opponents, without_runs
+from podracer.experiments.opponents import (
+    TrainedOpponent,
+    make_environment,
+    with_opponents,
+    without_runs,
+)
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import CheckpointError, ConfigError
@@ -119,11 +126,32 @@ def test_a_run_is_loaded_without_its_opponents(run, tmp_path):
         load_run(tmp_path / "run")
 
 
+@pytest.mark.slow
+def test_an_agent_that_plans_is_loaded_with_its_opponents(run, tmp_path):
+    """It searches in the game that it plays, and no other is put in its place without a word."""
+    opponent = shutil.copytree(run, tmp_path / "opponent")
+    environment = f"model:pgx:tic_tac_toe,opponent={opponent},evaluate_against={run}"
+    planner = AlphaZero(network=TorsoNetwork(MLP((8,))), num_simulations=2)
+    experiment = dataclasses.replace(TINY, environment=environment, agent=planner)
+    podracer.train(experiment, run_dir=tmp_path / "run")
+    agent, _ = podracer.load(tmp_path / "run")
+    model = agent.spec.extension.inner
+    assert model.opponents == load_run(tmp_path / "run").env.environment.inner.opponents
+    assert [type(x) for x in model.opponents] == [TrainedOpponent]
+    assert model.evaluation_opponents == (random_move,)
+    shutil.rmtree(opponent)
+    with pytest.raises(ConfigError, match="there is no opponent"):
+        podracer.load(tmp_path / "run")
+
+
 def test_the_names_of_environments_with_opponents():
     name = "model:pgx:go_9x9,opponent=self,evaluate_against=minimax-1"
     against = with_opponents(name, ["runs/a", "random"], "random")
     assert against == "model:pgx:go_9x9,opponent=runs/a+random,evaluate_against=random"
     assert without_runs(against) == against.replace("runs/a", "random")
+    assert without_runs(against, keep_planned=True) == against
+    evaluated = with_opponents(name, ["runs/a"], "runs/b")
+    assert without_runs(evaluated, keep_planned=True) == evaluated.replace("runs/b", "random")
     assert without_runs(name) == name
     assert without_runs("catch") == "catch"
     opened = "pgx:tic_tac_toe,opponent=self,opening_moves=4"  # which are those of self-play

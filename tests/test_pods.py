@@ -31,6 +31,7 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.io.signals import StopSignals
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
+from podracer.rollout import Purpose, purpose_key
 from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
@@ -161,6 +162,18 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         assert entry.frames > parent.frames
         assert learned(tmp_path, entry)[2] == updates + 10
         assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
+
+
+def test_the_key_of_a_round_is_none_of_the_purposes_of_its_run():
+    own = jax.random.key(3)
+
+    def words(key: jax.Array) -> tuple[int, ...]:
+        return tuple(jax.random.key_data(key).tolist())
+
+    used = {words(purpose_key(own, purpose)) for purpose in Purpose}
+    rounds = {words(pods._round_key(number, own)) for number in range(20)}
+    assert len(rounds) == 20
+    assert not rounds & used
 
 
 @pytest.mark.slow

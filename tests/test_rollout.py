@@ -14,8 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.drivers.common import reduce_metrics, to_progress
 from podracer.ops.returns import generalized_advantages, lambda_returns
-from podracer.rollout import ActorState, Purpose, environment_keys, init_actor, purpose_key, rollout
+from podracer.rollout import (
+    ActorState,
+    Purpose,
+    environment_keys,
+    init_actor,
+    purpose_key,
+    rollout,
+    zero_episode_stats,
+)
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, Trajectory, struct
 
 DISCOUNT = 0.9
@@ -252,3 +261,14 @@ def test_purposes_never_share_a_key():
     run = jax.random.key(0)
     keys = {tuple(np.asarray(jax.random.key_data(purpose_key(run, p)))) for p in Purpose}
     assert len(keys) == len(Purpose)
+
+
+def test_lengths_of_many_long_episodes_do_not_overflow():
+    """131,072 environments whose episodes of 20,000 steps all end in one chunk."""
+    episodes = zero_episode_stats(2**17)
+    episodes = dataclasses.replace(
+        episodes, count=episodes.count + 1, total_length=episodes.total_length + 20_000
+    )
+    series = {"frames": jnp.zeros(1, jnp.int32)}
+    values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), series, jnp.int32(0), None)
+    assert to_progress(1, values).metrics["episode_length"] == 20_000

@@ -120,7 +120,7 @@ def test_a_refused_request_begins_no_session(service, wrong):
 
 @pytest.mark.parametrize("agent", ["dqn", "rainbow", "r2d2", "ppo-gru"])
 def test_constants_that_an_agent_carries_are_no_memory(tmp_path, agent):
-    """The exponents of epsilon; a service answers such a policy without a session."""
+    """The ranks of environments; a service answers such a policy without a session."""
     service = Service(tmp_path, lambda path: model_of("run", agent))
     has_memory = agent in ("r2d2", "ppo-gru")
     assert service.model.policy.has_memory == has_memory

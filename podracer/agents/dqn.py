@@ -97,7 +97,7 @@ class DQN:
 
     def carry(self, num_envs: int) -> Carry:
         # `act` does not know which environments are in its batch; the carry stays with each one.
-        return value_based.epsilon_exponents(self.apex_alpha, num_envs)
+        return value_based.env_ranks(num_envs)
 
     actor_params = value_based.actor_params
 
@@ -112,7 +112,9 @@ class DQN:
         draws = value_based.draws_of_acting(self.value, self.noisy, keys, explore)
         q = self.value.mean(self._outputs(params.params, timestep, draws))
         mask = action_mask(timestep.observation)
-        epsilon = params.epsilon**carry if explore else jnp.zeros(())
+        epsilon = jnp.zeros(())
+        if explore:
+            epsilon = value_based.ladder(params.epsilon, self.apex_alpha, carry)
         return epsilon_greedy(q, mask, keys, epsilon), (), carry
 
     learn = off_policy.learn_with_target_network

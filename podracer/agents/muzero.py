@@ -129,7 +129,7 @@ class MuZero:
             params,
             key,
             root,
-            partial(model.step, self._next_discount),
+            partial(model.step, planning.next_discount(require_spec(self.spec), self.discount)),
             observation,
             num_simulations=self.num_simulations,
             max_considered_actions=self.max_considered_actions,
@@ -212,12 +212,6 @@ class MuZero:
             x[:T] for x in (next_steps.reward, next_steps.discount, trajectory.valid())
         )
         return n_step_targets(values, rewards, self.discount * discounts, valid, self.n_step)
-
-    @property
-    def _next_discount(self) -> float | jax.Array:
-        """Discount of a next state's value, negative where that is the other player's."""
-        takes_turns = require_spec(self.spec).takes_turns
-        return -self.discount if takes_turns else self.discount
 
     @property
     def _model(self) -> Model:

@@ -50,7 +50,7 @@ class R2D2Carry:
 
     memory: PyTree  # recurrent state of the network
     last_action: jax.Array  # i32 [B], 0 before the first one
-    epsilon_exponent: jax.Array  # f32 [B]
+    rank: jax.Array  # f32 [B], of the environment, see `value_based.env_ranks`
 
 
 @struct
@@ -106,9 +106,9 @@ class R2D2:
         return LearnerState(state, self._buffer.init(num_envs, carry=stored))
 
     def carry(self, num_envs: int) -> R2D2Carry:
-        exponents = value_based.epsilon_exponents(self.apex_alpha, num_envs)
         last_action = jnp.zeros(num_envs, jnp.int32)
-        return R2D2Carry(self._network.carry(num_envs), last_action, exponents)
+        ranks = value_based.env_ranks(num_envs)
+        return R2D2Carry(self._network.carry(num_envs), last_action, ranks)
 
     actor_params = value_based.actor_params
 
@@ -123,9 +123,11 @@ class R2D2:
         timesteps = jax.tree.map(lambda x: x[None], timestep)
         last_action = carry.last_action[None]
         q, memory = self._q_values(params.params, carry.memory, timesteps, last_action)
-        epsilon = params.epsilon**carry.epsilon_exponent if explore else jnp.zeros(())
+        epsilon = jnp.zeros(())
+        if explore:
+            epsilon = value_based.ladder(params.epsilon, self.apex_alpha, carry.rank)
         action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
-        return action, (), R2D2Carry(memory, action, carry.epsilon_exponent)
+        return action, (), R2D2Carry(memory, action, carry.rank)
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

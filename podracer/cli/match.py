@@ -65,7 +65,7 @@ def match(arguments: Sequence[str]) -> int:
             recipe=experiment,
             pod=pod,
             checkpoint=options.checkpoint,
-            opponents=False,
+            opponents="none",
         )
         environments.append(env)
         sampled = options.policy == "sampled"

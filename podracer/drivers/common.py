@@ -271,15 +271,16 @@ def reduce_metrics(
         jnp.int32(fault[1] < jnp.uint32(2**32 - 1)),  # always 1, but depends on the faults
         jnp.sum(series["frames"]),
         jnp.sum(episodes.count),
-        jnp.sum(episodes.total_length),
         jnp.int32(request == Request.CHUNK_END.value),
         jnp.int32(request == Request.UPDATE_END.value),
     ])  # fmt: skip
     integers = jax.lax.psum(integers, axis) if axis else integers
-    num_shards, frames, count, length, chunk_ends, update_ends = integers
+    num_shards, frames, count, chunk_ends, update_ends = integers
     means = {name: jnp.mean(series[name]) / num_shards for name in series if name != "frames"}
-    floats, unravel = ravel_pytree((means, jnp.sum(episodes.total_return)))
-    means, total_return = unravel(jax.lax.psum(floats, axis) if axis else floats)
+    # Lengths as floats: episodes that began long before may add up to more than an int32 holds.
+    totals = jnp.sum(episodes.total_return), jnp.sum(episodes.total_length.astype(jnp.float32))
+    floats, unravel = ravel_pytree((means, totals))
+    means, (total_return, length) = unravel(jax.lax.psum(floats, axis) if axis else floats)
     request = jnp.where(chunk_ends > 0, Request.CHUNK_END.value, Request.NONE.value)
     return {
         "mean": means,

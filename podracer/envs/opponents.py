@@ -67,8 +67,14 @@ def minimax_move(plies: int) -> Opponent:
 def action_values(game: Any, state: PyTree, plies: int) -> jax.Array:
     """Return the minimax values `[A]` of all actions for the player who moves, -inf if illegal.
 
-    The game must be deterministic; rewards of `plies` moves count, without a discount.
+    Rewards of `plies` moves count, without a discount. Raises `ConfigError` for a game with dice or
+    hidden cards.
     """
+    if game.id in ("backgammon", "kuhn_poker", "leduc_holdem"):
+        raise ConfigError(
+            f"minimax cannot look ahead in {game.id}, where dice or hidden cards decide: take "
+            "`random` or the directory of a run."
+        )
     key = jax.random.key(0)  # of a deterministic game, which draws nothing
     mover = state.current_player
 

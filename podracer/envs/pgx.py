@@ -136,7 +136,9 @@ class SelfPlay:
 
     @property
     def spec(self) -> EnvironmentSpec:
-        return dataclasses.replace(load_game(self.name)[1], takes_turns=True)
+        spec = load_game(self.name)[1]
+        alternate = self.name not in ("backgammon", "leduc_holdem")
+        return dataclasses.replace(spec, takes_turns=True, turns_alternate=alternate)
 
     def for_evaluation(self) -> Pgx:
         return Pgx(self.name, self.evaluation_opponent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -23,6 +23,8 @@ from podracer.io.checkpoint import Choice
 from podracer.mesh import make_mesh
 from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
+
+Opponents = Literal["all", "planned", "none"]
 
 
 class LoadedRun(NamedTuple):
@@ -62,7 +64,7 @@ def load(
         environment=environment,
         pod=pod,
         checkpoint=checkpoint,
-        opponents=False,
+        opponents="planned",
     )
     return run.agent, run.state.learner
 
@@ -95,17 +97,18 @@ def load_run(
     environment: str | Environment | HostEnvironments | None = None,
     pod: int | None = None,
     checkpoint: Choice = "newest",
-    opponents: bool = True,
+    opponents: Opponents = "all",
 ) -> LoadedRun:
     """Return the agent, the environment and the whole state of a run, see `load`.
 
-    Without `opponents` the environment has random ones in the place of other runs, which may be
+    `opponents` are the other runs that the environment has as opponents: all of them, those of a
+    game that the agent plans in, or none. Random ones are in the places of the others, which may be
     gone since.
     """
     directory = Path(run_dir)
     experiment = reopen(directory, recipe, environment)
-    if not opponents:
-        stand_in = without_runs(experiment.environment)
+    if opponents != "all":
+        stand_in = without_runs(experiment.environment, keep_planned=opponents == "planned")
         experiment = dataclasses.replace(experiment, environment=stand_in)
     agent, env = build(experiment)
     device = jax.local_devices()[:1]

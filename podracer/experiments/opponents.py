@@ -112,7 +112,7 @@ def _read(opponent: TrainedOpponent) -> _Policy:
         recipe=recipe,
         pod=opponent.pod,
         checkpoint=opponent.updates,
-        opponents=False,
+        opponents="none",
     )
     # On the host: constants of a program on any devices.
     params = jax.tree.map(np.asarray, policy_params(agent, state.learner))
@@ -145,15 +145,18 @@ def with_opponents(name: str, opponents: Sequence[str], evaluate_against: str) -
     return ",".join((*base, *options))
 
 
-def without_runs(environment: Any) -> Any:
+def without_runs(environment: Any, *, keep_planned: bool = False) -> Any:
     """Return the name of an environment with random opponents in the place of runs.
 
-    Its states have the same structure. An environment that is no name is returned as it is.
+    Its states have the same structure. With `keep_planned` the opponents of training stay where the
+    agent plans in the game (`model:`). An environment that is no name is returned as it is.
     """
     if not isinstance(environment, str):
         return environment
     parts = environment.split(",")
     for option, names in _opponents(environment).items():
+        if keep_planned and option == "opponent" and environment.startswith("model:"):
+            continue
         known = (part if part == "self" or _is_named(part) else "random" for part in names)
         parts[parts.index(f"{option}={'+'.join(names)}")] = f"{option}={'+'.join(known)}"
     return ",".join(parts)

@@ -41,7 +41,7 @@ class Weights:
     def __init__(self, run: str | Path, setup: RunSetup, experiment: Experiment) -> None:
         is_same_recipe = recipe_name(Path(run)) == experiment.recipe
         recipe = experiment if is_same_recipe else None
-        state = load_run(run, recipe=recipe, opponents=False).state
+        state = load_run(run, recipe=recipe, opponents="none").state
         self._shared = state.learner.shared
         identity = identity_of(Path(run)) or {}
         self.about = {

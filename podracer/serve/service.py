@@ -67,7 +67,9 @@ def load_model(
     that of `load_run`.
     """
     policy = experiment.evaluation_policy if policy is None else policy
-    run = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents=False)
+    run = load_run(
+        directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="planned"
+    )
     acting = Policy(run.agent, run.state.learner, sampled=policy == "sampled")
     name, updates = directory.resolve().name, int(run.state.update)
     model = Model(name, updates, type(run.agent).__name__, acting.spec.name, acting, run.pod)

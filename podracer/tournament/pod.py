@@ -47,6 +47,7 @@ from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.io.text import explain_error, redact
+from podracer.rollout import Purpose, purpose_key
 from podracer.tournament.config import of_round, restore_experiment
 from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
 from podracer.tournament.ratings import Match
@@ -217,10 +218,15 @@ def begin(
     if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
         pods, seed = experiment.pods, experiment.seed
         own = population.run_keys(pods) if pods else jax.random.key(seed)
-        fold = jax.vmap(jax.random.fold_in, (0, None)) if pods else jax.random.fold_in
-        key = jax.device_put(fold(own, round), state.key.sharding)
+        branch = partial(_round_key, round)
+        key = jax.device_put((jax.vmap(branch) if pods else branch)(own), state.key.sharding)
         state = dataclasses.replace(state, key=key)
     return state, Totals(**restored[0].metadata["totals"])
+
+
+def _round_key(round: int, run_key: jax.Array) -> jax.Array:
+    """Return the key of a round that starts from another pod's entry."""
+    return jax.random.fold_in(purpose_key(run_key, Purpose.SELECT), round)
 
 
 def _seeds(experiment: Mapping[str, Any]) -> list[int]:
@@ -312,7 +318,7 @@ def _player(name: str, path: Path, own: Sequence[Experiment]) -> tuple[Player, A
     directory = path.parents[1]
     recipe = next((e for e in own if e.recipe == recipe_name(directory)), None)
     agent, env, state, _ = load_run(
-        directory, recipe=recipe, checkpoint=int(path.name), opponents=False
+        directory, recipe=recipe, checkpoint=int(path.name), opponents="none"
     )
     return trained_player(name, agent, env, state.learner, sampled=True), env
 

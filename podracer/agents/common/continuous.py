@@ -188,10 +188,15 @@ def build_optimizer(agent: ContinuousAgent) -> optax.GradientTransformation:
     if agent.weight_decay == 0:
         return optimizer
 
-    def is_matrix(params: Params) -> PyTree:
-        return jax.tree.map(lambda x: x.ndim > 1, params)
+    def is_matrix(path: tuple[Any, ...], param: jax.Array) -> bool:
+        # By its name, too: the vectors of residual blocks are stacked.
+        names = {getattr(key, "name", "") for key in path[-1:]}
+        return param.ndim > 1 and not names & {"bias", "scale", "shift"}
 
-    return optax.chain(optimizer, optax.add_decayed_weights(agent.weight_decay, is_matrix))
+    def matrices(params: Params) -> PyTree:
+        return jax.tree.map_with_path(is_matrix, params)
+
+    return optax.chain(optimizer, optax.add_decayed_weights(agent.weight_decay, matrices))
 
 
 def init_optimizers(agent: ContinuousAgent, params: Parts) -> Parts:

@@ -101,14 +101,13 @@ def learn_from_replay(
     loop = (state.shared, replay.priorities)
     metric_shapes = jax.eval_shape(run_updates, loop)[1]
     no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
-    # Per environment: the number of all timesteps overflows in long runs.
-    warmup = -(-config.warmup // (replay.num_added.shape[0] * shards))
-    ready = (replay.num_added[0] >= warmup) & (buffer.size(replay) > 0)
+    # Frames of the run, as this replay may be that of a part of its environments.
+    new_frames = schedules.add_frames(frames, schedules.frames_of(trajectory, axis))
+    ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
     (shared, priorities), metrics = jax.lax.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
     )
-    frames = schedules.add_frames(frames, schedules.frames_of(trajectory, axis))
-    shared = dataclasses.replace(shared, frames=frames)
+    shared = dataclasses.replace(shared, frames=new_frames)
     return LearnerState(shared, dataclasses.replace(replay, priorities=priorities)), metrics
 
 

@@ -15,11 +15,26 @@ import jax.numpy as jnp
 import mctx
 
 from podracer.ops.action_masks import action_mask
-from podracer.types import Params, PyTree, Trajectory
+from podracer.types import ConfigError, EnvironmentSpec, Params, PyTree, Trajectory
 
 # `chex.dataclass` hides the constructors of mctx's outputs from type checkers.
 RootFnOutput: Any = mctx.RootFnOutput
 RecurrentFnOutput: Any = mctx.RecurrentFnOutput
+
+
+def next_discount(spec: EnvironmentSpec, discount: float | jax.Array) -> float | jax.Array:
+    """Return the discount of a next state's value, negative where that is the other player's.
+
+    Raises `ConfigError` where a learned model cannot know whose it is.
+    """
+    if not spec.takes_turns:
+        return discount
+    if not spec.turns_alternate:
+        raise ConfigError(
+            f"in {spec.name} a player may move twice in a row, which a learned model does not "
+            "predict: take an opponent, such as opponent=random, or an agent without one."
+        )
+    return -discount
 
 
 def gumbel_search(

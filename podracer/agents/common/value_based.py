@@ -167,12 +167,17 @@ class ActorParams:
     epsilon: jax.Array  # f32 [], before each environment's exponent
 
 
-def epsilon_exponents(apex_alpha: float | jax.Array, num_envs: int) -> jax.Array:
-    """Return the power to which each environment raises epsilon, f32 `[B]`: `1 + α i / (B - 1)`.
+def env_ranks(num_envs: int) -> jax.Array:
+    """Return the rank i / (B - 1) of each of B environments, f32 `[B]`, for `ladder`."""
+    return jnp.arange(num_envs, dtype=jnp.float32) / max(1, num_envs - 1)
+
+
+def ladder(epsilon: jax.Array, apex_alpha: float | jax.Array, rank: jax.Array) -> jax.Array:
+    """Return the epsilon of each environment, f32 `[B]`, to the power of 1 + α rank.
 
     Source: Horgan et al. 2018, section 4.1.
     """
-    return 1.0 + apex_alpha * jnp.arange(num_envs) / max(1, num_envs - 1)
+    return epsilon ** (1.0 + apex_alpha * rank)
 
 
 class EpsilonGreedy(Protocol):
