@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -27,6 +28,7 @@ from podracer.types import (
 )
 
 T = TypeVar("T")
+_LOG = logging.getLogger("podracer")
 
 
 @runtime_checkable
@@ -66,7 +68,7 @@ class HostEnvironment(Protocol):
     timestep of the next one; the driver detects the missing end, and the broken transition does
     not train.
 
-    Optional features are protocols of their own: `Resumable`, `ReportsFaults`.
+    Optional features are protocols of their own: `Resumable`, `ReportsFaults`, `DescribesFaults`.
     """
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
@@ -181,6 +183,14 @@ class ReportsFaults(Protocol):
 
 
 @runtime_checkable
+class DescribesFaults(Protocol):
+    """A batch of host environments that says what the faults were that it has recovered from."""
+
+    first_faults: Mapping[str, str]
+    """A line on the first fault of each kind since the batch was made."""
+
+
+@runtime_checkable
 class HasWorlds(Protocol):
     """A device environment with many worlds (tasks), for agents that learn across them."""
 
@@ -232,6 +242,13 @@ def call_environment(caller: str, function: Callable[[], T]) -> T:
         raise EnvironmentFault(
             f"{caller}: the environment raised {type(error).__name__}: {error}"
         ) from error
+
+
+def log_first_faults(place: str, first_faults: Mapping[str, str], logged: set[str]) -> None:
+    """Log the faults of kinds that are not yet `logged`, and add these kinds to it."""
+    for kind in first_faults.keys() - logged:
+        logged.add(kind)
+        _LOG.warning("the first fault `%s` %s, %s", kind, place, first_faults[kind])
 
 
 def action_struct(spec: EnvironmentSpec) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,12 @@ import numpy as np
 
 from podracer.agent import Agent, HasLastAction
 from podracer.environment import (
+    DescribesFaults,
     Environment,
     HostEnvironments,
     call_environment,
     evaluation_environment,
+    log_first_faults,
 )
 from podracer.mesh import from_first_process, num_cores, on_one_device
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
@@ -47,6 +49,8 @@ from podracer.types import (
 MAX_STEPS = 30_000  # of an episode
 MAX_EPISODES = 2**20  # of an evaluation, each in its own environment
 PolicyKind = Literal["greedy", "sampled"]
+T = TypeVar("T")
+_PLACE = "in an evaluation"  # of faults, as messages say it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +61,22 @@ class Evaluation:
     """Returns, f32 `[episodes]`; of a population `[P, episodes]`."""
     lengths: np.ndarray
     """Valid transitions, i32 of the same shape."""
-    unfinished: int
-    """Number of episodes that were cut by `max_steps`: their returns are partial."""
+    unfinished: np.ndarray
+    """Number of episodes that were cut by `max_steps`, i64 `[]` or `[P]`: their returns are
+    partial."""
     distinct_episodes: np.ndarray
     """Number of episodes that differ in return, length or actions, i64 `[]` or `[P]`."""
+    broken: int = 0
+    """Number of episodes that a fault of a host environment broke, each time it did: another one
+    was played in their place."""
 
     @property
     def repetition(self) -> str | None:
         """Statement that nearly all episodes were repetitions of others, None if they were not."""
         episodes, distinct = self.returns.shape[-1], int(self.distinct_episodes.min())
-        # A deterministic game that begins in one of two ways has two episodes.
-        if distinct >= min(3, episodes):
+        # A deterministic game that begins in one of two ways has two episodes. What was cut has no
+        # other return or length to differ in.
+        if distinct >= min(3, episodes) or np.any(self.unfinished):
             return None
         count = "one episode" if distinct == 1 else f"{distinct} different episodes"
         return f"the {episodes} evaluation episodes are repetitions of {count}"
@@ -184,14 +193,14 @@ def to_evaluation(episodes: Episodes) -> Evaluation:
     """
     played: Episodes = jax.device_get(episodes)
     if played.stuck.any():
-        raise EnvironmentFault(f"evaluation: {NO_ACTION}")
+        raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
     shape = played.returns.shape
     rows = np.stack([played.returns, played.lengths, played.actions], axis=-1, dtype=np.float64)
     distinct = [len(np.unique(pod, axis=0)) for pod in rows.reshape(-1, shape[-1], 3)]
     return Evaluation(
         played.returns,
         played.lengths,
-        int((~played.done).sum()),
+        np.asarray((~played.done).sum(axis=-1)),
         np.reshape(distinct, shape[:-1]),
     )
 
@@ -296,11 +305,13 @@ def _host_evaluator(
     agent: Agent, env: HostEnvironments, rule: ActingRule, episodes: int, max_steps: int
 ) -> Evaluator:
     act = jax.jit(partial(rule.act, agent))
+    logged = set[str]()  # kinds of faults, over all evaluations of a run
 
     def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
         returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int32)
         done, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
-        steps = host_steps(agent, env, act, params, run_key, update, episodes)
+        broken = np.int32(0)
+        steps = host_steps(agent, env, act, params, run_key, update, done, logged)
         with contextlib.closing(steps):
             for previous_last, action, timestep in itertools.islice(steps, max_steps):
                 actions = np.where(done, actions, _hash(actions, action))
@@ -308,12 +319,14 @@ def _host_evaluator(
                 lengths += ~done & ~previous_last
                 done |= timestep.ends_episode(previous_last)
                 lost = ~done & timestep.begins_after_loss(previous_last)
-                returns[lost], lengths[lost] = 0, 0
+                returns[lost], lengths[lost], actions[lost] = 0, 0, 0
+                broken += lost.sum(dtype=np.int32)
                 if done.all():
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
         played = Episodes(returns, lengths, done, actions, np.zeros(episodes, bool))
-        return to_evaluation(from_first_process(played))
+        played, broken = from_first_process((played, broken))
+        return dataclasses.replace(to_evaluation(played), broken=int(broken))
 
     return evaluate
 
@@ -325,22 +338,39 @@ def host_steps(
     params: Params,
     run_key: jax.Array,
     update: int | jax.Array,
-    num_envs: int,
+    done: np.ndarray,
+    logged: set[str],
 ) -> Generator[tuple[np.ndarray, np.ndarray, TimeStep]]:
-    """Yield steps forever: `last [B]` of the previous timestep, actions, and the next timestep."""
+    """Yield steps forever: `last [B]` of the previous timestep, actions, and the next timestep.
+
+    The caller marks in `done [B]` rows that only play on, as their episodes are over. Kinds of
+    faults that are not yet `logged` are.
+    """
+    num_envs = len(done)
     environments: HostEnvironments = evaluation_environment(env)
     replicated = (params, jax.random.key_data(run_key), jnp.uint32(update))
     params, data, update_on_device = on_one_device(replicated)
     key = evaluation_key(jax.random.wrap_key_data(data), update_on_device)
     carry, indices = agent.carry(num_envs), np.arange(num_envs, dtype=np.uint32)
-    call = partial(call_environment, "evaluation")
-    with contextlib.closing(call(partial(environments.make, num_envs, num_cores()))) as batch:
-        timestep = call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
+    with contextlib.closing(_call(partial(environments.make, num_envs, num_cores()))) as batch:
+        timestep = _call(partial(batch.reset, int(jax.random.bits(key)), indices, 0))
         for t in itertools.count(1):
-            if _forbids_all(environments.spec, timestep).any():
-                raise EnvironmentFault(f"evaluation: {NO_ACTION}")
+            if isinstance(batch, DescribesFaults):
+                log_first_faults(_PLACE, batch.first_faults, logged)
+            if (_forbids_all(environments.spec, timestep) & ~done).any():
+                raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
             previous_last = np.array(timestep.last)  # the next step may overwrite it
             action, carry = act(params, carry, timestep, key, indices, np.uint32(t))
             action = np.asarray(action)
-            timestep = call(partial(batch.step, action))
+            timestep = _call(partial(batch.step, action))
             yield previous_last, action, timestep
+
+
+def _call(function: Callable[[], T]) -> T:
+    """Call into the environments; a fault's message says that it was in an evaluation."""
+    try:
+        return call_environment(_PLACE, function)
+    except EnvironmentFault as error:
+        if not str(error).startswith(_PLACE):  # of the environments themselves
+            error.args = (f"{_PLACE}: {error}",)
+        raise

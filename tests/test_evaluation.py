@@ -14,10 +14,12 @@ import podracer
 from podracer.agents.a2c import A2C
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.common import Progress
 from podracer.drivers.population import Pod
 from podracer.envs.host.device import DeviceEnvironments
-from podracer.evaluate import make_evaluator
+from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.records import Best, Recorder
 from podracer.experiments.run_setup import make_run_setup
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
@@ -59,6 +61,23 @@ class Line:
             self._observation(state + 1), reward, terminal=state == LENGTH - 1
         )
         return state + 1, timestep
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(Line):
+    """An episode of 2 or 16 steps, after which no action is allowed; restarts by itself."""
+
+    def reset(self, key):
+        length = jnp.where(jax.random.bernoulli(key), 2, LENGTH)
+        return (jnp.int32(0), length), podracer.restart(self._observation(0))
+
+    def step(self, key, state, action):
+        step, length = state[0] + 1, state[1]
+        mask = {ACTION_MASK: jnp.full(3, step < length)}
+        timestep = podracer.transition(mask, 1.0, terminal=step == length)
+        return (step, length), dataclasses.replace(
+            timestep, first=step == length, last=jnp.bool_(False)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +189,63 @@ def test_an_episode_that_a_fault_cut_does_not_count():
     env = Counters(lose)
     result = make_evaluator(Scripted(env.spec), env, 4)((), jax.random.key(0))
     assert list(result.lengths) == list(result.returns) == [3, 4, 5, 6]
+    assert (result.broken, result.unfinished) == (1, 0)
+
+
+def test_an_episode_that_faults_break_again_and_again_did_not_end():
+    def lose(batch, timestep):
+        if batch.steps % 2 == 0:
+            batch.at[1] = timestep.reward[1] = 0
+            timestep.first[1], timestep.last[1], timestep.discount[1] = True, False, 1
+        return timestep
+
+    env = Counters(lose)
+    result = make_evaluator(Scripted(env.spec), env, 2, max_steps=21)((), jax.random.key(0))
+    assert (result.broken, result.unfinished) == (10, 1)
+    assert list(result.returns) == [3, 1]
+    assert result.repetition is None
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_rows_whose_episodes_are_over_may_be_stuck(host):
+    """Episodes of one environment end before it allows no action any more; the others go on."""
+    env = Late()
+    evaluator = make_evaluator(Scripted(env.spec), DeviceEnvironments(env) if host else env, 8)
+    lengths = evaluator((), jax.random.key(0)).lengths
+    assert set(lengths) == {2, LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("wheel"), "in an evaluation: the environment raised KeyError: 'wheel'"),
+        (EnvironmentFault("row 2 fell over"), "in an evaluation: row 2 fell over"),
+    ],
+)
+def test_a_fault_says_that_it_was_in_an_evaluation(error, words):
+    def fail(batch, timestep):
+        raise error
+
+    env = Counters(fail)
+    with pytest.raises(EnvironmentFault) as caught:
+        make_evaluator(Scripted(env.spec), env, 2)((), jax.random.key(0))
+    assert str(caught.value) == words
+
+
+def test_the_first_fault_of_each_kind_is_logged_once(caplog):
+    def fail(batch, timestep):
+        batch.first_faults = {"raised": "environment 1: KeyError: 'wheel'"}
+        return timestep
+
+    env = Counters(fail)
+    evaluate = make_evaluator(Scripted(env.spec), env, 2)
+    with caplog.at_level(logging.WARNING, "podracer"):
+        for update in range(2):
+            evaluate((), jax.random.key(0), update)
+    (message,) = caplog.messages
+    assert message == (
+        "the first fault `raised` in an evaluation, environment 1: KeyError: 'wheel'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -266,6 +342,44 @@ def test_an_evaluation_of_one_episode_warns_once(tmp_path, caplog):
     assert len(messages) == 1
     assert "16 evaluation episodes" in messages[0]
     assert "--evaluation-policy sampled or --evaluation-epsilon 0.01" in messages[0]
+
+
+def evaluation(returns, unfinished, distinct=3, broken=0):
+    returns = np.array(returns)
+    distinct = np.full(returns.shape[:-1], distinct)
+    return Evaluation(returns, np.ones_like(returns), np.array(unfinished), distinct, broken)
+
+
+def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
+    recorder = Recorder(EXPERIMENT, podracer.make("catch"))
+    records = []
+    evaluations = [
+        evaluation([1.0, 2.0], 0),
+        evaluation([8.0, 9.0], 2, distinct=1, broken=60),
+        evaluation([8.0, 9.0], 1),
+        evaluation([1.0, 3.0], 0, broken=1),
+        evaluation([1.0, np.nan], 0),
+    ]
+    with caplog.at_level(logging.WARNING, "podracer"):
+        for updates, played in enumerate(evaluations):
+            recorder.add_evaluation(played, record := {}, Progress(updates, 8, {}))
+            records.append(record)
+    assert recorder.best == Best(3, 2.0)
+    assert [r.get("evaluation_unfinished") for r in records] == [None, 2, 1, None, None]
+    assert [r.get("evaluation_broken") for r in records] == [None, 60, None, 1, None]
+    assert caplog.messages == [
+        "2 of 2 evaluation episodes did not end within 30,000 steps: their returns are partial, "
+        "and never the best."
+    ]
+
+
+def test_the_best_pod_is_one_whose_episodes_ended():
+    recorder = Recorder(EXPERIMENT, podracer.make("catch"))
+    progress = Progress(7, 8, {}, pods={"episodes": np.ones(2)})
+    played = evaluation([[1.0, 2.0], [8.0, 9.0]], [0, 1])
+    recorder.add_evaluation(played, record := {}, progress)
+    assert recorder.best == Best(7, 1.5)
+    assert record["evaluation_unfinished"] == 1
 
 
 def test_scores_of_a_tournament_are_compared_only_under_one_policy():

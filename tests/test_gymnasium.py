@@ -713,6 +713,12 @@ def run_deed(batch, deed, lost):
         assert set(np.flatnonzero(timestep.first)) >= (lost if step in (4, 6) else set())
     kind = (BAD_ROWS | LOST_WORKERS)[deed]
     assert batch.faults == dict.fromkeys(FAULT_KINDS, 0) | {kind: 2}
+    assert batch.first_faults.keys() == {kind}
+    assert batch.first_faults[kind].startswith("environment 2: ")
+    assert "\n" not in batch.first_faults[kind]
+    assert deed != "raise" or batch.first_faults[kind].endswith(
+        "2: RuntimeError: the wheel came off"
+    )
     assert batch.pids[0] == pids[0]
     assert (batch.pids[1] == pids[1]) == (deed in BAD_ROWS)
 

@@ -95,7 +95,8 @@ def evaluate(arguments: Sequence[str]) -> int:
         "return_min": float(result.returns.min()),
         "return_max": float(result.returns.max()),
         "length_mean": float(result.lengths.mean()),
-        "unfinished": result.unfinished,
+        "unfinished": int(result.unfinished),
+        **({"broken": result.broken} if result.broken else {}),
         "updates": int(state.update),
         **({} if pod is None else {"pod": pod}),
     }

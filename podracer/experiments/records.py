@@ -14,7 +14,7 @@ import numpy as np
 
 from podracer.drivers.common import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
-from podracer.evaluate import Evaluation
+from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.io.signals import Stopwatch
 from podracer.io.sinks import read_metrics
@@ -126,7 +126,7 @@ class Recorder:
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # of environments
-        self._has_warned = False  # of an evaluation that repeats few episodes
+        self._warnings = set[str]()  # that were given, of evaluations
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:
         """Continue from these totals; steps that were in flight when the run stopped are lost."""
@@ -173,20 +173,37 @@ class Recorder:
         record["evaluation_return"] = self.totals.evaluation_return
         record["evaluation_length"] = float(evaluation.lengths.mean())
         record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
+        if unfinished := int(np.sum(evaluation.unfinished)):
+            record["evaluation_unfinished"] = unfinished
+        if evaluation.broken:
+            record["evaluation_broken"] = evaluation.broken
         if progress.pods is not None:
             progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
             progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
-        if evaluation.repetition and not self._has_warned and jax.process_index() == 0:
-            self._has_warned = True
-            _LOG.warning(
-                "%s: to measure more take --evaluation-policy sampled or --evaluation-epsilon "
-                "0.01, or fewer --evaluation-episodes.",
-                evaluation.repetition,
+        if unfinished:
+            text = (
+                f"{unfinished} of {evaluation.returns.size} evaluation episodes did not end within "
+                f"{MAX_STEPS:,} steps"
+            )
+            self._warn("unfinished", f"{text}: their returns are partial, and never the best.")
+        if evaluation.repetition:
+            text = "to measure more take --evaluation-policy sampled or --evaluation-epsilon 0.01"
+            self._warn(
+                "repetition", f"{evaluation.repetition}: {text}, or fewer --evaluation-episodes."
             )
 
+    def _warn(self, subject: str, text: str) -> None:
+        """Warn of evaluations, once of each subject."""
+        if subject not in self._warnings and jax.process_index() == 0:
+            self._warnings.add(subject)
+            _LOG.warning(text)
+
     def _compare(self, evaluation: Evaluation, progress: Progress) -> None:
-        """Remember an evaluation that no earlier one exceeds, pods with a fault left out."""
-        returns = evaluation.returns.mean(axis=-1)
+        """Remember an evaluation that no earlier one exceeds.
+
+        Pods with a fault or with episodes that did not end are left out.
+        """
+        returns = np.where(evaluation.unfinished, -np.inf, evaluation.returns.mean(axis=-1))
         if progress.pods is not None:
             returns = np.where(np.isnan(progress.pods["episodes"]), -np.inf, returns)
         score = float(returns.max())

@@ -117,7 +117,8 @@ def _host_frames(
         return act_compiled(params, carry, timestep, *args)
 
     frames, returns, total = [], [], 0.0
-    steps = host_steps(agent, env, act, params, run_key, update, 1)
+    done, logged = np.zeros(1, bool), set[str]()
+    steps = host_steps(agent, env, act, params, run_key, update, done, logged)
     with contextlib.closing(steps):
         for previous_last, _, timestep in itertools.islice(steps, max_steps):
             frames.append(draw(timestep.observation))

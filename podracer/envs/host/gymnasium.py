@@ -174,7 +174,7 @@ class GymnasiumBatch:
 
     def __init__(self, name: str, setup: WorkerSetup, max_restarts: int) -> None:
         self.name = name
-        self.faults = dict.fromkeys(FAULT_KINDS, 0)
+        self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
         self.pids = [0] * len(setup.row_ranges)
         self._setup, self._max_restarts = setup, max_restarts
         self._channels: list[socket.socket | None] = [None] * len(setup.row_ranges)
@@ -304,6 +304,7 @@ class GymnasiumBatch:
         shared = self._shared
         counts = shared.fault_counts.sum(axis=0).tolist()
         self.faults = dict(zip(FAULT_KINDS, counts, strict=True))
+        shared.describe_first_faults(self.first_faults)
         row = int(shared.consecutive_failures.argmax())
         limit = MAX_CONSECUTIVE_FAILURES
         if shared.consecutive_failures[row] >= limit:

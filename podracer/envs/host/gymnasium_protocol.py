@@ -25,6 +25,7 @@ STEP = b"s"  # the request for a step
 OK, FAULTY = b".", b"!"  # a worker's replies to it
 FORK_REPLY = struct.Struct("<ii")  # the new worker's pid, the former worker's wait status
 _TEXT_BYTES = 4096  # kept of a fault's description
+_LINE_LENGTH = 300  # characters of a description in one line
 _ALIGNMENT = 64  # bytes: a cache line
 
 
@@ -98,6 +99,24 @@ class SharedMemory:
     def describe_fault(self, row: int) -> str:
         """Return the description of a row's latest fault."""
         return self.fault_text[row].tobytes().rstrip(b"\0").decode(errors="replace").strip()
+
+    def describe_first_faults(self, descriptions: dict[str, str]) -> None:
+        """Add a line on the earliest known fault of each kind that has none; rows keep one each."""
+        for row in np.argsort(self.fault_time):
+            kind = FAULT_KINDS[self.fault_kind[row]]
+            if self.fault_time[row] and kind not in descriptions:
+                line = _one_line(self.describe_fault(row))
+                descriptions[kind] = f"environment {self.env_index[row]}: {line}"
+
+
+def _one_line(text: str) -> str:
+    """Return a fault's description in one line: of a traceback only the exception itself."""
+    lines = text.splitlines()
+    if "Traceback (most recent call last):" in lines or text.startswith(" "):  # may be cut in front
+        ends = [number for number, line in enumerate(lines, 1) if line.startswith("  ")]
+        lines = lines[max(ends, default=0) :] or lines[-1:]
+    line = " ".join(" ".join(lines).split())
+    return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..."
 
 
 def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:
