@@ -409,6 +409,24 @@ def test_bad_rows_are_counted_and_never_train(where, value):
 
 
 @pytest.mark.figure(8)
+@pytest.mark.parametrize("where", ["observation", "reward"])
+def test_a_run_without_a_valid_step_ends_with_its_fault(where, caplog):
+    def trouble(batch, timestep):
+        getattr(timestep, where)[:] = np.nan
+        return timestep
+
+    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
+    with pytest.raises(EnvironmentFault, match="2: not one of the last 16 steps of") as caught:
+        train_sebulba(*parts, num_updates=4)
+    fault = f"row 0 of the batch: {where} is not finite"
+    assert str(caught.value).endswith(
+        f"after 256 faults. The first of each kind: `not_finite`, {fault}."
+    )
+    assert caught.value.exit_code == 72
+    assert caplog.messages == [f"the first fault `not_finite` in training, {fault}"]
+
+
+@pytest.mark.figure(8)
 def test_the_broken_episode_is_cut_and_the_others_are_undisturbed():
     parts = sebulba_setup(
         Mirror(), Counters(poison("reward", np.nan)), threads_per_actor=1, updates_per_chunk=1

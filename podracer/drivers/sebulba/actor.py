@@ -25,7 +25,13 @@ from podracer.drivers.sebulba.trajectory import (
     pack_timestep,
 )
 from podracer.drivers.sebulba.validator import TimestepValidator
-from podracer.environment import HostEnvironment, ReportsFaults, Resumable, call_environment
+from podracer.environment import (
+    DescribesFaults,
+    HostEnvironment,
+    ReportsFaults,
+    Resumable,
+    call_environment,
+)
 from podracer.mesh import Device
 from podracer.rollout import ActorState, Purpose, purpose_key, zero_episode_stats
 from podracer.types import Carry, EnvironmentSpec, Params, PyTree, TimeStep
@@ -50,6 +56,7 @@ class Rollout:
     versions: Int64[np.ndarray, " T"]  # of the parameters of each step
     seconds: dict[str, float]  # of each stage of the actor
     faults: dict[str, int]  # rows of bad data by kind, since the actor started
+    first_faults: dict[str, str]  # a line on the first of each kind
     env_state: PyTree  # snapshot of the environments, () if they cannot be saved
 
 
@@ -121,10 +128,11 @@ class Actor:
             shards = self._send_to_learners(shards)
             self.num_rollouts += 1
             timer.start("environment")
-            env_state, faults = call_environment(self.context.name, self._snapshot_and_faults)
-            timer.start("queue")
             name = self.context.name
-            self.rollouts.put(Rollout(name, shards, versions, timer.collect(), faults, env_state))
+            env_state, faults, first = call_environment(name, self._snapshot_and_faults)
+            timer.start("queue")
+            seconds = timer.collect()
+            self.rollouts.put(Rollout(name, shards, versions, seconds, faults, first, env_state))
             rollout += 1
 
     def close(self) -> None:
@@ -172,13 +180,16 @@ class Actor:
     def _call_environment(self, function: Callable[[], TimeStep]) -> TimeStep:
         return self._validator.validate(call_environment(self.context.name, function))
 
-    def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int]]:
-        """Return a snapshot of the environments, and the rows of bad data by kind."""
+    def _snapshot_and_faults(self) -> tuple[PyTree, dict[str, int], dict[str, str]]:
+        """Return a snapshot of the environments, the rows of bad data by kind, and the first."""
         env_state = self._env.snapshot() if isinstance(self._env, Resumable) else ()
         faults = Counter(self._validator.faults)
         if isinstance(self._env, ReportsFaults):
             faults.update(self._env.faults)
-        return env_state, dict(faults)
+        first_faults = dict(self._validator.first_faults)
+        if isinstance(self._env, DescribesFaults):
+            first_faults = {**self._env.first_faults, **first_faults}
+        return env_state, dict(faults), first_faults
 
 
 def _start_of_run(

@@ -21,8 +21,11 @@ from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
+from podracer.environment import log_first_faults
 from podracer.mesh import SHARDED, on_one_device, shardings
-from podracer.types import EnvironmentSpec, Metrics, Params
+from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
+
+EMPTY_STEPS = 10  # ends of episodes and single faults leave fewer without a valid one in a row
 
 UpdateProgram = Callable[
     [TrainState, list[TrajectoryShard], jax.Array], tuple[TrainState, Params, Metrics]
@@ -76,6 +79,9 @@ class Learner:
         self._fetched: list[Any] = []  # metrics since the last report
         self._stats: list[TrajectoryStats] = []  # since the last report
         self._faults: dict[str, dict[str, int]] = {}  # of each actor by kind, from its start on
+        self._first_faults: dict[str, str] = {}  # a line on the first of each kind
+        self._logged = set[str]()  # kinds of them
+        self._empty_steps = 0  # of each environment, since the last report of a valid one
         self.agreed_request: int = Request.NONE  # the largest of all hosts
 
     @property
@@ -95,6 +101,9 @@ class Learner:
             for rollout in rollouts
         ]
         self._faults.update({rollout.actor: rollout.faults for rollout in rollouts})
+        for rollout in rollouts:
+            self._first_faults = {**rollout.first_faults, **self._first_faults}
+        log_first_faults("in training", self._first_faults, self._logged)
         self._version += 1
         self._actors.publish(on_one_device(params), self._version)
         self._pending.append(metrics)
@@ -114,7 +123,10 @@ class Learner:
         self._fetched.append(values)
 
     def progress(self, updates: int) -> Progress:
-        """Wait for all updates and return the report on those since the last report."""
+        """Wait for all updates and return the report on those since the last report.
+
+        Raises `EnvironmentFault` where faults of environments left no valid step.
+        """
         self._timer.start("learn")
         while self._pending:
             self._fetch_metrics()
@@ -124,6 +136,7 @@ class Learner:
         faults = Counter[str]()
         for counts in self._faults.values():
             faults.update(counts)
+        self._check_valid_steps(progress, faults)
         metrics = {
             **progress.metrics,
             **_utilization_metrics(self._stats, self._timer.collect(), num_actors),
@@ -134,6 +147,21 @@ class Learner:
         self._fetched, self._stats = [], []
         collected = self._actors.collected_steps
         return dataclasses.replace(progress, metrics=metrics, collected=collected)
+
+    def _check_valid_steps(self, progress: Progress, faults: Counter[str]) -> None:
+        """Raise `EnvironmentFault` where faults of environments left no valid step."""
+        if progress.frames:
+            self._empty_steps = 0
+            return
+        num_steps = sum(len(stats.lags) for stats in self._stats)
+        self._empty_steps += num_steps // self._split.threads
+        if faults.total() and self._empty_steps >= EMPTY_STEPS:
+            descriptions = [f"`{kind}`, {text}" for kind, text in self._first_faults.items()]
+            raise EnvironmentFault(
+                f"update {progress.updates}: not one of the last {self._empty_steps} steps of each "
+                f"environment was valid, after {faults.total()} faults. The first of each kind: "
+                f"{'; '.join(descriptions) or 'not known'}."
+            )
 
     def resume(self) -> None:
         """Continue after a report: the time until now counts as reporting.

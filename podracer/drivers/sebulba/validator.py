@@ -35,6 +35,7 @@ class TimestepValidator:
         self._num_envs = num_envs
         self._masked_rows = np.zeros(num_envs, bool)
         self.faults: Counter[str] = Counter()
+        self.first_faults: dict[str, str] = {}  # a line on the first of each kind
 
     def restore(self, timestep: TimeStep) -> None:
         """Go on after a timestep that `validate` returned: its masked rows stay so."""
@@ -61,14 +62,21 @@ class TimestepValidator:
             no_action &= timestep.first | ~self._masked_rows  # a masked row is counted once
         if all(np.isfinite(x).all() for x in floats) and not (self._masked_rows | no_action).any():
             return timestep
-        finite = [np.isfinite(x).reshape(self._num_envs, -1).all(axis=1) for x in floats]
+        finite = np.stack([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats])
         not_finite = ~np.logical_and.reduce(finite)
         for kind, rows in (("not_finite", not_finite), ("no_action", no_action)):
             if rows.any():
                 self.faults[kind] += int(rows.sum())
+                self._describe(kind, int(rows.argmax()), finite)
         bad_rows = not_finite | no_action
         self._masked_rows = (self._masked_rows & ~timestep.first) | bad_rows
         return _mask(timestep, self._masked_rows)
+
+    def _describe(self, kind: str, row: int, finite: Bool[np.ndarray, "n b"]) -> None:
+        names = ("reward", "discount", "observation")
+        fault = f"{names[min(int(finite[:, row].argmin()), 2)]} is not finite"
+        text = fault if kind == "not_finite" else "its action mask was all False"
+        self.first_faults.setdefault(kind, f"row {row} of the batch: {text}")
 
     def _check(self, name: str, leaf: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
         if getattr(leaf, "shape", None) != shape or leaf.dtype != dtype:
