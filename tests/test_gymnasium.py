@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import typing
 from collections import Counter
 from pathlib import Path
@@ -690,6 +691,28 @@ def test_what_cannot_be_drawn_is_found_in_a_process_of_its_own(deed, words):
 )
 def test_a_row_at_fault_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 2), deed, lost={2})
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("wheel"), "KeyError: 'wheel'"),
+        (ValueError("one\ntwo"), "ValueError: one two"),
+        (ValueError("one\n  two"), "  two"),
+        (ValueError("x" * 5000), "x" * 300 + " ..."),
+    ],
+)
+def test_a_fault_is_described_in_one_line(error, line):
+    from podracer.envs.host.gymnasium_protocol import _one_line
+
+    try:
+        try:
+            raise OSError("disk")
+        except OSError as cause:
+            raise error from cause
+    except type(error):
+        text = traceback.format_exc()[-4096:]
+    assert _one_line(text) == line.strip()
 
 
 @pytest.mark.figure(7)
