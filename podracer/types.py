@@ -235,6 +235,11 @@ class ArraySpec:
     start: int = 0
 
     def __post_init__(self) -> None:
+        shape = _to_python(tuple(self.shape) if isinstance(self.shape, list) else self.shape)
+        if not (isinstance(shape, tuple) and all(isinstance(x, int) and x >= 0 for x in shape)):
+            advice = f": take ({shape},)" if isinstance(shape, int) else ""
+            raise ConfigError(f"ArraySpec.shape must be a tuple of sizes, not {shape!r}{advice}.")
+        object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
@@ -259,6 +264,9 @@ class Discrete:
     num_actions: int
     start: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_actions", _to_python(self.num_actions))
+
     @property
     def components(self) -> tuple[int, ...]:
         """Number of actions of each component, as of `MultiDiscrete`; here it is one."""
@@ -280,6 +288,9 @@ class MultiDiscrete:
     num_actions: tuple[int, ...]
     start: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_actions", _to_python(self.num_actions))
+
     @property
     def components(self) -> tuple[int, ...]:
         """Number of actions of each component."""
@@ -298,10 +309,21 @@ class Continuous:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", _to_python(self.low))
+        object.__setattr__(self, "high", _to_python(self.high))
+
     @property
     def size(self) -> int:
         """Number of coordinates."""
         return len(self.low)
+
+
+def _to_python(value: Any) -> Any:
+    """Return a number of NumPy, alone or in a tuple, as one of Python, which files can hold."""
+    if isinstance(value, tuple):
+        return tuple(map(_to_python, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 ActionSpace = Discrete | MultiDiscrete | Continuous

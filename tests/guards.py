@@ -224,19 +224,19 @@ GUARDS = [
         "test_training.py::test_a_directory_is_used_once",
     ),
     Guard(
-        "checks.py",
+        "checks/environment.py",
         "spec.shape != leaf.shape or spec.dtype != leaf.dtype",
         "False",
         "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",
     ),
     Guard(
-        "checks.py",
+        "checks/environment.py",
         "with jax.checking_leaks():",
         "if True:",
         "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",
     ),
     Guard(
-        "checks.py",
+        "checks/environment.py",
         "jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)",
         "False",
         "test_check_environment.py::test_a_broken_environment_is_refused_without_a_compile",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podracer.checks import check_environment
-from podracer.environment import restart, transition
+from podracer.environment import auto_reset, restart, transition
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
@@ -20,6 +20,7 @@ from podracer.types import (
     Continuous,
     Discrete,
     EnvironmentSpec,
+    MultiDiscrete,
     TimeStep,
     struct,
 )
@@ -139,10 +140,47 @@ class NoSpec:
     step = staticmethod(step)
 
 
+class Unreadable:
+    """Has a specification that raises while it is read."""
+
+    reset = staticmethod(reset)
+    step = staticmethod(step)
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self.my_spec
+
+
+def of_gymnasium(name: str, **members: Any) -> Any:
+    return type(name, (), {"__module__": "gymnasium.core", **members})()
+
+
+HOST = mutant(make=lambda num_envs, num_threads: None)
+
+
+def looking_up_in_python(key: jax.Array) -> Any:
+    return {}["seed"]
+
+
 BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     # What the environment is.
     "a class, not an instance": (Remembering, ("Remembering", "class")),
     "no spec": (NoSpec(), ("NoSpec.spec", "EnvironmentSpec", "NoneType")),
+    "a spec that raises": (
+        Unreadable(),
+        (
+            "Unreadable.spec cannot be read: AttributeError:",
+            "my_spec",
+            "(test_check_environment.py",
+        ),
+    ),
+    "an environment of Gymnasium": (
+        of_gymnasium("TimeLimit", spec=SimpleNamespace(id="CartPole-v1")),
+        ("TimeLimit is an environment of Gymnasium", 'pass podracer.Gymnasium("CartPole-v1")'),
+    ),
+    "one without a name": (of_gymnasium("Maze"), ("pass podracer.Gymnasium(Maze)",)),
+    "an environment of the host": (HOST, ("walk runs on the host", "environments in JAX")),
+    "one that shall restart": (auto_reset(HOST), ("walk runs on the host", "without `auto_reset`")),
     "spec of another type": (mutant(spec={"x": 3}), ("EnvironmentSpec", "dict")),
     "no reset": (without("reset"), ("`reset`",)),
     "no step": (without("step"), ("`step`",)),
@@ -151,6 +189,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no observation": (with_spec(observation={}), ("spec.observation",)),
     "observation a bare shape": (with_spec(observation=(3,)), ("spec.observation", "Array")),
     "actions of another type": (with_spec(action=2), ("spec.action", "Discrete", "int")),
+    "actions of Gymnasium": (
+        with_spec(action=of_gymnasium("Discrete", n=3)),
+        ("spec.action is Gymnasium's Discrete: take podracer.Discrete(3)",),
+    ),
+    "actions of Gymnasium in a box": (
+        with_spec(action=of_gymnasium("Box")),
+        ("Gymnasium's Box: take podracer.Continuous(low, high)",),
+    ),
     "no actions": (with_spec(action=Discrete(0)), ("Discrete", "0")),
     "half an action": (
         with_spec(action=changed(Discrete(2), num_actions=2.5)),
@@ -264,7 +310,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("`reset`", "cannot be traced"),
     ),
     # What only Python can run.
-    "if on a traced value": (mutant(step=branching), ("`step`", "TracerBoolConversionError")),
+    "if on a traced value": (
+        mutant(step=branching),
+        (
+            "`step`",
+            "TracerBoolConversionError: a Python `if` or `while` depends on a traced value",
+            f"(test_check_environment.py, line {branching.__code__.co_firstlineno + 1})",
+        ),
+    ),
     "a traced index": (mutant(step=looking_up), ("`step`", "Concretization")),
     "numpy on a traced value": (
         mutant(step=lambda key, state, action: (state, restart({"x": np.sin(state.x)}))),
@@ -286,7 +339,10 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),
         ("only discrete actions",),
     ),
-    "an exception of its own": (mutant(reset=lambda key: {}["seed"]), ("`reset`", "KeyError")),
+    "an exception of its own": (
+        mutant(reset=looking_up_in_python),
+        ("`reset`", "KeyError: 'seed' (test_check_environment.py, line "),
+    ),
 }
 
 
@@ -321,6 +377,30 @@ def test_the_good_environment_passes_without_a_compile(compiled: list[str]) -> N
     assert not compiled
     jax.jit(lambda x: x * 3)(jnp.ones(7))  # the listener does hear compiles
     assert compiled
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (3, r"must be a tuple of sizes, not 3: take \(3,\)\."),
+        ((3, None), r"must be a tuple of sizes, not \(3, None\)\."),
+        ((-1, 3), r"must be a tuple of sizes, not \(-1, 3\)\."),
+    ],
+)
+def test_a_shape_is_a_tuple_of_sizes(shape: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ArraySpec(shape)
+
+
+def test_numbers_of_numpy_and_lists_become_those_of_python() -> None:
+    assert ArraySpec([np.int64(3), 1]) == ArraySpec((3, 1))  # type: ignore[arg-type]
+    discrete, bound = Discrete(np.int64(2)), np.float32(0.5)  # type: ignore[arg-type]
+    assert discrete == Discrete(2)
+    assert type(discrete.num_actions) is int
+    assert type(MultiDiscrete((np.int64(2),)).num_actions[0]) is int  # type: ignore[arg-type]
+    box = Continuous((-bound,), (bound,))  # type: ignore[arg-type]
+    assert (box.low, box.high) == ((-0.5,), (0.5,))
+    assert type(box.low[0]) is float
 
 
 def test_what_jax_remembers_of_functions_is_no_change() -> None:

@@ -20,7 +20,7 @@ import jax
 from jax.sharding import Mesh
 
 from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
-from podracer.checks import check_environment, check_spec
+from podracer.checks import check_environment, check_fields, check_spec
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.drivers.selection import Selection
@@ -55,11 +55,12 @@ T = TypeVar("T")
 
 def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments]:
     """Return the agent, made for its environment, and the environment."""
+    check_fields(experiment.agent)
     env = experiment.environment
     if isinstance(env, str):
         env = make_environment(env, experiment)
     agent = cast(Any, over_run(experiment.agent, experiment.num_steps))  # a dataclass, of any class
-    agent = dataclasses.replace(agent, spec=getattr(env, "spec", None))
+    agent = dataclasses.replace(agent, spec=check_spec(env))
     if isinstance(agent, NeedsRolloutLength):
         length = experiment.driver.rollout_length
         agent = dataclasses.replace(cast(Any, agent), rollout_length=length)

@@ -1,11 +1,8 @@
-"""Checks of a user's agent and environment, by abstract evaluation: nothing is compiled or run.
-
-Both raise `ConfigError` with one sentence that names the method, the leaf, and the expected and the
-actual value.
-"""
+"""Check of an environment and its specification against their contract."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -13,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, MetaLearner, policy_params
-from podracer.environment import AutoReset, action_struct
+from podracer.checks.errors import describe_error
+from podracer.environment import AutoReset, HostEnvironments, action_struct
 from podracer.ops.action_masks import action_mask
 from podracer.types import (
     ACTION_MASK,
@@ -24,108 +21,10 @@ from podracer.types import (
     Discrete,
     EnvironmentSpec,
     EnvState,
-    LearnerState,
     MultiDiscrete,
     PyTree,
-    Step,
     TimeStep,
-    Trajectory,
 )
-
-
-def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
-    """Raise `ConfigError` that names the method if an agent breaks the contract of `Agent`.
-
-    It is traced with `num_envs` environments and rollouts of `length` steps.
-    """
-    name = type(agent).__name__
-    if not isinstance(agent, Agent):
-        missing = [m for m in ("init", "carry", "actor_params", "act", "learn", "spec")
-                   if not hasattr(agent, m)]  # fmt: skip
-        raise ConfigError(f"{name} is not an agent: it lacks {', '.join(missing)}.")
-    if jax.tree_util.all_leaves([agent]):
-        raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
-    if agent.spec is None:
-        raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    # The agent itself is an argument: its float leaves must not steer Python control flow.
-    state = _trace(name, "init", lambda a, k: a.init(k, num_envs), agent, key)
-    if not isinstance(state, LearnerState):
-        raise ConfigError(f"{name}.init must return a LearnerState, not {type(state).__name__}.")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
-        if not leaf.shape or not leaf.shape[0] or num_envs % leaf.shape[0]:
-            raise ConfigError(
-                f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
-                f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
-            )
-    if not isinstance(agent, MetaLearner):
-        _trace(name, "actor_params", policy_params, agent, state)
-    trajectory = _trace(
-        name, "act", lambda a, s, k: _abstract_rollout(a, s, k, num_envs, length),
-        agent, state, keys,
-    )  # fmt: skip
-    result = _trace(name, "learn", lambda a, *x: a.learn(*x, None), agent, state, trajectory, key)
-    new_state, metrics = result
-    if not all(x.shape == () for x in jax.tree.leaves(metrics)):
-        raise ConfigError(f"{name}.learn must return scalar metrics.")
-    structure, new_structure = jax.tree.structure(state), jax.tree.structure(new_state)
-    if structure != new_structure:
-        raise ConfigError(
-            f"{name}.learn must keep the state's structure: {structure} != {new_structure}."
-        )
-    for (path, old), new in zip(
-        jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new_state), strict=True
-    ):
-        if old.shape != new.shape or old.dtype != new.dtype:
-            raise ConfigError(
-                f"{name}.learn must keep state{jax.tree_util.keystr(path)} as "
-                f"{old.dtype}{list(old.shape)}, but it became {new.dtype}{list(new.shape)}."
-            )
-
-
-def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
-    try:
-        return jax.eval_shape(function, *args)
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"{name}.{method} cannot be traced: {reason}") from error
-
-
-def _abstract_rollout(
-    agent: Agent, state: LearnerState, keys: jax.Array, num_envs: int, length: int
-) -> Trajectory:
-    assert agent.spec is not None
-
-    def zeros(leaf: Any) -> jax.Array:
-        return jnp.zeros((num_envs, *leaf.shape), leaf.dtype)
-
-    timestep = TimeStep(
-        observation=jax.tree.map(zeros, agent.spec.observation),
-        reward=jnp.zeros(num_envs),
-        discount=jnp.ones(num_envs),
-        first=jnp.ones(num_envs, bool),
-        last=jnp.zeros(num_envs, bool),
-    )
-    carry = agent.carry(num_envs)
-    params = agent.actor_params(state)
-    action, extras, new_carry = agent.act(params, carry, timestep, keys, True)
-    expected = action_struct(agent.spec)
-    if action.shape != (num_envs, *expected.shape) or action.dtype != expected.dtype:
-        raise ConfigError(
-            f"{type(agent).__name__}.act must return actions {expected.dtype}"
-            f"{[num_envs, *expected.shape]}, but they are {action.dtype}{list(action.shape)}."
-        )
-    if jax.tree.structure(carry) != jax.tree.structure(new_carry):
-        raise ConfigError(f"{type(agent).__name__}.act must keep the structure of its carry.")
-    step = Step(timestep, action, extras)
-    steps = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), step)
-    return Trajectory(steps, timestep, carry, new_carry)
-
-
-# --- environments --------------------------------------------------------------------------------
 
 
 def check_environment(environment: Any) -> EnvironmentSpec:
@@ -138,6 +37,11 @@ def check_environment(environment: Any) -> EnvironmentSpec:
     if isinstance(environment, AutoReset):
         check_environment(environment.inner)  # its messages name the user's own class and methods
     spec = check_spec(environment)
+    if isinstance(environment, HostEnvironments):
+        raise ConfigError(
+            f"{spec.name} runs on the host, and `check_environment` checks environments in JAX: "
+            "train in it as it is, without `auto_reset`."
+        )
     for name in ("reset", "step"):
         if not callable(getattr(environment, name, None)):
             raise ConfigError(f"{spec.name}: the environment has no method `{name}`.")
@@ -154,17 +58,9 @@ def check_environment(environment: Any) -> EnvironmentSpec:
 
 def check_spec(environment: Any) -> EnvironmentSpec:
     """Return the specification of an environment of any kind; raise `ConfigError` if it is none."""
-    if isinstance(environment, type):
-        raise ConfigError(
-            f"{environment.__name__} is a class: pass an instance, or "
-            f"podracer.Gymnasium({environment.__name__}) for a class of Gymnasium."
-        )
-    spec = getattr(environment, "spec", None)
-    kind = type(environment).__name__
-    if not isinstance(spec, EnvironmentSpec):
-        raise ConfigError(
-            f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}."
-        )
+    if isinstance(environment, AutoReset):
+        return check_spec(environment.inner)  # whose specification it has
+    spec = _read_spec(environment)
     leaves = jax.tree.leaves(spec.observation)
     if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
         raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec.")
@@ -181,12 +77,58 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     elif isinstance(spec.action, Continuous):
         _check_bounds(spec.name, spec.action)
     else:
-        raise ConfigError(
-            f"{spec.name}: spec.action must be Discrete, MultiDiscrete or Continuous, "
-            f"but it is {type(spec.action).__name__}."
-        )
+        _refuse_space(spec.name, spec.action)
     _check_action_mask(spec)
     return spec
+
+
+def _read_spec(environment: Any) -> EnvironmentSpec:
+    if isinstance(environment, type):
+        raise ConfigError(
+            f"{environment.__name__} is a class: pass an instance, or "
+            f"podracer.Gymnasium({environment.__name__}) for a class of Gymnasium."
+        )
+    kind = type(environment).__name__
+    try:
+        spec = environment.spec
+    except ConfigError:
+        raise
+    except Exception as error:
+        is_property = inspect.getattr_static(environment, "spec", None) is not None
+        if is_property or not isinstance(error, AttributeError):
+            raise ConfigError(f"{kind}.spec cannot be read: {describe_error(error)}") from error
+        spec = None
+    if any(_is_of_gymnasium(base) for base in type(environment).__mro__):
+        registered = getattr(spec, "id", None)
+        example = kind if registered is None else f'"{registered}"'
+        raise ConfigError(
+            f"{kind} is an environment of Gymnasium: pass podracer.Gymnasium({example})."
+        )
+    if not isinstance(spec, EnvironmentSpec):
+        raise ConfigError(
+            f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}."
+        )
+    return spec
+
+
+def _is_of_gymnasium(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "gymnasium"
+
+
+def _refuse_space(name: str, space: Any) -> None:
+    kind = type(space).__name__
+    if _is_of_gymnasium(type(space)):
+        spaces = {
+            "Discrete": f"Discrete({getattr(space, 'n', 'num_actions')})",
+            "MultiDiscrete": "MultiDiscrete(num_actions)",
+            "MultiBinary": "MultiDiscrete(num_actions)",
+            "Box": "Continuous(low, high)",
+        }
+        advice = f": take podracer.{spaces[kind]}" if kind in spaces else ""
+        raise ConfigError(f"{name}: spec.action is Gymnasium's {kind}{advice}.")
+    raise ConfigError(
+        f"{name}: spec.action must be Discrete, MultiDiscrete or Continuous, but it is {kind}."
+    )
 
 
 def _is_count(number: Any) -> bool:
@@ -236,9 +178,8 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
             # Traced alike, as JAX's caches would change how the same program is printed.
             is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
         raise ConfigError(
-            f"{name}: `{method}` cannot be traced: {type(error).__name__}: {reason}"
+            f"{name}: `{method}` cannot be traced: {describe_error(error)}"
         ) from error
     if not is_pure:  # `AutoReset` is, where the environment in it is
         raise ConfigError(

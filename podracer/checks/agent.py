@@ -1,0 +1,233 @@
+"""Check of an agent against its contract."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.agent import Agent, MetaLearner, policy_params
+from podracer.checks.errors import describe_error
+from podracer.environment import action_struct
+from podracer.io.sinks import group
+from podracer.types import (
+    Carry,
+    ConfigError,
+    EnvironmentSpec,
+    LearnerState,
+    Metrics,
+    Params,
+    PyTree,
+    Step,
+    TimeStep,
+    Trajectory,
+)
+
+_NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # of a tree that JAX takes
+
+
+def check_fields(agent: Any) -> None:
+    """Raise `ConfigError` if an object is no agent that can be made for an environment."""
+    if isinstance(agent, type):
+        raise ConfigError(f"{agent.__name__} is a class: pass an instance, {agent.__name__}().")
+    name = type(agent).__name__
+    missing = [m for m in ("init", "carry", "actor_params", "act", "learn")
+               if not callable(getattr(agent, m, None))]  # fmt: skip
+    if missing:
+        raise ConfigError(f"{name} is not an agent: it lacks {', '.join(missing)}.")
+    if jax.tree_util.all_leaves([agent]) or not dataclasses.is_dataclass(agent):
+        raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
+    if "spec" not in (field.name for field in dataclasses.fields(agent)):
+        raise ConfigError(
+            f"{name} has no field `spec`, which is filled in with the environment's: add "
+            "spec: podracer.EnvironmentSpec | None = podracer.static(default=None)."
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(agent):
+        if not isinstance(leaf, _NUMBERS):
+            field = f"{name}{jax.tree_util.keystr(path)}"
+            raise ConfigError(f"{field} is a {_kind(leaf)}: declare it with podracer.static.")
+
+
+def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
+    """Raise `ConfigError` that names the method if an agent breaks the contract of `Agent`.
+
+    The agent is built for an environment: its `spec` is that of the environment. It is traced with
+    `num_envs` environments and rollouts of `length` steps.
+    """
+    check_fields(agent)
+    name = type(agent).__name__
+    if agent.spec is None:
+        raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    # The agent itself is an argument: its float leaves must not steer Python control flow.
+    state = _trace(name, "init", lambda a, k: a.init(k, num_envs), agent, key)
+    if not isinstance(state, LearnerState):
+        raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
+        if not leaf.shape or not leaf.shape[0] or num_envs % leaf.shape[0]:
+            raise ConfigError(
+                f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
+                f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
+            )
+    trajectory = _check_act(agent, state, num_envs, length)
+
+    def learn(agent: Any, *args: Any) -> tuple[LearnerState, Metrics]:
+        result = agent.learn(*args, None)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise ConfigError(f"{name}.learn must return the pair (state, metrics).")
+        _check_metrics(f"{name}.learn", result[1])
+        return result
+
+    new_state, _ = _trace(name, "learn", learn, agent, state, trajectory, key)
+    if not isinstance(new_state, LearnerState):
+        raise ConfigError(f"{name}.learn must return a LearnerState first, not {_kind(new_state)}.")
+    _check_kept(f"{name}.learn", "state", state, new_state)
+
+
+def _check_act(agent: Agent, state: LearnerState, num_envs: int, length: int) -> Trajectory:
+    """Check how an agent acts, explores or not; return the abstract trajectory of a rollout."""
+    assert agent.spec is not None
+    name, is_meta = type(agent).__name__, isinstance(agent, MetaLearner)
+    carry = _trace(name, "carry", lambda a: a.carry(num_envs), agent)
+    _check_rows(f"{name}.carry", "carry", carry, num_envs)
+    params = _trace(
+        name,
+        "actor_params",
+        (lambda a, s: a.actor_params(s)) if is_meta else policy_params,
+        agent,
+        state,
+    )
+    timestep = jax.eval_shape(lambda: _blank_timestep(agent.spec, num_envs))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+    inputs = (params, carry, timestep, keys)
+    action, extras, new_carry = _act(agent, num_envs, inputs, explore=True)
+    if not is_meta:  # which never acts greedily, as nobody evaluates it
+        _act(agent, num_envs, inputs, explore=False)
+    _check_rows(f"{name}.act", "extras", extras, num_envs)
+    step = Step(timestep, action, extras)
+    steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), step)
+    return Trajectory(steps, timestep, carry, new_carry)
+
+
+def _act(
+    agent: Agent, num_envs: int, inputs: tuple[Params, Carry, TimeStep, Any], *, explore: bool
+) -> tuple[Any, PyTree, Carry]:
+    """Return what `act` returns, after a check of its parts."""
+    assert agent.spec is not None
+    name = type(agent).__name__
+    method = "act" if explore else "act(explore=False)"
+    result = _trace(name, method, lambda a, *args: a.act(*args, explore), agent, *inputs)
+    where = f"{name}.{method}"
+    if not (isinstance(result, tuple) and len(result) == 3):
+        raise ConfigError(f"{where} must return the three of actions, extras and new carry.")
+    action, _, new_carry = result
+    struct = action_struct(agent.spec)
+    expected = jax.ShapeDtypeStruct((num_envs, *struct.shape), struct.dtype)
+    if not isinstance(action, jax.ShapeDtypeStruct):
+        raise ConfigError(
+            f"{where} must return actions {_format(expected)}, not a {_kind(action)}."
+        )
+    if action.shape != expected.shape or action.dtype != expected.dtype:
+        raise ConfigError(
+            f"{where} must return actions {_format(expected)}, but they are {_format(action)}."
+        )
+    _check_kept(where, "carry", inputs[1], new_carry)
+    return result
+
+
+def _blank_timestep(spec: EnvironmentSpec | None, num_envs: int) -> TimeStep:
+    assert spec is not None
+    return TimeStep(
+        observation=jax.tree.map(
+            lambda leaf: jnp.zeros((num_envs, *leaf.shape), leaf.dtype), spec.observation
+        ),
+        reward=jnp.zeros(num_envs),
+        discount=jnp.ones(num_envs),
+        first=jnp.ones(num_envs, bool),
+        last=jnp.zeros(num_envs, bool),
+    )
+
+
+def _check_metrics(where: str, metrics: Any) -> None:
+    """Raise `ConfigError` unless all metrics are scalar arrays with names of their own."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"{where} must return a dictionary of metrics, not {_kind(metrics)}.")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: the name of a metric must be a str, not {name!r}.")
+        if group(name) != "learn":
+            raise ConfigError(
+                f"{where}: the metric {name!r} would be one of the run's own records, in the group "
+                f"`{group(name)}`: take another name."
+            )
+        if not isinstance(value, jax.Array | np.generic | np.ndarray):
+            kind = _kind(value)
+            advice = f": write jnp.asarray({value!r})" if isinstance(value, int | float) else ""
+            raise ConfigError(
+                f"{where} must return scalar metrics, but {name!r} is of type {kind}{advice}."
+            )
+        if value.shape:
+            raise ConfigError(
+                f"{where} must return scalar metrics, but {name!r} is {_format(value)}."
+            )
+
+
+def _check_rows(where: str, part: str, tree: PyTree, num_envs: int) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.shape[:1] != (num_envs,):
+            raise ConfigError(
+                f"{where}: {part}{jax.tree_util.keystr(path)} must lead with num_envs "
+                f"({num_envs}), but its shape is {leaf.shape}."
+            )
+
+
+def _check_kept(where: str, part: str, old: PyTree, new: PyTree) -> None:
+    """Raise `ConfigError` unless a tree has kept its paths, shapes and dtypes."""
+    leaves, new_leaves = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}
+        for x in (old, new)
+    )
+    changes = [f"{part}{path} is missing" for path in leaves if path not in new_leaves]
+    changes += [f"{part}{path} is new" for path in new_leaves if path not in leaves]
+    if not changes and jax.tree.structure(old) != jax.tree.structure(new):
+        changes = [f"{jax.tree.structure(old)} became {jax.tree.structure(new)}"]
+    if changes:
+        raise ConfigError(f"{where} must keep the structure of its {part}: {changes[0]}.")
+    for path, leaf in leaves.items():
+        new_leaf = new_leaves[path]
+        if leaf.shape != new_leaf.shape or leaf.dtype != new_leaf.dtype:
+            raise ConfigError(
+                f"{where} must keep {part}{path} as {_format(leaf)}, "
+                f"but it became {_format(new_leaf)}."
+            )
+
+
+def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
+    """Return the shapes of what a method returns, whose leaves must be numbers or arrays."""
+
+    def checked(*args: Any) -> Any:
+        result = function(*args)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(result):
+            if not isinstance(leaf, _NUMBERS):
+                part = jax.tree_util.keystr(path)
+                raise ConfigError(f"{name}.{method} returns a {_kind(leaf)} in {part}, no array.")
+        return result
+
+    try:
+        return jax.eval_shape(checked, *args)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name}.{method} cannot be traced: {describe_error(error)}") from error
+
+
+def _kind(value: Any) -> str:
+    return "array" if isinstance(value, jax.Array) else type(value).__name__
+
+
+def _format(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"

@@ -1,0 +1,43 @@
+"""What a user's code raised while it was traced, in one line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+
+_HINTS = {
+    jax.errors.TracerBoolConversionError: (
+        "a Python `if` or `while` depends on a traced value: take jnp.where or jax.lax.cond"
+    ),
+    jax.errors.TracerArrayConversionError: "NumPy got a traced value: take jax.numpy",
+}
+_LIBRARIES = sys.stdlib_module_names | {
+    "podracer", "jax", "jaxlib", "jaxtyping", "beartype", "numpy", "optax", "equinox",
+}  # fmt: skip
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error's type, the first sentence of its text, and the user's line that caused it.
+
+    The user's line is the innermost one outside of the library and of those that it is built on.
+    """
+    lines = [line.strip() for line in str(error).strip().split("\n") if line.strip()]
+    text = lines.pop(0) if lines else ""
+    while text.endswith(":") and lines:
+        text += f" {lines.pop(0)}"
+    text = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), text)
+    reason = ": ".join(filter(None, (type(error).__name__, text.removesuffix("."))))
+    return f"{reason}{_user_line(error)}."
+
+
+def _user_line(error: Exception) -> str:
+    """Return " (FILE, line N)", "" where no line of the traceback is the user's."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        path = frame.f_code.co_filename
+        if package not in _LIBRARIES and not path.startswith("<"):  # such as code of beartype
+            return f" ({Path(path).name}, line {line})"
+    return ""

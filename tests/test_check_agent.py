@@ -1,0 +1,192 @@
+"""`check_agent` names the part of an agent that breaks the contract, and the user's line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import podracer
+from podracer.checks import check_agent
+from podracer.experiments.run_setup import build
+from podracer.types import (
+    ArraySpec,
+    ConfigError,
+    Discrete,
+    EnvironmentSpec,
+    LearnerState,
+    static,
+    struct,
+)
+
+SPEC = EnvironmentSpec("walk", ArraySpec((3,)), Discrete(2))
+
+
+@struct
+class Good:
+    """A linear policy with a memory that it does not use."""
+
+    rate: float = 0.1
+    spec: EnvironmentSpec | None = static(default=None)
+
+    def init(self, key, num_envs):
+        return LearnerState({"policy": jnp.zeros((3, 2))})
+
+    def carry(self, num_envs):
+        return {"memory": jnp.zeros((num_envs, 4))}
+
+    def actor_params(self, state):
+        return state.shared
+
+    def act(self, params, carry, timestep, keys, explore):
+        logits = timestep.observation @ params["policy"]
+        action = jax.vmap(jax.random.categorical)(keys, logits) if explore else logits.argmax(-1)
+        return action.astype(jnp.int32), {"logits": logits}, carry
+
+    def learn(self, state, trajectory, key, axis):
+        policy = state.shared["policy"] - self.rate * trajectory.steps.extras["logits"].mean()
+        return LearnerState({"policy": policy}), {"loss": policy.mean()}
+
+
+def agent(fields: dict[str, Any] | None = None, **methods: Any) -> Any:
+    """A good agent with other methods, and fields with these defaults."""
+    hints = {name: type(value).__name__ for name, value in (fields or {}).items()}
+    kind = type("Mine", (Good,), methods | (fields or {}) | {"__annotations__": hints})
+    return struct(kind)(spec=SPEC)
+
+
+def acting(change: Any) -> Any:
+    """`change` gets actions, extras, memory and `explore`."""
+    return agent(act=lambda self, *args: change(*Good.act(self, *args), args[-1]))
+
+
+def learning(change: Any) -> Any:
+    """`change` gets what the good agent's `learn` returns."""
+    return agent(learn=lambda self, *args: change(*Good.learn(self, *args)))
+
+
+def measuring(metrics: Any) -> Any:
+    return learning(lambda state, _: (state, metrics))
+
+
+def misspelled(self, state, trajectory, key, axis):
+    return state.shared["polcy"]
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    # What it raises.
+    "KeyError": (
+        agent(learn=misspelled),
+        f"Mine.learn cannot be traced: KeyError: 'polcy' (test_check_agent.py, line "
+        f"{misspelled.__code__.co_firstlineno + 1}).",
+    ),
+    "memory of another dtype in a scan": (
+        agent(learn=lambda *_: jax.lax.scan(lambda c, x: (jnp.ones(2), x), 0, jnp.ones(3))),
+        "but they differ: The input carry c has type",
+    ),
+    "NumPy": (
+        agent(learn=lambda self, state, *_: float.__add__(1.0, *map(memoryview, [state]))),
+        "Mine.learn cannot be traced: TypeError: memoryview:",
+    ),
+    # Metrics.
+    "a Python number": (
+        measuring({"rate": 0.1}),
+        "must return scalar metrics, but 'rate' is of type float: write jnp.asarray(0.1).",
+    ),
+    "None": (measuring({"rate": None}), "but 'rate' is of type NoneType."),
+    "nested metrics": (measuring({"train": {"x": jnp.ones(())}}), "but 'train' is of type dict."),
+    "text": (measuring({"phase": "warm-up"}), "but 'phase' is of type str."),
+    "a vector": (measuring({"x": jnp.zeros(3)}), "but 'x' is float32[3]."),
+    "a metric without name": (measuring(jnp.zeros(())), "a dictionary of metrics, not array."),
+    "no metrics": (measuring(None), "a dictionary of metrics, not NoneType."),
+    "a number for a name": (measuring({0: jnp.zeros(())}), "must be a str, not 0."),
+    "a run's counter": (measuring({"frames": jnp.ones(())}), "'frames' would be one of the run's"),
+    "an evaluation": (measuring({"evaluation_return": jnp.ones(())}), "group `evaluation`: take"),
+    # What learn and act return.
+    "a state alone": (
+        learning(lambda state, metrics: state),
+        "Mine.learn must return the pair (state, metrics).",
+    ),
+    "a key that is new": (
+        learning(lambda s, m: (LearnerState(s.shared | {"steps": jnp.int32(1)}), m)),
+        "must keep the structure of its state: state.shared['steps'] is new.",
+    ),
+    "a key that is missing": (
+        learning(lambda s, m: (LearnerState({}), m)),
+        "must keep the structure of its state: state.shared['policy'] is missing.",
+    ),
+    "text in the state": (
+        agent(init=lambda *_: LearnerState({"phase": "warm-up"})),
+        "Mine.init returns a str in .shared['phase'], no array.",
+    ),
+    "two parts of three": (
+        acting(lambda action, extras, carry, explore: (action, extras)),
+        "Mine.act must return the three of actions, extras and new carry.",
+    ),
+    "carry of another dtype": (
+        acting(lambda a, x, carry, _: (a, x, jax.tree.map(jnp.float16, carry))),
+        "Mine.act must keep carry['memory'] as float32[2, 4], but it became float16[2, 4].",
+    ),
+    "carry of another shape": (
+        acting(lambda a, x, carry, _: (a, x, {"memory": carry["memory"][:, :2]})),
+        "Mine.act must keep carry['memory'] as float32[2, 4], but it became float32[2, 2].",
+    ),
+    "carry without rows": (
+        agent(carry=lambda self, num_envs: jnp.zeros(4)),
+        "Mine.carry: carry must lead with num_envs (2), but its shape is (4,).",
+    ),
+    "extras without rows": (
+        acting(lambda action, x, carry, _: (action, {"t": jnp.zeros(())}, carry)),
+        "Mine.act: extras['t'] must lead with num_envs (2), but its shape is ().",
+    ),
+    "a tree of actions": (
+        acting(lambda action, x, carry, _: ({"a": action}, x, carry)),
+        "Mine.act must return actions int32[2], not a dict.",
+    ),
+    "greedy actions of another dtype": (
+        acting(lambda a, x, c, explore: (a if explore else a.astype(jnp.float32), x, c)),
+        "Mine.act(explore=False) must return actions int32[2], but they are float32[2].",
+    ),
+    "an error of greedy actions alone": (
+        acting(lambda action, x, c, explore: (action if explore else action["x"], x, c)),
+        "Mine.act(explore=False) cannot be traced:",
+    ),
+    # What it is.
+    "a class": (Good, "Good is a class: pass an instance, Good()."),
+    "a text that is not static": (
+        agent({"mode": "fast"}),
+        "Mine.mode is a str: declare it with podracer.static.",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_agent_is_refused_in_one_line(fault):
+    mine, text = BROKEN[fault]
+    with pytest.raises(ConfigError) as refusal:
+        check_agent(mine)
+    assert text in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_good_agent_passes():
+    check_agent(Good(spec=SPEC))
+
+
+def test_an_experiment_takes_no_class():
+    experiment = podracer.Experiment(
+        environment="catch", agent=podracer.PPO(), driver=podracer.AnakinConfig(4, 4, 1), frames=16
+    )
+    object.__setattr__(experiment, "agent", podracer.PPO)  # past the type checks of tests
+    with pytest.raises(ConfigError, match=r"PPO is a class: pass an instance, PPO\(\)"):
+        build(experiment)
+
+
+def test_an_agent_without_a_field_for_the_specification_is_told_to_add_it():
+    methods = ("init", "carry", "actor_params", "act", "learn")
+    members = {"__annotations__": {"rate": "float"}, "rate": 0.1}
+    kind = type("Mine", (), members | {name: vars(Good)[name] for name in methods})
+    with pytest.raises(ConfigError, match=r"Mine has no field `spec`.*podracer\.static\(default="):
+        check_agent(struct(kind)())
