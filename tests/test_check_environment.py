@@ -187,7 +187,10 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "step not callable": (mutant(step=3), ("`step`",)),
     # What its specification says.
     "no observation": (with_spec(observation={}), ("spec.observation",)),
-    "observation a bare shape": (with_spec(observation=(3,)), ("spec.observation", "Array")),
+    "observation a bare shape": (
+        with_spec(observation=(3,)),
+        ("spec.observation must be a tree of podracer.ArraySpec, not of int.",),
+    ),
     "actions of another type": (with_spec(action=2), ("spec.action", "Discrete", "int")),
     "actions of Gymnasium": (
         with_spec(action=of_gymnasium("Discrete", n=3)),

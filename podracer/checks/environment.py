@@ -63,7 +63,11 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     spec = _read_spec(environment)
     leaves = jax.tree.leaves(spec.observation)
     if not leaves or not all(isinstance(leaf, ArraySpec) for leaf in leaves):
-        raise ConfigError(f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec.")
+        kinds = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, ArraySpec)})
+        found = f", not of {', '.join(kinds)}" if kinds else ""
+        raise ConfigError(
+            f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec{found}."
+        )
     if isinstance(spec.action, Discrete):
         number = spec.action.num_actions
         if not _is_count(number):
