@@ -124,7 +124,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "two parts of three": (
         acting(lambda action, extras, carry, explore: (action, extras)),
-        "Mine.act must return the three of actions, extras and new carry.",
+        "Mine.act must return the triple (actions, extras, carry).",
     ),
     "carry of another dtype": (
         acting(lambda a, x, carry, _: (a, x, jax.tree.map(jnp.float16, carry))),
