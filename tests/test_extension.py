@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer.cli.arguments import parse_experiment
+from podracer.cli.arguments import find_experiment, parse_experiment
 from podracer.cli.main import main
 from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
+from podracer.experiments.serialization import to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
 from podracer.types import check_ranges
@@ -133,10 +134,27 @@ def test_an_agent_of_ones_own_in_a_sweep(folder, capsys):
     sweep = ("sweep", "lab.recipes:mine", "--seeds", 2, "--vary", "reward_shift=-1,1")
     # In a process of its own a sweep would set up a device for each core.
     assert podracer_command(*sweep, "--devices", 8, "--run-dir", folder / "run") == 0
-    assert "reward_shift" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "reward_shift" in out
     best = json.loads((folder / "run" / "best.json").read_text())
     assert best["experiment"]["agent"]["kind"] == "Shifted"
+    (command,) = (line.split() for line in out.splitlines() if line.startswith("Best "))
+    assert podracer_command(*command[2:], "--run-dir", folder / "best") == 0
     podracer.load(folder / "run", recipe="lab.recipes:mine", pod=1)
+
+
+def test_a_file_with_classes_of_ones_own_takes_them_from_a_recipe(folder, capsys):
+    path, own = str(folder / "best.json"), "lab.recipes:mine"
+    sys.path.append(str(folder))
+    mine = recipes.find(own)
+    best = dataclasses.replace(mine, agent=dataclasses.replace(mine.agent, reward_shift=3.0))
+    (folder / "best.json").write_text(json.dumps({"experiment": to_json(best)}))
+    for recipe in (own, mine):
+        assert recipes.find(path, recipe=recipe) == best
+    sys.path.remove(str(folder))
+    assert find_experiment([path, "--recipe", own, "--seed", "3"])[1:] == (best, ["--seed", "3"])
+    assert podracer_command("train", path) == 78
+    assert "name its recipe, such as --recipe" in capsys.readouterr().err
 
 
 def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):

@@ -7,6 +7,7 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import call, records
@@ -22,8 +23,8 @@ from podracer.experiments.weights import describe_begin
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
-from podracer.schedules import Linear
-from podracer.types import ConfigError
+from podracer.schedules import Linear, init_frames
+from podracer.types import ConfigError, LearnerState, bounded, static, struct
 
 STEPS = 16 * 8
 NETWORK = TorsoNetwork(MLP((16,)))
@@ -136,6 +137,66 @@ def test_every_pod_of_a_sweep_begins_with_them(first, tmp_path):
     ):
         for pod in range(2):
             np.testing.assert_array_equal(old, new[pod])
+
+
+@struct
+class Tabular:
+    """An agent of one's own, which keeps its state in a dictionary; acts without learning."""
+
+    pace: float = bounded(1.0)
+    spec: podracer.EnvironmentSpec | None = static(default=None)
+
+    def init(self, key, num_envs):
+        return LearnerState({"sum": jnp.zeros(3), "frames": init_frames()})
+
+    def carry(self, num_envs):
+        return ()
+
+    def actor_params(self, state):
+        return ()
+
+    def act(self, params, carry, timestep, keys, explore):
+        return jnp.zeros(timestep.reward.shape, jnp.int32), (), ()
+
+    def learn(self, state, trajectory, key, axis):
+        old, steps = state.shared, trajectory.steps.timestep.reward.size
+        new = {"sum": old["sum"] + self.pace, "frames": old["frames"] + jnp.uint32(steps)}
+        return LearnerState(new), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """An environment of one's own, five steps long, whose states have a name."""
+
+    name: str = "position"
+
+    @property
+    def spec(self):
+        return podracer.EnvironmentSpec("line", podracer.ArraySpec((1,)), podracer.Discrete(2))
+
+    def reset(self, key):
+        return {self.name: jnp.int32(0)}, podracer.restart(jnp.zeros(1))
+
+    def step(self, key, state, action):
+        position = state[self.name] + 1
+        observation = jnp.zeros(1)
+        timestep = podracer.transition(observation, jnp.float32(0.0), terminal=position >= 5)
+        return {self.name: position}, timestep
+
+
+def test_classes_of_ones_own_need_neither_the_same_recipe_nor_the_same_environment(tmp_path):
+    own = dataclasses.replace(
+        EXPERIMENT, agent=Tabular(), environment=podracer.auto_reset(Line()), recipe="own",
+        evaluations=0,
+    )  # fmt: skip
+    run = podracer.train(own, run_dir=tmp_path / "first").run_dir
+    other = dataclasses.replace(
+        own, agent=Tabular(0.0), environment=podracer.auto_reset(Line("place")), recipe="finetune",
+        frames=5 * STEPS,
+    )  # fmt: skip
+    shared = podracer.train(other, weights=run, run_dir=tmp_path / "second").state.shared
+    assert shared["sum"].tolist() == [10.0] * 3
+    assert int(shared["frames"]) == 5 * STEPS
 
 
 @pytest.mark.parametrize(

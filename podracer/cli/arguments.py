@@ -196,11 +196,13 @@ def split_recipe(arguments: Sequence[str], default: str) -> tuple[str, list[str]
     return default, list(arguments)
 
 
-def own_recipe(name: str) -> str | None:
-    """Return the name of a recipe if it is the user's own, not the library's or a file."""
+def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
+    """Return the name of a recipe if it is the user's own; of a file, the one that a flag names."""
     from podracer.experiments.recipes import RECIPES
 
-    return None if name in RECIPES or name.endswith(".json") else name
+    if name.endswith(".json"):
+        return peek_flag(flags, "recipe")
+    return None if name in RECIPES else name
 
 
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:
@@ -211,7 +213,8 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     from podracer.experiments import recipes
 
     environment = peek_flag(flags, "environment")
-    find_modules_here(name, environment)
+    for recipe in (name, own_recipe(name, flags)):
+        find_modules_here(recipe, environment)
     remaining = list(flags)
     options = {
         option: value

@@ -84,19 +84,24 @@ def sweep(arguments: Sequence[str]) -> int:
     # A CPU becomes a device for each core: pods share nothing, so that is the fastest.
     return run(
         experiment, options.run_dir, Hosts(),
-        resume=False, recipe=own_recipe(recipe), track=options.track, num_devices=num_cores(),
+        resume=False, recipe=own_recipe(recipe, arguments), track=options.track,
+        num_devices=num_cores(),
     )  # fmt: skip
 
 
-def finish_sweep(directory: Path, experiment: Experiment) -> None:
-    """Write `best.json`, and print the ranking of a sweep and what to do next."""
+def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = None) -> None:
+    """Write `best.json`, and print the ranking of a sweep and what to do next.
+
+    `recipe` names the user's own recipe, which the file needs.
+    """
     from podracer.experiments.sweep import configurations, write_best
     from podracer.types import ConfigError
 
     try:
         ranking = configurations(directory, experiment)
         best = write_best(directory, experiment, ranking[0])
-        outcome = f"Best      podracer train {best}"
+        flag = f" --recipe {recipe}" if recipe else ""
+        outcome = f"Best      podracer train {best}{flag}"
     except ConfigError as error:
         ranking, outcome = [], f"Not ranked: {error}"
     with suppress(OSError):  # a reader of the output that has left, as in `| head`

@@ -108,7 +108,8 @@ def train(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     return run(
         experiment, options.run_dir, extra["hosts"],
-        resume=False, weights=options.weights, recipe=own_recipe(recipe), track=options.track,
+        resume=False, weights=options.weights, recipe=own_recipe(recipe, arguments),
+        track=options.track,
     )  # fmt: skip
 
 
@@ -173,7 +174,7 @@ def run(
         if experiment.pods and result.exit_code == 0:
             from podracer.cli.pods import finish_sweep
 
-            finish_sweep(result.run_dir, experiment)
+            finish_sweep(result.run_dir, experiment, recipe)
         else:
             with contextlib.suppress(OSError):  # a reader of the output that has left
                 _print_summary(experiment, result, recipe)

@@ -13,16 +13,20 @@ import jax.numpy as jnp
 
 from podracer.drivers.common import TrainState
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run
 from podracer.experiments.records import Totals
 from podracer.experiments.run_setup import RunSetup
-from podracer.experiments.serialization import read_config, recipe_name
+from podracer.experiments.serialization import read_config
+from podracer.experiments.sweep import best_pod
+from podracer.io.checkpoint import load_part
+from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG
 from podracer.io.steps import identity_of
 from podracer.types import CheckpointError, ConfigError, PyTree
 
 Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
 """Function that returns the first state of a new run, in place of `RunSetup.init`."""
+
+_FRAMES = (".frames", "['frames']")  # of an agent's own class, or of its dictionary
 
 
 class Weights:
@@ -32,36 +36,43 @@ class Weights:
     count, environments, replay and random numbers begin anew.
 
     Args:
-        run: directory of the other run; of a sweep its best pod is taken.
-        setup, experiment: of the new run. One of the same recipe lends the other its own classes.
+        run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
+            read, so its recipe, agent and environment may be any.
+        setup, experiment: of the new run.
 
-    Raises `ConfigError` where the learners differ in structure, and what `load_run` raises.
+    Raises `ConfigError` if there is no run or the learners differ in structure, and what
+    `load_part` raises.
     """
 
     def __init__(self, run: str | Path, setup: RunSetup, experiment: Experiment) -> None:
-        is_same_recipe = recipe_name(Path(run)) == experiment.recipe
-        recipe = experiment if is_same_recipe else None
-        state = load_run(run, recipe=recipe, opponents="none").state
-        self._shared = state.learner.shared
-        identity = identity_of(Path(run)) or {}
+        directory = Path(run)
+        if not (directory / CONFIG).is_file():
+            raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
+        restored = load_part(directory, ".learner.shared")
+        self._shared: dict[str, Any] = restored.state
+        if read_config(directory / CONFIG)["experiment"].get("pods"):
+            pod = best_pod(directory, restored)
+            self._shared = {name: array[pod] for name, array in self._shared.items()}
+        identity = identity_of(directory) or {}
         self.about = {
-            "run": str(Path(run).absolute()),
+            "run": str(directory.absolute()),
             "id": identity.get("id", ""),
-            "updates": int(state.update),
+            "updates": restored.step,
         }
         num_pods = len(experiment.pods)
-        _check_same(Path(run), self._shared, setup.abstract_state.learner.shared, num_pods)
+        _check_same(directory, self._shared, setup.abstract_state.learner.shared, num_pods)
 
     def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
         """Return the first state, and counters at 0."""
         state = setup.init()
 
-        def put(new: jax.Array, old: Any) -> jax.Array:
+        def put(path: Any, new: jax.Array) -> jax.Array:
+            if jax.tree_util.keystr(path) in _FRAMES:
+                return new
+            old = self._shared[jax.tree_util.keystr(path)]
             return jax.device_put(jnp.broadcast_to(old, new.shape), new.sharding)
 
-        shared = jax.tree.map(put, state.learner.shared, self._shared)
-        if hasattr(shared, "frames"):  # as those of all built-in agents
-            shared = dataclasses.replace(shared, frames=state.learner.shared.frames)
+        shared = jax.tree_util.tree_map_with_path(put, state.learner.shared)
         learner = dataclasses.replace(state.learner, shared=shared)
         return dataclasses.replace(state, learner=learner), Totals()
 
@@ -107,11 +118,11 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
     return weights
 
 
-def _check_same(run: Path, old: PyTree, new: PyTree, num_pods: int) -> None:
+def _check_same(run: Path, old: dict[str, Any], new: PyTree, num_pods: int) -> None:
     """Raise `ConfigError` unless one learner has the shapes of the others, `[P, ...]` of pods."""
-    old_shapes, new_shapes = (_shapes(tree) for tree in (old, new))
+    old_shapes, new_shapes = _shapes(old), _shapes(leaves_by_path(new))
     lead = (num_pods,) if num_pods else ()
-    for name in dict.fromkeys((*old_shapes, *new_shapes)):
+    for name in dict.fromkeys((*new_shapes, *old_shapes)):
         there, here = old_shapes.get(name), new_shapes.get(name)
         if there is None or here is None or (lead + there[0], there[1]) != here:
             raise ConfigError(
@@ -120,9 +131,8 @@ def _check_same(run: Path, old: PyTree, new: PyTree, num_pods: int) -> None:
             )
 
 
-def _shapes(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): (x.shape, str(x.dtype)) for path, x in leaves}
+def _shapes(leaves: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (x.shape, str(x.dtype)) for name, x in leaves.items()}
 
 
 def _spell(name: str, leaf: tuple[tuple[int, ...], str] | None, skip: int) -> str:

@@ -20,14 +20,18 @@ _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 def read_arrays(
     path: Path, entries: Schema, shardings: dict[str, jax.sharding.Sharding | None]
 ) -> dict[str, Any]:
-    """Read arrays by path: onto their devices, or onto the host where there is no sharding."""
+    """Read the arrays of `shardings` by path: onto devices, or onto the host where it is None.
+
+    `entries` are those of the whole checkpoint.
+    """
     import orbax.checkpoint as ocp  # takes long, see `Checkpointer`
 
     stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
+    wanted = {name: entries[name] for name in shardings}
     host = ocp.RestoreArgs(restore_type=np.ndarray)
     targets = {
         name: ocp.ArrayRestoreArgs(sharding=sharding) if (sharding := shardings[name]) else host
-        for name in stored
+        for name in wanted.keys() & stored.keys()
     }
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
@@ -38,17 +42,20 @@ def read_arrays(
             if declared != {name: entry[:2] for name, entry in stored.items()}:
                 raise CheckpointError(f"{path}: the arrays do not match meta.json")
             size = sum(
-                math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in stored_arrays.values()
+                math.prod(stored_arrays[name].shape) * np.dtype(stored_arrays[name].dtype).itemsize
+                for name in targets
             )
             if not any(shardings.values()) and size > _MEMORY:
                 raise CheckpointError(f"{path} holds {size:,} bytes, more than this machine's RAM")
-            item = ocp.args.PyTreeRestore(dict.fromkeys(targets, 0), restore_args=targets)
+            item = ocp.args.PyTreeRestore(
+                dict.fromkeys(targets, 0), restore_args=targets, partial_restore=True
+            )
             arrays = reader.restore(path / "state", args=item)
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
-    return {n: arrays[n] if n in stored else np.zeros(*entry[:2]) for n, entry in entries.items()}
+    return {n: arrays[n] if n in stored else np.zeros(*entry[:2]) for n, entry in wanted.items()}
 
 
 def stored_array(leaf: Any) -> Any:

@@ -277,6 +277,28 @@ def load(
     return read_chosen(Path(run).absolute(), step, report, lambda path: _read(path, like))
 
 
+def load_part(
+    run: Path, prefix: str, step: Choice = "newest", *, report: Report = print_stderr
+) -> Restored:
+    """Restore the arrays whose paths begin with `prefix`, by the rest of their paths, on the host.
+
+    Reads by the checkpoint's own schema, so the classes that made the state need not be known, and
+    moves nothing. Raises as `stored_fingerprint`.
+    """
+
+    def read(path: Path) -> Restored:
+        meta = read_meta(path)
+        names = [name for name in meta["schema"] if name.startswith(prefix)]
+        arrays = read_arrays(path, meta["schema"], dict.fromkeys(names))
+        for name in names:
+            if (impl := meta["schema"][name][2]) is not None:
+                arrays[name] = jax.random.wrap_key_data(arrays[name], impl=impl)
+        state = {name.removeprefix(prefix): array for name, array in arrays.items()}
+        return Restored(int(path.name), state, meta["metadata"])
+
+    return read_chosen(Path(run).absolute(), step, report, read)
+
+
 def fingerprint(state: PyTree) -> str:
     """Return the SHA-256 over path, dtype, shape, key implementation and bytes of all leaves.
 

@@ -46,13 +46,13 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 }
 
 
-def find(name: str, **options: str) -> Experiment:
+def find(name: str, **options: Any) -> Experiment:
     """Return the experiment of a recipe.
 
     The name is that of a recipe of the library or of an installed package (an entry point of the
     group `podracer.recipes`), or it is `MODULE:FUNCTION`, which is imported. One that ends in .json
     is a file with an experiment: a run's `config.json`, or a sweep's `best.json`. `options` are the
-    recipe's own, see `options_of`.
+    recipe's own, as text, see `options_of`; the `recipe` of a file may be an experiment, too.
 
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
@@ -65,15 +65,19 @@ def find(name: str, **options: str) -> Experiment:
 def options_of(name: str) -> tuple[str, ...]:
     """Return the names of a recipe's own options, such as the `game` of `atari_impala`.
 
-    A file has the option `environment`, which replaces its own.
+    A file has the options `environment`, which replaces its own, and `recipe`, which names a recipe
+    whose own classes the file may use.
     """
     if name.endswith(".json"):
-        return ("environment",)
+        return ("environment", "recipe")
     return tuple(inspect.signature(_function(name)).parameters)
 
 
-def _of_file(path: Path, environment: str | None = None) -> Experiment:
-    experiment = experiment_of(path, environment=environment)
+def _of_file(
+    path: Path, environment: str | None = None, recipe: Experiment | str | None = None
+) -> Experiment:
+    lender = find(recipe) if isinstance(recipe, str) else recipe
+    experiment = experiment_of(path, lender, environment)
     if environment is None:
         return experiment
     recorded = read_config(path)["experiment"]["environment"]
