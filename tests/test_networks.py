@@ -443,6 +443,11 @@ def test_gradients_through_the_gradients_are_the_plain_ones():
         (SMALL_CNN, VECTOR, "CNN needs an image observation"),
         (SMALL_RESNET, {"vector": VECTOR}, "ResNet needs an image observation"),
         (CNN(), ArraySpec((10, 10, 4)), "leaves nothing of a .* image"),
+        (
+            CNN((32, 64), (3,), (1,)),
+            ArraySpec((10, 10, 4)),
+            "channels, kernels and strides must be equally many, but are 2, 1 and 1",
+        ),
         (SMALL_CNN, {"a": IMAGE, "b": ArraySpec((9, 8, 1))}, "same height and width"),
     ],
 )

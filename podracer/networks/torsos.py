@@ -186,6 +186,12 @@ def make_convolutions(
     height, width, channels = shape
     layers = []
     if isinstance(config, CNN):
+        counts = [len(x) for x in (config.channels, config.kernels, config.strides)]
+        if len(set(counts)) > 1:
+            raise ConfigError(
+                "channels, kernels and strides must be equally many, but are "
+                f"{counts[0]}, {counts[1]} and {counts[2]}."
+            )
         keys = jax.random.split(key, len(config.channels))
         for outputs, size, stride, k in zip(
             config.channels, config.kernels, config.strides, keys, strict=True
