@@ -108,6 +108,8 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
             _check_ranges(value, name, limits_of_field)
             continue
         if limits_of_field is not None and value is not None:
+            if isinstance(value, list):
+                raise ConfigError(f"{name} must be a tuple, {tuple(value)}, and no list.")
             numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
             for number in numbers:
                 if not isinstance(number, int | float):

@@ -26,6 +26,7 @@ from podracer.evaluate import Evaluation
 from podracer.experiments import recipes, training
 from podracer.experiments.errors import DeviceError
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.field_types import check_types
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
@@ -398,9 +399,9 @@ def test_one_setting_of_a_recipe_is_changed_by_name():
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
             podracer.train("cartpole_ppo", **change)
-    with pytest.raises(ConfigError, match=r"agent\.learning_rate must be a number, but it is 'a'"):
+    with pytest.raises(ConfigError, match=r"PPO\.learning_rate cannot be 'a': .* a number or"):
         podracer.train("cartpole_ppo", agent={"learning_rate": "a"})
-    with pytest.raises(ConfigError, match="frames must be a number, but it is '5k'"):
+    with pytest.raises(ConfigError, match="frames cannot be '5k': it must be a whole number"):
         podracer.train("cartpole_ppo", frames="5k")
 
 
@@ -416,6 +417,7 @@ def test_hostile_run_names_are_refused(tmp_path, name):
 def test_every_recipe_is_whole(name):
     experiment = recipes.find(name)
     experiment.check()
+    check_types(experiment)
     assert experiment.recipe == name
     assert from_json(json.loads(json.dumps(to_json(experiment)))) == experiment
     chunk = experiment.chunk

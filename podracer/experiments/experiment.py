@@ -208,7 +208,7 @@ def _replace_fields(config: Any, values: Mapping[str, Any], above: tuple[str, ..
         if is_part:
             changes[name] = _replace_fields(part, value, (*above, name))
         else:
-            changes[name] = _as_number(value, part)
+            changes[name] = _as_plain(value, part)
     return dataclasses.replace(config, **changes)
 
 
@@ -229,10 +229,15 @@ def _keyword(path: tuple[str, ...]) -> str:
     return f"{path[0]}={opening}...{'}' * (len(path) - 1)}"
 
 
-def _as_number(value: Any, old: Any) -> Any:
-    """Return a scalar of NumPy as a number of Python, and 1e5 as an int in the place of an int."""
+def _as_plain(value: Any, old: Any) -> Any:
+    """Return a scalar of NumPy as a number of Python, 1e5 as an int, and a list as a tuple.
+
+    The latter two in the place of such.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if type(old) is int and isinstance(value, float) and value.is_integer():
         return int(value)
+    if isinstance(old, tuple) and isinstance(value, list):
+        return tuple(value)
     return value

@@ -105,7 +105,7 @@ def load_run(
     game that the agent plans in, or none. Random ones are in the places of the others, which may be
     gone since.
     """
-    directory = Path(run_dir)
+    directory = Path(run_dir).expanduser()
     experiment = reopen(directory, recipe, environment)
     if opponents != "all":
         stand_in = without_runs(experiment.environment, keep_planned=opponents == "planned")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import imported_module
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.field_types import fits, refusal
 from podracer.io.differences import differences
 from podracer.io.run_directory import encode_json, read_limited
 from podracer.io.seal import CONFIG, read_sealed_json, seal_json
@@ -110,8 +110,8 @@ def from_json(data: Any, kinds: Mapping[str, type] = KINDS, like: Any = None) ->
         if name == "environment" and part is not values[name]:
             _refuse_import(values[name])
         of_recipe = part is not None and type(values[name]) is type(part)
-        if not of_recipe and not _fits(values[name], hints[name]):
-            raise ConfigError(f"{kind.__name__}.{name} cannot be {values[name]!r}.")
+        if not of_recipe and not fits(values[name], hints[name]):
+            raise ConfigError(refusal(kind, name, values[name], hints[name]))
     try:
         return kind(**values)
     except TypeError as error:
@@ -125,43 +125,6 @@ def _refuse_import(environment: Any) -> None:
             f"the environment {environment!r} imports the module {module!r}, and a file does "
             f"not decide that: add --environment {environment}, or from Python pass environment=..."
         )
-
-
-def check_types(config: Any) -> None:
-    """Raise `ConfigError` for a number, text or tuple that a file could not bring back."""
-    if type(config).__module__.partition(".")[0] != "podracer":  # a recipe brings those back
-        return
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            if field.name != "environment":  # no configuration, but an object with its own checks
-                check_types(value)
-            continue
-        is_plain = isinstance(value, bool | int | float | str | tuple | None)
-        if is_plain and not _fits(value, hints[field.name]):
-            kind = type(config).__name__
-            raise ConfigError(f"{kind}.{field.name} cannot be {value!r}.")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of an annotated type, as far as configurations need it."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin is typing.Literal:
-        return value in typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(
-            _fits(item, typing.get_args(hint)[0]) for item in value
-        )
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is str:  # no control characters, which a terminal would obey
-        return isinstance(value, str) and value.isprintable()
-    return hint is Any or isinstance(value, hint)
 
 
 # These decide when and where things happen, not what is computed, so a resumed run may change them.

@@ -18,6 +18,7 @@ from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.field_types import check_types
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.records import Best, Recorder, Totals, check_metadata, shows_saves
 from podracer.experiments.result import Boundary, Callback, MakeSink, Result, RunInfo
@@ -30,7 +31,6 @@ from podracer.experiments.run_setup import (
 )
 from podracer.experiments.serialization import (
     check_same_experiment,
-    check_types,
     saved_devices,
     to_json,
     update_config,
@@ -82,15 +82,16 @@ def train(
     `NonFiniteError`, `CheckpointError`, `StorageError` or `DeviceError`, with the reason in
     `crash.json`.
     """
+    run_dir = None if run_dir is None else Path(run_dir).expanduser()
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
         experiment = experiment.in_environment(overrides.get("environment", experiment.environment))
     experiment = experiment.with_fields(overrides)
-    experiment.check()
     check_types(experiment)
+    experiment.check()
     _check_functions(sinks, callbacks)
     use_compilation_cache()
-    saved = saved_devices(Path(run_dir)) if resume and run_dir is not None else 0
+    saved = saved_devices(run_dir) if resume and run_dir is not None else 0
     setup = make_run_setup(experiment, saved)
     if (lack := experiment.lacking_evaluations) and jax.process_index() == 0:
         _LOG.warning(lack)

@@ -45,7 +45,7 @@ class Weights:
     """
 
     def __init__(self, run: str | Path, setup: RunSetup, experiment: Experiment) -> None:
-        directory = Path(run)
+        directory = Path(run).expanduser()
         if not (directory / CONFIG).is_file():
             raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
         restored = load_part(directory, ".learner.shared")

@@ -1,0 +1,119 @@
+"""What a field of a configuration cannot be is refused, with what it must be."""
+
+import dataclasses
+import re
+
+import optax
+import pytest
+
+import podracer
+from podracer.agents.common.optimizers import Optimizer
+from podracer.experiments import recipes
+from podracer.experiments.field_types import check_types
+from podracer.types import check_ranges
+
+CATCH = recipes.find("catch_a2c")
+NUMBER_OR_SCHEDULE = "it must be a number or podracer.Linear(1e-3, 0.0)."
+
+
+class Plain:
+    """Builds an optimizer, but is no struct."""
+
+    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
+        return optax.scale_by_adam()
+
+
+@podracer.struct
+class Built:
+    """Builds the optimizer of a name."""
+
+    name: str = podracer.static(default="adam")
+
+    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
+        methods = {
+            "adam": lambda: optax.adam(1e-3),
+            "decayed": lambda: optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1)),
+            "lion": optax.scale_by_lion,
+            "muon": optax.contrib.scale_by_muon,
+            "rising": lambda: optax.scale_by_schedule(lambda count: 0.1 * count),
+        }
+        return methods[self.name]()
+
+
+def of_network(network):
+    return {"agent": dataclasses.replace(CATCH.agent, network=network)}
+
+
+def of_agent(**fields):
+    return {"agent": dataclasses.replace(CATCH.agent, **fields)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (of_network(podracer.TorsoNetwork(podracer.MLP([64, 64]))), "[64, 64]: write (64, 64)."),
+        (of_network(podracer.TorsoNetwork(podracer.MLP(64))), "64: it must be a tuple of whole n"),
+        (
+            of_network(podracer.MLP((64,))),
+            "A2C.network cannot be an object of class MLP: write podracer.TorsoNetwork(podracer.ML",
+        ),
+        (of_network(print), "it must be an object with a method `build`, such as podracer.Torso"),
+        (of_network(podracer.TorsoNetwork), "cannot be the class TorsoNetwork: write TorsoNetwo"),
+        (
+            of_network(podracer.TorsoNetwork(podracer.MLP(activation="rellu"))),
+            "MLP.activation cannot be 'rellu': it must be one of 'relu', 'tanh', 'silu'.",
+        ),
+        (
+            of_network(podracer.TorsoNetwork(memory="rnn")),
+            "TorsoNetwork.memory cannot be 'rnn': it must be one of 'none', 'gru', 'lstm'.",
+        ),
+        (of_agent(optimizer=optax.adam(1e-3)), "whose `build` returns an optimizer of optax"),
+        (of_agent(optimizer="adamw"), "cannot be 'adamw': it must be podracer.Optimizer() or"),
+        (of_agent(optimizer=Plain()), "put @podracer.struct above its class Plain."),
+        (of_agent(optimizer=Built()), "Built point downhill already"),
+        (of_agent(learning_rate="1e-3:0"), f"cannot be '1e-3:0': {NUMBER_OR_SCHEDULE}"),
+        (
+            of_agent(learning_rate=optax.linear_schedule(1e-3, 0.0, 100)),
+            f"A2C.learning_rate cannot be an object of class function: {NUMBER_OR_SCHEDULE}",
+        ),
+        (of_agent(discount=podracer.Linear(0.9, 1.0)), "be a number, as it follows no schedule."),
+        ({"driver": "anakin"}, "cannot be 'anakin': it must be AnakinConfig(...) or SebulbaCon"),
+        ({"driver": podracer.SebulbaConfig}, "cannot be the class SebulbaConfig: write SebulbaC"),
+        ({"agent": podracer.A2C}, "cannot be the class A2C: write A2C(...)."),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_is_answered_with_what_to_write(changes, words, tmp_path):
+    with pytest.raises(podracer.ConfigError, match=re.escape(words)):
+        podracer.train("catch_a2c", run_dir=tmp_path / "run", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["decayed", "lion", "muon", "rising"])
+def test_an_unscaled_optimizer_of_ones_own_is_taken(name):
+    check_types(dataclasses.replace(CATCH, **of_agent(optimizer=Built(name))))
+
+
+def test_the_optimizers_of_the_library_are_not_tried(monkeypatch):
+    monkeypatch.setattr(Optimizer, "build", lambda *_, **__: 1 / 0)
+    check_types(CATCH)
+
+
+def test_lists_in_dictionaries_are_tuples_and_others_are_refused():
+    changed = CATCH.with_fields({"agent": {"network": {"torso": {"hidden": [32, 32]}}}})
+    assert changed.agent.network.torso.hidden == (32, 32)
+    with pytest.raises(podracer.ConfigError, match=r"net\.hidden must be a tuple, \(8,\), and no"):
+        check_ranges(podracer.MLP([8]), "net")
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(podracer.ConfigError, match=f"{tmp_path}/run already holds a run"):
+        podracer.train("catch_a2c", run_dir="~/run")
+    for command in (podracer.load, podracer.load_policy):
+        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
+            command("~/none")
+    with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
+        podracer.train("catch_a2c", weights="~/none")
