@@ -29,9 +29,11 @@ from podracer.io.checkpoint import (
     Checkpointer,
     fingerprint,
     load,
+    load_part,
     schema,
     stored_fingerprint,
 )
+from podracer.io.schema import leaves_by_path
 from podracer.types import CheckpointError, ConfigError, LearnerState, StorageError
 
 MESH = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -105,6 +107,22 @@ def test_a_round_trip_keeps_every_byte_the_structure_and_the_shardings(tmp_path:
         if isinstance(old, jax.Array):
             assert (new.sharding, new.committed) == (old.sharding, old.committed)
     assert stored_fingerprint(tmp_path) == (7, fingerprint(state))
+
+
+def test_a_part_is_read_by_paths_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
+    state = rich(3)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(7, state, {"note": 1})
+    size = sum(np.asarray(x).nbytes for x in leaves_by_path(state.shared["linear"]).values())
+    monkeypatch.setattr(arrays, "_MEMORY", size)
+    part = load_part(tmp_path, ".shared['linear']", report=pytest.fail)
+    assert (part.step, part.metadata) == (7, {"note": 1})
+    assert part.state.keys() == leaves_by_path(state.shared["linear"]).keys()
+    monkeypatch.undo()
+    shared = load_part(tmp_path, ".shared", report=pytest.fail).state
+    assert fingerprint(list(shared.values())) == fingerprint(
+        [leaves_by_path(state.shared)[path] for path in shared]
+    )
 
 
 def test_shape_dtype_structs_say_where_leaves_go(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_pod_of_a_sweep_begins_with_them(first, tmp_path):
+def test_every_pod_of_a_sweep_begins_with_them_and_another_with_its_best(first, tmp_path):
     pods = (Pod(1), Pod(2))
     frozen = dataclasses.replace(EXPERIMENT.agent, learning_rate=0.0)
     result = podracer.train(
@@ -137,6 +137,11 @@ def test_every_pod_of_a_sweep_begins_with_them(first, tmp_path):
     ):
         for pod in range(2):
             np.testing.assert_array_equal(old, new[pod])
+    alone = podracer.train(
+        EXPERIMENT, agent=frozen, frames=5 * STEPS, weights=result.run_dir, run_dir=tmp_path / "one"
+    )
+    before, after = first.state.shared.params, alone.state.shared.params
+    jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
 @struct
