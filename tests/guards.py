@@ -207,7 +207,7 @@ GUARDS = [
     ),
     Guard(
         "experiments/serialization.py",
-        "not _fits(values[name], hints[name])",
+        "not fits(values[name], hints[name])",
         "False",
         "test_training.py::test_a_configuration_cannot_name_what_it_likes",
     ),
