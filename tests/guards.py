@@ -67,7 +67,7 @@ GUARDS = [
     # --- checkpoints ---
     Guard(
         "io/checkpoint.py",
-        'if meta["schema"] != expected:',
+        "if stored != expected:",
         "if False:",
         "test_checkpoint.py::test_a_state_that_does_not_fit_is_refused_with_the_difference",
     ),

@@ -14,15 +14,18 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from hosts import Counters
 from jax.sharding import PartitionSpec
 
 from podracer import cgroups, envs
 from podracer.cli.main import main
 from podracer.drivers.common import init_state
+from podracer.drivers.sebulba import SebulbaConfig
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
-from podracer.mesh import make_mesh
+from podracer.mesh import make_mesh, num_cores
 from podracer.plan import make as planning
+from podracer.plan import measured
 from podracer.plan.check import (
     COUNTED,
     COUNTED_ERRORS,
@@ -376,6 +379,23 @@ def test_wrong_inputs_are_refused_with_a_reason(outcome, arguments, words):
     code, said = outcome(*arguments)
     assert code == 78
     assert words in said
+
+
+def test_a_simulator_is_measured_with_as_many_environments_as_it_takes(monkeypatch):
+    """A run on another machine may have more than this one has memory for, or time to make."""
+    made = []
+
+    class Counted(Counters):
+        def make(self, num_envs, num_threads):
+            made.append(num_envs)
+            return super().make(num_envs, num_threads)
+
+    monkeypatch.setattr("podracer.drivers.sebulba.driver.free_bytes", lambda mesh: 1)
+    experiment = recipes.find("catch_a2c")
+    config = dataclasses.replace(SebulbaConfig(), num_envs=2**20, threads_per_actor=2)
+    rate = measured.measure_simulator(experiment.agent, Counted(), config, 0.05)
+    assert rate > 0
+    assert made == [32 * num_cores()] * 2
 
 
 @pytest.mark.slow

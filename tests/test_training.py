@@ -22,6 +22,7 @@ from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
+from podracer.envs.catch import Catch
 from podracer.evaluate import Evaluation
 from podracer.experiments import recipes, training
 from podracer.experiments.errors import DeviceError
@@ -169,8 +170,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
         return dataclasses.replace(setup, evaluate=evaluate)
 
     def loaded(checkpoint):
-        state = load_run(run, checkpoint=checkpoint).state
-        return int(state.update), fingerprint(state)
+        return stored_fingerprint(run, checkpoint)
 
     monkeypatch.setattr(training, "make_run_setup", scripted_setup)
     run = tmp_path / "run"
@@ -227,6 +227,37 @@ def test_tensorboard_reads_what_was_written(finished):
     assert [event.step for event in scalars] == [10, 20, 30, 40]
 
 
+@dataclasses.dataclass(frozen=True)
+class CountingCatch(Catch):
+    """Catch whose state also counts the steps."""
+
+    def reset(self, key):
+        state, timestep = super().reset(key)
+        return (state, jnp.int32(0)), timestep
+
+    def step(self, key, state, action):
+        inner, timestep = super().step(key, state[0], action)
+        return (inner, state[1] + 1), timestep
+
+
+def test_policies_are_loaded_without_replay_and_environments(tmp_path):
+    """So they may act in an environment whose state is another, and need no memory for a replay."""
+    run, agent = tmp_path / "run", AGENTS["dqn"]
+    recipe = dataclasses.replace(EXPERIMENT, agent=agent, frames=5 * STEPS)
+    result = podracer.train(recipe, run_dir=run)
+    whole, shared = podracer.load(run)[1], load_run(run).state.learner
+    assert fingerprint(whole) == fingerprint(result.state)
+    assert jax.tree.leaves(whole.local)
+    assert shared.local == ()
+    assert fingerprint(shared.shared) == fingerprint(whole.shared)
+    policy = podracer.load_policy(run)
+    elsewhere = podracer.load_policy(run, environment=CountingCatch())
+    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
+    assert np.array_equal(policy(observations), elsewhere(observations))
+    _, again = podracer.load(run, environment=CountingCatch())
+    assert fingerprint(again) == fingerprint(whole)
+
+
 def test_an_evaluation_can_be_repeated(finished):
     from podracer.evaluate import make_evaluator
 
@@ -254,7 +285,9 @@ def test_a_target_ends_the_run(tmp_path):
     ):
         podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=5 * STEPS)
     assert (run / "config.json").read_text() == config
-    assert podracer.train(EXPERIMENT, run_dir=run, resume=True).reason == "frames"
+    renamed = dataclasses.replace(EXPERIMENT, recipe="other")  # as a module may call its function
+    assert podracer.train(renamed, run_dir=run, resume=True).reason == "frames"
+    assert read_experiment(run).recipe == "test"
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.experiments import recipes, sweep
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.opponents import without_runs
-from podracer.experiments.run_setup import build, checkpointed_environment
+from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import read_experiment, recipe_name
 from podracer.io import checkpoint as checkpoints
-from podracer.io.checkpoint import Choice
+from podracer.io.checkpoint import Choice, Restored
 from podracer.mesh import make_mesh
 from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
@@ -32,7 +32,7 @@ class LoadedRun(NamedTuple):
 
     agent: Agent
     env: Environment | HostEnvironments
-    state: TrainState
+    state: TrainState  # `actor` is (), and `learner.local` where it was not asked for
     pod: int | None  # of a population, whose agent and state these are
 
 
@@ -65,6 +65,7 @@ def load(
         pod=pod,
         checkpoint=checkpoint,
         opponents="planned",
+        local=True,
     )
     return run.agent, run.state.learner
 
@@ -84,10 +85,15 @@ def load_policy(
     It takes the best actions, or with `sampled` those that the agent explores with, drawn with
     `seed`. The other arguments and what is raised are those of `load`.
     """
-    agent, state = load(
-        run_dir, recipe=recipe, environment=environment, pod=pod, checkpoint=checkpoint
+    run = load_run(
+        run_dir,
+        recipe=recipe,
+        environment=environment,
+        pod=pod,
+        checkpoint=checkpoint,
+        opponents="planned",
     )
-    return Policy(agent, state, sampled=sampled, seed=seed)
+    return Policy(run.agent, run.state.learner, sampled=sampled, seed=seed)
 
 
 def load_run(
@@ -98,12 +104,14 @@ def load_run(
     pod: int | None = None,
     checkpoint: Choice = "newest",
     opponents: Opponents = "all",
+    local: bool = False,
 ) -> LoadedRun:
-    """Return the agent, the environment and the whole state of a run, see `load`.
+    """Return the agent, the environment and the state of a run, see `load`.
 
     `opponents` are the other runs that the environment has as opponents: all of them, those of a
     game that the agent plans in, or none. Random ones are in the places of the others, which may be
-    gone since.
+    gone since. The state of environments is not read, and the `local` part of the learner's, such
+    as a replay, only if asked for: no policy depends on either.
     """
     directory = Path(run_dir).expanduser()
     experiment = reopen(directory, recipe, environment)
@@ -115,14 +123,13 @@ def load_run(
     if not experiment.pods:
         if pod is not None:
             raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
-        saved_env = checkpointed_environment(experiment, env)
-        like = abstract_state(agent, saved_env, make_mesh(device), experiment.chunk)
-        return LoadedRun(agent, env, checkpoints.load(directory, like, checkpoint).state, None)
+        like = abstract_state(agent, None, make_mesh(device), experiment.chunk)
+        return LoadedRun(agent, env, _restore(directory, like, checkpoint, local).state, None)
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(
-        agent, experiment.pods, env, mesh, experiment.chunk, experiment.exchange
+        agent, experiment.pods, None, mesh, experiment.chunk, experiment.exchange
     )
-    restored = checkpoints.load(directory, like, checkpoint)
+    restored = _restore(directory, like, checkpoint, local)
     pod = sweep.best_pod(directory, restored) if pod is None else pod
     if type(pod) is not int or not 0 <= pod < len(experiment.pods):
         raise ConfigError(f"{directory} has pods 0 to {len(experiment.pods) - 1}, not {pod}.")
@@ -132,6 +139,13 @@ def load_run(
         values = {name: float(value) for name, value in state.hyperparameters.items()}
         agent = population.with_hyperparameters(agent, values)
     return LoadedRun(agent, env, state, pod)
+
+
+def _restore(directory: Path, like: TrainState, checkpoint: Choice, local: bool) -> Restored:
+    without = (".actor",) if local else (".actor", ".learner.local")
+    if not local:
+        like = dataclasses.replace(like, learner=LearnerState(like.learner.shared))
+    return checkpoints.load(directory, like, checkpoint, without=without)
 
 
 def reopen(

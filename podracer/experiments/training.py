@@ -31,6 +31,7 @@ from podracer.experiments.run_setup import (
 )
 from podracer.experiments.serialization import (
     check_same_experiment,
+    recipe_name,
     saved_devices,
     to_json,
     update_config,
@@ -92,6 +93,8 @@ def train(
     _check_functions(sinks, callbacks)
     use_compilation_cache()
     saved = saved_devices(run_dir) if resume and run_dir is not None else 0
+    if resume and run_dir is not None and (name := recipe_name(run_dir)):
+        experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name
     setup = make_run_setup(experiment, saved)
     if (lack := experiment.lacking_evaluations) and jax.process_index() == 0:
         _LOG.warning(lack)

@@ -271,10 +271,18 @@ class Checkpointer:
 
 
 def load(
-    run: Path, like: PyTree, step: Choice = "newest", *, report: Report = print_stderr
+    run: Path,
+    like: PyTree,
+    step: Choice = "newest",
+    *,
+    without: tuple[str, ...] = (),
+    report: Report = print_stderr,
 ) -> Restored:
-    """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running."""
-    return read_chosen(Path(run).absolute(), step, report, lambda path: _read(path, like))
+    """Restore as `Checkpointer.restore` does, moving nothing: the run may still be running.
+
+    Arrays whose paths begin with one of `without` are not read: `like` has none of them.
+    """
+    return read_chosen(Path(run).absolute(), step, report, lambda path: _read(path, like, without))
 
 
 def load_part(
@@ -333,11 +341,13 @@ def _digest(entries: Schema, array: Callable[[str], np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, like: PyTree) -> Restored:
+def _read(path: Path, like: PyTree, without: tuple[str, ...] = ()) -> Restored:
     meta, leaves, expected = read_meta(path), leaves_by_path(like), schema(like)
-    if meta["schema"] != expected:
-        raise CheckpointError(f"{path} does not fit: {schema_difference(meta['schema'], expected)}")
-    arrays = read_arrays(path, expected, {name: sharding_of(leaf) for name, leaf in leaves.items()})
+    stored = {name: x for name, x in meta["schema"].items() if not name.startswith(without)}
+    if stored != expected:
+        raise CheckpointError(f"{path} does not fit: {schema_difference(stored, expected)}")
+    shardings = {name: sharding_of(leaf) for name, leaf in leaves.items()}
+    arrays = read_arrays(path, meta["schema"], shardings)
     placed = [place(leaf, arrays[name], expected[name][2]) for name, leaf in leaves.items()]
     state = jax.tree.unflatten(jax.tree.structure(like), placed)
     if schema(state) != expected:

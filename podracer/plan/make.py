@@ -172,8 +172,7 @@ def _simulator_rate(
 ) -> tuple[float | None, str]:
     """Return the steps a second of a simulator on one core, measured here or recorded."""
     if seconds:
-        one = dataclasses.replace(config, actors=0, learners=0)
-        rate = measure_simulator(agent, env, one, seconds)
+        rate = measure_simulator(agent, env, config, seconds)
         return rate, f"{rate:,.0f} steps a second of a core, measured here"
     name = experiment.environment
     record = catalog.simulator(name) if isinstance(name, str) else None

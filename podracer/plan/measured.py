@@ -16,11 +16,14 @@ from podracer.bench import sebulba as bench
 from podracer.bench.anakin import Program, acting, prepare, training
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.drivers.sebulba.config import split_devices
 from podracer.environment import Environment, HostEnvironments
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.mesh import find_devices, num_cores
 from podracer.plan.parts import Part
 from podracer.types import PyTree
 
+_ENVS_PER_CORE = 64
 _LEAST_LAPS = 3
 _HERE = "measured here"
 
@@ -92,6 +95,15 @@ def measure_sebulba(
 def measure_simulator(
     agent: Any, env: HostEnvironments, config: SebulbaConfig, seconds: float
 ) -> float:
-    """Return the steps a second of the environments alone, of one core of this machine."""
-    setup = bench.make_setup(agent, env, config, find_devices(1))
+    """Return the steps a second of the environments alone, of one core of this machine.
+
+    The run is another machine's, so only as many of its environments are made as tell the speed of
+    one core; those of the device are one program, which is faster the more there are.
+    """
+    threads = config.threads_per_actor
+    per_thread = config.num_envs // threads
+    if not isinstance(env, DeviceEnvironments):
+        per_thread = max(1, min(per_thread, _ENVS_PER_CORE * num_cores() // threads))
+    few = dataclasses.replace(config, num_envs=per_thread * threads, actors=0, learners=0)
+    setup = bench.Setup(agent, env, few, split_devices(find_devices(1), few))
     return bench.measure_simulator(setup, seconds) / num_cores()
