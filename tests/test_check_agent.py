@@ -191,3 +191,35 @@ def test_an_agent_without_a_field_for_the_specification_is_told_to_add_it():
     kind = type("Mine", (), members | {name: vars(Good)[name] for name in methods})
     with pytest.raises(ConfigError, match=r"Mine has no field `spec`.*podracer\.static\(default="):
         check_agent(struct(kind)())
+
+
+# --- several devices ------------------------------------------------------------------------------
+
+
+def averaging(self, state, trajectory, key, axis):
+    logits = podracer.global_mean(trajectory.steps.extras["logits"].mean(), axis)
+    return LearnerState({"policy": state.shared["policy"] - self.rate * logits}), {}
+
+
+def in_a_loop(self, state, trajectory, key, axis):
+    def body(state, _):
+        return averaging(self, state, trajectory, key, axis)
+
+    return jax.lax.scan(body, state, length=2)
+
+
+def idle(self, state, trajectory, key, axis):
+    return state, {"reward": trajectory.steps.timestep.reward.mean()}
+
+
+def test_learners_that_would_drift_apart_are_refused():
+    check_agent(agent(), num_devices=1)
+    with pytest.raises(
+        ConfigError, match=r"Mine.learn averages nothing over the 2 devices, .*--dev"
+    ):
+        check_agent(agent(), num_devices=2)
+
+
+@pytest.mark.parametrize("learn", [averaging, in_a_loop, idle])
+def test_learners_that_stay_equal_are_not(learn):
+    check_agent(agent(learn=learn), num_devices=2)

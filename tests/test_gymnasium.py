@@ -570,6 +570,7 @@ def local():
             "it must be Discrete, or have one axis",
         ),
         (functools.partial(Odd, SEEN, spaces.Box(-np.inf, 1, (2,))), "finite bounds"),
+        (functools.partial(Odd, SEEN, spaces.Dict({"x": SEEN})), "TransformAction"),
         (functools.partial(Odd, SEEN, spaces.Box(0, 1, (2, 2))), "one axis"),
     ],
 )

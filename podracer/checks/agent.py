@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, MetaLearner, policy_params
 from podracer.checks.errors import describe_error
 from podracer.environment import action_struct
 from podracer.io.sinks import group
+from podracer.mesh import DATA, REPLICATED
 from podracer.types import (
     Carry,
     ConfigError,
@@ -27,6 +30,9 @@ from podracer.types import (
     Trajectory,
 )
 
+# Operations by which a device learns of the others.
+_REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "reduce_scatter"}
+_REDUCTIONS |= {"ppermute", "all_to_all"}
 _NUMBERS = (bool, int, float, np.generic, np.ndarray, jax.Array)  # of a tree that JAX takes
 
 
@@ -52,11 +58,11 @@ def check_fields(agent: Any) -> None:
             raise ConfigError(f"{field} is a {_kind(leaf)}: declare it with podracer.static.")
 
 
-def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
+def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3, num_devices: int = 1) -> None:
     """Raise `ConfigError` that names the method if an agent breaks the contract of `Agent`.
 
     The agent is built for an environment: its `spec` is that of the environment. It is traced with
-    `num_envs` environments and rollouts of `length` steps.
+    `num_envs` environments and rollouts of `length` steps on each of `num_devices` devices.
     """
     check_fields(agent)
     name = type(agent).__name__
@@ -86,6 +92,47 @@ def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3) -> None:
     if not isinstance(new_state, LearnerState):
         raise ConfigError(f"{name}.learn must return a LearnerState first, not {_kind(new_state)}.")
     _check_kept(f"{name}.learn", "state", state, new_state)
+    if num_devices > 1 and not _is_of_library(agent):
+        _check_reduces(agent, state, trajectory, key, num_devices)
+
+
+def _is_of_library(agent: Any) -> bool:
+    """Return whether tests have checked an agent already: to trace a search again is slow."""
+    return type(agent).__module__.startswith("podracer.")
+
+
+def _check_reduces(
+    agent: Any, state: LearnerState, trajectory: Trajectory, key: Any, num_devices: int
+) -> None:
+    """Raise `ConfigError` if `learn` changes the shared state without a word to other devices."""
+    is_kept = []
+
+    def learn(state: LearnerState, trajectory: Trajectory, key: Any) -> Any:
+        new_state, _ = result = agent.learn(state, trajectory, key, DATA)
+        new, old = jax.tree.leaves(new_state.shared), jax.tree.leaves(state.shared)
+        is_kept.append(all(x is y for x, y in zip(new, old, strict=True)))
+        return result
+
+    mesh = AbstractMesh((num_devices,), (DATA,), axis_types=(AxisType.Auto,))
+    program = jax.shard_map(
+        learn, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
+    )
+    jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
+    if not is_kept[0] and not _reduces(jaxpr):
+        raise ConfigError(
+            f"{type(agent).__name__}.learn averages nothing over the {num_devices} devices, whose "
+            "states would drift apart: take gradients with podracer.global_grad(loss, params, ..., "
+            "axis=axis), other means with podracer.global_mean, or train with --devices 1."
+        )
+
+
+def _reduces(jaxpr: Jaxpr) -> bool:
+    """Return whether a program, or a part of it, reduces over devices."""
+    return any(
+        equation.primitive.name in _REDUCTIONS
+        or any(_reduces(part) for part in jaxprs_in_params(equation.params))
+        for equation in jaxpr.eqns
+    )
 
 
 def _check_act(agent: Agent, state: LearnerState, num_envs: int, length: int) -> Trajectory:
@@ -105,8 +152,8 @@ def _check_act(agent: Agent, state: LearnerState, num_envs: int, length: int) ->
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
     inputs = (params, carry, timestep, keys)
     action, extras, new_carry = _act(agent, num_envs, inputs, explore=True)
-    # Nobody evaluates a meta-learner. The library's are tested, and to trace a search is slow.
-    if not is_meta and not type(agent).__module__.startswith("podracer."):
+    # Nobody evaluates a meta-learner.
+    if not is_meta and not _is_of_library(agent):
         _act(agent, num_envs, inputs, explore=False)
     _check_rows(f"{name}.act", "extras", extras, num_envs)
     step = Step(timestep, action, extras)

@@ -93,7 +93,8 @@ def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int
     check_ranges(config, "driver")
     check_divisible("num_envs", config.num_envs, num_devices)
     check_environment(env)
-    check_agent(agent, num_envs=config.num_envs // num_devices, length=config.rollout_length)
+    share = config.num_envs // num_devices
+    check_agent(agent, num_envs=share, length=config.rollout_length, num_devices=num_devices)
     if config.fused and not isinstance(agent, FusedAgent):
         raise ConfigError(
             f"{type(agent).__name__} has no fused form: its loss needs more than `act` computes. "

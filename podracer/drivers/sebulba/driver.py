@@ -37,7 +37,8 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Dev
             f"{rows_per_learner} environments of each learner."
         )
     batch_size = rows_per_learner // config.updates_per_batch
-    check_agent(agent, num_envs=batch_size, length=config.rollout_length)
+    num_learners, length = split.mesh.size, config.rollout_length
+    check_agent(agent, num_envs=batch_size, length=length, num_devices=num_learners)
     check_policy(agent, "take --arch anakin")
     if config.updates_per_batch > 1 and uses_host_memory(agent, batch_size):
         raise ConfigError(

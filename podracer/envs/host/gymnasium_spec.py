@@ -314,7 +314,9 @@ def _action(name: str, space: Any) -> ActionSpace:
             return Continuous(tuple(low.tolist()), tuple(high.tolist()))
     raise ConfigError(
         f"{name}: the action space {space} cannot be used: it must be Discrete, or have "
-        "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds."
+        "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds. Give a "
+        "function that makes the environment and wraps it, such as in "
+        "gymnasium.wrappers.TransformAction(env, FUNCTION, SPACE) with SPACE as one of these."
     )
 
 
