@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
@@ -352,7 +353,7 @@ def evaluation(returns, unfinished, distinct=3, broken=0):
 
 def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
     recorder = Recorder(EXPERIMENT, podracer.make("catch"))
-    records = []
+    records, scores = [], []
     evaluations = [
         evaluation([1.0, 2.0], 0),
         evaluation([8.0, 9.0], 2, distinct=1, broken=60),
@@ -364,12 +365,14 @@ def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
         for updates, played in enumerate(evaluations):
             recorder.add_evaluation(played, record := {}, Progress(updates, 8, {}))
             records.append(record)
+            scores.append(recorder.totals.evaluation_return)  # which a target is compared with
     assert recorder.best == Best(3, 2.0)
+    assert scores == [1.5, None, None, 2.0, pytest.approx(math.nan, nan_ok=True)]
     assert [r.get("evaluation_unfinished") for r in records] == [None, 2, 1, None, None]
     assert [r.get("evaluation_broken") for r in records] == [None, 60, None, 1, None]
     assert caplog.messages == [
         "2 of 2 evaluation episodes did not end within 30,000 steps: their returns are partial, "
-        "and never the best."
+        "never the best, and reach no target."
     ]
 
 

@@ -31,7 +31,7 @@ class Totals:
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
-    evaluation_return: float | None = None  # the last one
+    evaluation_return: float | None = None  # the last one, None if episodes did not end
     collected: int = 0  # steps that actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
 
@@ -169,11 +169,12 @@ class Recorder:
         """Add an evaluation to the record; of a population the means over its pods."""
         if self._keeps_best:
             self._compare(evaluation, progress)
-        self.totals.evaluation_return = float(evaluation.returns.mean())
-        record["evaluation_return"] = self.totals.evaluation_return
+        unfinished = int(np.sum(evaluation.unfinished))
+        mean_return = record["evaluation_return"] = float(evaluation.returns.mean())
+        self.totals.evaluation_return = None if unfinished else mean_return
         record["evaluation_length"] = float(evaluation.lengths.mean())
         record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
-        if unfinished := int(np.sum(evaluation.unfinished)):
+        if unfinished:
             record["evaluation_unfinished"] = unfinished
         if evaluation.broken:
             record["evaluation_broken"] = evaluation.broken
@@ -185,7 +186,8 @@ class Recorder:
                 f"{unfinished} of {evaluation.returns.size} evaluation episodes did not end within "
                 f"{MAX_STEPS:,} steps"
             )
-            self._warn("unfinished", f"{text}: their returns are partial, and never the best.")
+            text += ": their returns are partial, never the best, and reach no target."
+            self._warn("unfinished", text)
         if evaluation.repetition:
             text = "to measure more take --evaluation-policy sampled or --evaluation-epsilon 0.01"
             self._warn(
