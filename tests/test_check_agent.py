@@ -212,14 +212,27 @@ def idle(self, state, trajectory, key, axis):
     return state, {"reward": trajectory.steps.timestep.reward.mean()}
 
 
-def test_learners_that_would_drift_apart_are_refused():
-    check_agent(agent(), num_devices=1)
+def counting(self, state, trajectory, key, axis):
+    reward = trajectory.steps.timestep.reward.mean()
+    return LearnerState({"policy": state.shared["policy"] + 1}), {"reward": reward}
+
+
+def averaging_a_metric_alone(self, state, trajectory, key, axis):
+    logits = jax.jit(lambda x: x.mean())(trajectory.steps.extras["logits"])
+    metrics = {"logits": podracer.global_mean(logits, axis)}
+    return LearnerState({"policy": state.shared["policy"] - self.rate * logits}), metrics
+
+
+@pytest.mark.parametrize("learn", [None, averaging_a_metric_alone])
+def test_learners_that_would_drift_apart_are_refused(learn):
+    mine = agent(learn=learn) if learn else agent()
+    check_agent(mine, num_devices=1)
     with pytest.raises(
-        ConfigError, match=r"Mine.learn averages nothing over the 2 devices, .*--dev"
+        ConfigError, match=r"Mine.learn puts into shared\['policy'\] what each of the 2 .*--dev"
     ):
-        check_agent(agent(), num_devices=2)
+        check_agent(mine, num_devices=2)
 
 
-@pytest.mark.parametrize("learn", [averaging, in_a_loop, idle])
+@pytest.mark.parametrize("learn", [averaging, in_a_loop, idle, counting])
 def test_learners_that_stay_equal_are_not(learn):
     check_agent(agent(learn=learn), num_devices=2)

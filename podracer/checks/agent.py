@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
 from podracer.agent import Agent, MetaLearner, policy_params
@@ -104,34 +104,56 @@ def _is_of_library(agent: Any) -> bool:
 def _check_reduces(
     agent: Any, state: LearnerState, trajectory: Trajectory, key: Any, num_devices: int
 ) -> None:
-    """Raise `ConfigError` if `learn` changes the shared state without a word to other devices."""
-    is_kept = []
+    """Raise `ConfigError` if `learn` puts what one device alone knows into the shared state."""
 
-    def learn(state: LearnerState, trajectory: Trajectory, key: Any) -> Any:
-        new_state, _ = result = agent.learn(state, trajectory, key, DATA)
-        new, old = jax.tree.leaves(new_state.shared), jax.tree.leaves(state.shared)
-        is_kept.append(all(x is y for x, y in zip(new, old, strict=True)))
-        return result
+    def learn(state: LearnerState, trajectory: Trajectory, key: Any) -> PyTree:
+        return agent.learn(state, trajectory, key, DATA)[0].shared
 
     mesh = AbstractMesh((num_devices,), (DATA,), axis_types=(AxisType.Auto,))
     program = jax.shard_map(
         learn, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
     jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
-    if not is_kept[0] and not _reduces(jaxpr):
+    differs = [
+        group is not state.shared
+        for group in (state.shared, state.local, trajectory, key)
+        for _ in jax.tree.leaves(group)
+    ]
+    names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(state.shared)]
+    drifting = [name for name, x in zip(names, _differing(jaxpr, differs), strict=True) if x]
+    if drifting:
         raise ConfigError(
-            f"{type(agent).__name__}.learn averages nothing over the {num_devices} devices, whose "
-            "states would drift apart: take gradients with podracer.global_grad(loss, params, ..., "
-            "axis=axis), other means with podracer.global_mean, or train with --devices 1."
+            f"{type(agent).__name__}.learn puts into shared{drifting[0]} what each of the "
+            f"{num_devices} devices has by itself, so that their states drift apart: take "
+            "gradients with podracer.global_grad(loss, params, ..., axis=axis), other means with "
+            "podracer.global_mean, or train with --devices 1."
         )
 
 
-def _reduces(jaxpr: Jaxpr) -> bool:
-    """Return whether a program, or a part of it, reduces over devices."""
-    return any(
-        equation.primitive.name in _REDUCTIONS
-        or any(_reduces(part) for part in jaxprs_in_params(equation.params))
-        for equation in jaxpr.eqns
+def _differing(jaxpr: Jaxpr, differs: Sequence[bool]) -> list[bool]:
+    """Return which outputs of a program differ between devices, given which inputs do.
+
+    Loops and branches are taken whole: their outputs are equal if anything in them is reduced.
+    """
+    variables = {x for x, differ in zip(jaxpr.invars, differs, strict=True) if differ}
+    for equation in jaxpr.eqns:
+        inputs = [not isinstance(x, Literal) and x in variables for x in equation.invars]
+        parts = list(jaxprs_in_params(equation.params))
+        is_call = equation.primitive.name != "scan" and [len(p.invars) for p in parts] == [
+            len(inputs)
+        ]
+        if is_call:
+            outputs = _differing(parts[0], inputs)
+        else:
+            outputs = [any(inputs) and not _reduces(equation)] * len(equation.outvars)
+        variables |= {x for x, differ in zip(equation.outvars, outputs, strict=True) if differ}
+    return [not isinstance(x, Literal) and x in variables for x in jaxpr.outvars]
+
+
+def _reduces(equation: JaxprEqn) -> bool:
+    """Return whether an operation, or a part of it, reduces over devices."""
+    return equation.primitive.name in _REDUCTIONS or any(
+        _reduces(x) for part in jaxprs_in_params(equation.params) for x in part.eqns
     )
 
 
