@@ -3,8 +3,9 @@
 First the machine: matrix products and memory bandwidth. Then each network, forward and with its
 gradient, in a scan as learners have it: its arithmetic, the rate reached, and the share of the rate
 of a product of 1024 x 1024. Where `--torch-python` names a Python with PyTorch, that takes turns
-with the same programs on the same cores. Last the layers one by one, and the three parts that lose
-most: the time that they take beyond what their arithmetic would take at the rate of the product.
+with the same programs on the same cores. With `--parts` the layers one by one, and the three parts
+that lose most: the time that they take beyond what their arithmetic would take at the rate of the
+product. With `--programs` whole training programs of the other benchmarks (`programs.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from harness import Contender, Process, Result, alternate, append, here, parse, parser
+from programs import measure_programs
 
 from podracer.bench.anakin import Timing
 from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
@@ -199,10 +201,13 @@ def microseconds(result: Result) -> float:
     return 1e6 / result.cpu_rate()
 
 
-def measure_machine(process: Process | None, options: argparse.Namespace) -> float:
-    """Print the rates of products and copies a CPU second; return that of a 1024 x 1024 product."""
+def measure_machine(process: Process | None, options: argparse.Namespace) -> tuple[float, float]:
+    """Print the rates of products and copies a CPU second.
+
+    Returns the FLOPs of a 1024 x 1024 product and the bytes of the largest copy.
+    """
     print(f"\nThe machine, {options.cores} core(s)\n\n{'':24}{'XLA':>12}{'PyTorch':>12}")
-    limit = 0.0
+    limit = bandwidth = 0.0
     for size in (128, 256, 512, 1024, 2048):
         steps = max(1, (1024 if options.quick else 4096) ** 3 // 8 // size**3)
         pair = torch(process, product(size, steps), "product", size, steps)
@@ -214,9 +219,10 @@ def measure_machine(process: Process | None, options: argparse.Namespace) -> flo
         steps = 1 if options.quick else 2**28 // size
         pair = torch(process, copy(size, steps), "copy", size, steps)
         rates = [result.cpu_rate() / 1e9 for result in alternate(pair, options.repetitions)]
+        bandwidth = rates[0]
         print(f"{f'x + 1 of {name}, GB/s':24}" + "".join(f"{rate:>12.1f}" for rate in rates))
         append(options.out, {"benchmark": "limits", "copy": size, "gigabytes": rates})
-    return limit * 1e9
+    return limit * 1e9, bandwidth * 1e9
 
 
 def measure_network(
@@ -296,11 +302,12 @@ def main() -> None:
     made.add_argument("--cores", type=int, default=1, help="cores to use (default 1)")
     made.add_argument("--torch-python", type=Path, help="a Python that has PyTorch")
     made.add_argument("--parts", action="store_true", help="also time the layers one by one")
+    made.add_argument("--programs", action="store_true", help="also whole training programs")
     options = parse(made)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     python, script = options.torch_python, str(Path(__file__).with_name("peer_torch.py"))
     process = Process("PyTorch", [str(python), script]) if python else None
-    limit = measure_machine(process, options)
+    limit, bandwidth = measure_machine(process, options)
     print(
         f"\n{'':16}{'rows':>5}{'':>10}{'MFLOP/row':>10}{'us/row':>10}{'GFLOP/s':>10}{'share':>9}"
         f"{'torch us':>10}{'times':>8}  range"
@@ -316,6 +323,8 @@ def main() -> None:
         print("\nThe parts that lose most, in shares of a gradient of their network\n")
         for seconds, which, name in lost[:3]:
             print(f"{name}, {which}: {seconds / taken[name, rows[0]]:.0%}, {seconds:.1f} us a row")
+    if options.programs:
+        measure_programs(limit, bandwidth, options)
 
 
 if __name__ == "__main__":

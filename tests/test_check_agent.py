@@ -217,13 +217,57 @@ def counting(self, state, trajectory, key, axis):
     return LearnerState({"policy": state.shared["policy"] + 1}), {"reward": reward}
 
 
+def counting_in_loops(self, state, trajectory, key, axis):
+    logits = trajectory.steps.extras["logits"]
+
+    def add(total_and_count):
+        total, count = total_and_count
+        return total + logits[count].mean(), count + 1
+
+    def both(carry, x):
+        (total, _), count = add(carry), carry[1] + 1
+        return (total, count), x.mean()
+
+    total, count = jax.lax.while_loop(lambda x: x[1] < 2, add, (jnp.zeros(()), 0))
+    (_, count), _ = jax.lax.scan(both, (total, count), logits, length=len(logits))
+    count = jax.lax.cond(count > 3, lambda x: x, lambda x: -x, count)
+    policy = podracer.global_mean(total, axis) * self.rate + count
+    return LearnerState({"policy": state.shared["policy"] + policy}), {}
+
+
+def averaging_when_warm(self, state, trajectory, key, axis):
+    is_warm = trajectory.steps.timestep.reward.sum() > 0
+    new_state, _ = averaging(self, state, trajectory, key, axis)
+    policy = jnp.where(is_warm, new_state.shared["policy"], state.shared["policy"])
+    policy = jax.lax.cond(is_warm, lambda x: x, lambda x: x + 1, policy)
+    return LearnerState({"policy": policy}), {}
+
+
+def mixing_in_a_loop(self, state, trajectory, key, axis):
+    def body(carry, x):
+        return (carry[1], carry[1] + x.mean()), None
+
+    zeros = (jnp.zeros(()), jnp.zeros(()))
+    (total, _), _ = jax.lax.scan(body, zeros, trajectory.steps.extras["logits"])
+    return LearnerState({"policy": state.shared["policy"] + total}), {}
+
+
+def numbering(self, state, trajectory, key, axis):
+    number = 0 if axis is None else jax.lax.axis_index(axis)
+    return LearnerState({"policy": state.shared["policy"] + number}), {}
+
+
+def naming_another_axis(self, state, trajectory, key, axis):
+    return state, {} if axis is None else {"mean": jax.lax.pmean(self.rate, "batch")}
+
+
 def averaging_a_metric_alone(self, state, trajectory, key, axis):
     logits = jax.jit(lambda x: x.mean())(trajectory.steps.extras["logits"])
     metrics = {"logits": podracer.global_mean(logits, axis)}
     return LearnerState({"policy": state.shared["policy"] - self.rate * logits}), metrics
 
 
-@pytest.mark.parametrize("learn", [None, averaging_a_metric_alone])
+@pytest.mark.parametrize("learn", [None, averaging_a_metric_alone, mixing_in_a_loop, numbering])
 def test_learners_that_would_drift_apart_are_refused(learn):
     mine = agent(learn=learn) if learn else agent()
     check_agent(mine, num_devices=1)
@@ -233,6 +277,15 @@ def test_learners_that_would_drift_apart_are_refused(learn):
         check_agent(mine, num_devices=2)
 
 
-@pytest.mark.parametrize("learn", [averaging, in_a_loop, idle, counting])
+@pytest.mark.parametrize(
+    "learn", [averaging, in_a_loop, averaging_when_warm, idle, counting, counting_in_loops]
+)
 def test_learners_that_stay_equal_are_not(learn):
     check_agent(agent(learn=learn), num_devices=2)
+
+
+def test_what_fails_on_several_devices_alone_is_named():
+    with pytest.raises(
+        ConfigError, match=r"Mine\.learn cannot be traced for several devices.*batch"
+    ):
+        check_agent(agent(learn=naming_another_axis), num_devices=2)

@@ -113,17 +113,25 @@ def _check_reduces(
     program = jax.shard_map(
         learn, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
-    jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
+    try:
+        jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
+    except ConfigError:
+        raise
+    except Exception as error:
+        name = type(agent).__name__
+        raise ConfigError(
+            f"{name}.learn cannot be traced for several devices: {describe_error(error)}"
+        ) from error
     differs = [
         group is not state.shared
         for group in (state.shared, state.local, trajectory, key)
         for _ in jax.tree.leaves(group)
     ]
     names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(state.shared)]
-    drifting = [name for name, x in zip(names, _differing(jaxpr, differs), strict=True) if x]
-    if drifting:
+    different = [name for name, x in zip(names, _differing(jaxpr, differs), strict=True) if x]
+    if different:
         raise ConfigError(
-            f"{type(agent).__name__}.learn puts into shared{drifting[0]} what each of the "
+            f"{type(agent).__name__}.learn puts into shared{different[0]} what each of the "
             f"{num_devices} devices has by itself, so that their states drift apart: take "
             "gradients with podracer.global_grad(loss, params, ..., axis=axis), other means with "
             "podracer.global_mean, or train with --devices 1."
@@ -131,30 +139,52 @@ def _check_reduces(
 
 
 def _differing(jaxpr: Jaxpr, differs: Sequence[bool]) -> list[bool]:
-    """Return which outputs of a program differ between devices, given which inputs do.
-
-    Loops and branches are taken whole: their outputs are equal if anything in them is reduced.
-    """
+    """Return which outputs of a program differ between devices, given which inputs do."""
     variables = {x for x, differ in zip(jaxpr.invars, differs, strict=True) if differ}
     for equation in jaxpr.eqns:
         inputs = [not isinstance(x, Literal) and x in variables for x in equation.invars]
-        parts = list(jaxprs_in_params(equation.params))
-        is_call = equation.primitive.name != "scan" and [len(p.invars) for p in parts] == [
-            len(inputs)
-        ]
-        if is_call:
-            outputs = _differing(parts[0], inputs)
-        else:
-            outputs = [any(inputs) and not _reduces(equation)] * len(equation.outvars)
+        outputs = _differing_outputs(equation, inputs)
         variables |= {x for x, differ in zip(equation.outvars, outputs, strict=True) if differ}
     return [not isinstance(x, Literal) and x in variables for x in jaxpr.outvars]
 
 
-def _reduces(equation: JaxprEqn) -> bool:
-    """Return whether an operation, or a part of it, reduces over devices."""
-    return equation.primitive.name in _REDUCTIONS or any(
-        _reduces(x) for part in jaxprs_in_params(equation.params) for x in part.eqns
-    )
+def _differing_outputs(equation: JaxprEqn, inputs: list[bool]) -> list[bool]:
+    """Return which outputs of one operation differ between devices, given which inputs do.
+
+    Conditions count as equal: whether a replay is warm is, though each device has its own.
+    """
+    name, params = equation.primitive.name, equation.params
+    parts = list(jaxprs_in_params(params))
+    if name in _REDUCTIONS:
+        return [False] * len(equation.outvars)
+    if name == "scan":
+        return _differing_in_loop(parts[0], inputs, params["num_consts"], params["num_carry"])
+    if name == "while":
+        num_consts, carry = params["body_nconsts"], len(equation.outvars)
+        body, body_inputs = params["body_jaxpr"].jaxpr, inputs[params["cond_nconsts"] :]
+        return _differing_in_loop(body, body_inputs, num_consts, carry)
+    if name == "cond":
+        outputs = [_differing(part, inputs[1:]) for part in parts]
+        return [any(branches) for branches in zip(*outputs, strict=True)]
+    if name == "select_n":
+        inputs = inputs[1:]
+    if [len(part.invars) for part in parts] == [len(inputs)]:
+        return _differing(parts[0], inputs)
+    differs = name == "axis_index" or any(inputs)
+    return [differs] * len(equation.outvars)
+
+
+def _differing_in_loop(
+    body: Jaxpr, inputs: list[bool], num_consts: int, num_carry: int
+) -> list[bool]:
+    """Return which outputs of a loop differ, whose carry takes in what the body puts there."""
+    carry = slice(num_consts, num_consts + num_carry)
+    while True:
+        outputs = _differing(body, inputs)
+        grown = [x or y for x, y in zip(inputs[carry], outputs[:num_carry], strict=True)]
+        if grown == inputs[carry]:
+            return outputs
+        inputs = [*inputs[: carry.start], *grown, *inputs[carry.stop :]]
 
 
 def _check_act(agent: Agent, state: LearnerState, num_envs: int, length: int) -> Trajectory:
