@@ -29,10 +29,10 @@ RECIPES = ("catch", "cartpole_ppo")
 
 
 def powers(low: int, high: int, factor: int) -> list[int]:
-    """Return the sizes from low to high, each `factor` times the one before."""
+    """Return the sizes from low to high, each but the last `factor` times the one before."""
     sizes = [low]
-    while sizes[-1] * factor <= high:
-        sizes.append(sizes[-1] * factor)
+    while sizes[-1] < high:
+        sizes.append(min(high, sizes[-1] * factor))
     return sizes
 
 

@@ -96,6 +96,17 @@ def test_gradients_through_the_gradients_equal_jax(case, monkeypatch):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()), rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("channels", "rows", "is_product"), [(4, 512, True), (4, 2048, False), (8, 2, False)]
+)
+def test_patches_that_fit_the_cache_become_one_product(channels, rows, is_product):
+    """On a CPU; larger ones, and those of more channels, are left to XLA's own kernel."""
+    x, w = jnp.zeros((rows, 10, 10, channels)), jnp.zeros((3, 3, channels, 16))
+    text = jax.jit(lambda x, w: convolution(x, w, 1)).lower(x, w).as_text()
+    assert ("stablehlo.dot_general" in text) == is_product
+    assert ("stablehlo.convolution" in text) != is_product
+
+
 def test_parts_of_the_batch_have_bounded_patches():
     """And divide it; a batch that nothing near the bound divides is one part."""
     w, rows = jnp.zeros((8, 8, 4, 32)), {24: 8, 64: 8, 37: 37, 9: 9}

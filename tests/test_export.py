@@ -30,6 +30,7 @@ from podracer.export.onnx import to_onnx
 from podracer.export.proof import prove
 from podracer.export.stablehlo import to_stablehlo
 from podracer.networks import CNN, MLP, ResNet, Table, TorsoNetwork
+from podracer.ops.convolution import convolution
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
@@ -135,6 +136,9 @@ OPERATIONS = {
     "dot_general of a vector": lambda a: a["x"][0] @ MATRIX,
     "dot_general of inputs": lambda a: jnp.einsum("ij,kj->ki", a["x"], a["y"]),
     "dot_general with a batch": lambda a: jnp.einsum("ij,ij->i", a["x"], a["y"]),
+    "convolution of small patches": lambda a: convolution(
+        a["z"], jnp.sin(jnp.arange(36.0)).reshape(3, 2, 2, 3), 1
+    ),
     "conv_general_dilated": lambda a: lax.conv_general_dilated(
         a["z"][None], KERNEL, (2, 1), ((1, 0), (0, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
     )[0],

@@ -158,11 +158,13 @@ def _differing_outputs(equation: JaxprEqn, inputs: list[bool]) -> list[bool]:
     if name in _REDUCTIONS:
         return [False] * len(equation.outvars)
     if name == "scan":
-        return _differing_in_loop(parts[0], inputs, params["num_consts"], params["num_carry"])
+        body = parts[0]
+        end = len(inputs) - _num_sliced(equation.invars, body.invars)
+        num_carry = len(body.outvars) - _num_sliced(equation.outvars, body.outvars)
+        return _differing_in_loop(body, inputs, end, num_carry)
     if name == "while":
-        num_consts, carry = params["body_nconsts"], len(equation.outvars)
         body, body_inputs = params["body_jaxpr"].jaxpr, inputs[params["cond_nconsts"] :]
-        return _differing_in_loop(body, body_inputs, num_consts, carry)
+        return _differing_in_loop(body, body_inputs, len(body_inputs), len(equation.outvars))
     if name == "cond":
         outputs = [_differing(part, inputs[1:]) for part in parts]
         return [any(branches) for branches in zip(*outputs, strict=True)]
@@ -174,11 +176,17 @@ def _differing_outputs(equation: JaxprEqn, inputs: list[bool]) -> list[bool]:
     return [differs] * len(equation.outvars)
 
 
-def _differing_in_loop(
-    body: Jaxpr, inputs: list[bool], num_consts: int, num_carry: int
-) -> list[bool]:
-    """Return which outputs of a loop differ, whose carry takes in what the body puts there."""
-    carry = slice(num_consts, num_consts + num_carry)
+def _num_sliced(arrays: Sequence[Any], rows: Sequence[Any]) -> int:
+    """Return how many arrays a loop gives to its body, or takes from it, row by row."""
+    return sum(x.aval.shape != y.aval.shape for x, y in zip(arrays, rows, strict=True))
+
+
+def _differing_in_loop(body: Jaxpr, inputs: list[bool], end: int, num_carry: int) -> list[bool]:
+    """Return which outputs of a loop differ, whose carry takes in what the body puts there.
+
+    The carry are the first outputs, and the inputs before the one of number `end`.
+    """
+    carry = slice(end - num_carry, end)
     while True:
         outputs = _differing(body, inputs)
         grown = [x or y for x, y in zip(inputs[carry], outputs[:num_carry], strict=True)]

@@ -53,6 +53,11 @@ class Inliner:
             return self(_closed(body), inputs)
         if name == "optimization_barrier":
             return inputs
+        if name == "platform_index":
+            return [np.int32(0)]  # that of the only branch taken below
+        if name == "cond" and (platforms := params.get("branches_platforms")):
+            default = params["branches"][platforms.index(None)]
+            return self(default, inputs[1:])
         if not any(map(_is_traced, inputs)):
             with jax.ensure_compile_time_eval():
                 return _bind(equation, inputs)

@@ -3,7 +3,8 @@
 XLA's CPU backend brings convolutions into the layout of its fast kernel in a program's entry
 computation only. Inside the body of a `scan` the two gradient convolutions, which JAX writes with
 permuted dimensions, fall to a naive loop. So gradients are written as plain forward convolutions,
-or, where that is faster still, as matrix products. `benchmarks/limits.py --parts` measures them.
+or, where that is faster still, as matrix products, as are the first layers of small images.
+`benchmarks/limits.py --parts` measures them.
 """
 
 # Types of JAX itself are partly unknown to pyright.
@@ -23,7 +24,37 @@ from jaxtyping import Array, Float
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
+_PATCHES_IN_CACHE = 3 * 2**20  # numbers
+
+
 def _forward(x: jax.Array, w: jax.Array, stride: int, padding: int) -> jax.Array:
+    if not _has_small_patches(x, w, stride, padding):
+        return _plain(x, w, stride, padding)
+    plain = partial(_plain, stride=stride, padding=padding)
+    return jax.lax.platform_dependent(x, w, cpu=_product, default=plain)
+
+
+def _has_small_patches(x: jax.Array, w: jax.Array, stride: int, padding: int) -> bool:
+    """Say whether a CPU is faster with patches and one product, as measured for such shapes.
+
+    XLA's kernel for fewer than 32 output channels takes twice as long for few input channels.
+    """
+    patch = math.prod(w.shape[:3])
+    patches = len(x) * (x.shape[1] - w.shape[0] + 1) * (x.shape[2] - w.shape[1] + 1)
+    is_small = patch <= 64 and patches * patch <= _PATCHES_IN_CACHE
+    return is_small and w.shape[3] < 32 and stride == 1 and padding == 0
+
+
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Compute a convolution with stride 1 and without padding as one product of patches."""
+    height, width = w.shape[:2]
+    rows, columns = x.shape[1] - height + 1, x.shape[2] - width + 1
+    places = [(i, j) for i in range(height) for j in range(width)]
+    patches = jnp.concatenate([x[:, i : i + rows, j : j + columns] for i, j in places], axis=-1)
+    return patches @ w.reshape(-1, w.shape[3])
+
+
+def _plain(x: jax.Array, w: jax.Array, stride: int, padding: int) -> jax.Array:
     pads = ((padding, padding), (padding, padding))
     return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=LAYOUT)
 
@@ -50,7 +81,7 @@ def _gradients(stride: int, padding: int, saved: tuple[jax.Array, jax.Array], g:
 
 
 def _plain_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
-    return jax.vjp(lambda x, w: _forward(x, w, stride, padding), x, w)[1](g)
+    return jax.vjp(lambda x, w: _plain(x, w, stride, padding), x, w)[1](g)
 
 
 def _fast_gradients(stride: int, padding: int, x: jax.Array, w: jax.Array, g: jax.Array):
