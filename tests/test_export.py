@@ -137,8 +137,8 @@ OPERATIONS = {
     "dot_general of inputs": lambda a: jnp.einsum("ij,kj->ki", a["x"], a["y"]),
     "dot_general with a batch": lambda a: jnp.einsum("ij,ij->i", a["x"], a["y"]),
     "convolution of small patches": lambda a: convolution(
-        a["z"], jnp.sin(jnp.arange(36.0)).reshape(3, 2, 2, 3), 1
-    ),
+        a["z"][None], jnp.sin(jnp.arange(36.0)).reshape(3, 2, 2, 3), 1
+    )[0],
     "conv_general_dilated": lambda a: lax.conv_general_dilated(
         a["z"][None], KERNEL, (2, 1), ((1, 0), (0, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC")
     )[0],
