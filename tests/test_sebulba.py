@@ -20,6 +20,7 @@ from podracer.drivers.sebulba import (
     SebulbaConfig,
     actor_pool,
     check,
+    learner,
     lower_update,
     sebulba,
     split_devices,
@@ -416,14 +417,35 @@ def test_a_run_without_a_valid_step_ends_with_its_fault(where, caplog):
         return timestep
 
     parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
-    with pytest.raises(EnvironmentFault, match="2: not one of the last 16 steps of") as caught:
-        train_sebulba(*parts, num_updates=4)
+    with pytest.raises(EnvironmentFault, match="4: not one of the last 32 steps of") as caught:
+        train_sebulba(*parts, num_updates=6)
     fault = f"row 0 of the batch: {where} is not finite"
     assert str(caught.value).endswith(
-        f"after 256 faults. The first of each kind: `not_finite`, {fault}."
+        f"after 512 faults. The first of each kind: `not_finite`, {fault}."
     )
     assert caught.value.exit_code == 72
     assert caplog.messages == [f"the first fault `not_finite` in training, {fault}"]
+
+
+@pytest.mark.figure(8)
+@pytest.mark.parametrize("limit", [100_000, 40])
+def test_one_fault_in_a_long_episode_ends_no_run(limit, monkeypatch):
+    """It masks the episode, in all rows here; only one that seems to have no end ends the run."""
+    monkeypatch.setattr(learner, "EMPTY_EPISODE", limit)
+
+    def trouble(batch, timestep):
+        if batch.steps == 8:
+            timestep.reward[:] = np.nan
+        nothing = np.zeros(batch.num_envs, bool)
+        return dataclasses.replace(
+            timestep, first=nothing | (batch.steps == 58), last=nothing | (batch.steps == 57)
+        )
+
+    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=1, threads_per_actor=1)
+    with pytest.raises(EnvironmentFault) if limit == 40 else contextlib.nullcontext():
+        _, reports = train_sebulba(*parts, num_updates=9)
+        assert [report.frames > 0 for report in reports] == [True, *[False] * 6, True, True]
+        assert reports[-1].metrics["environment_faults"] == 16
 
 
 @pytest.mark.figure(8)

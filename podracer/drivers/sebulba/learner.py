@@ -25,7 +25,9 @@ from podracer.environment import log_first_faults
 from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
 
-EMPTY_STEPS = 10  # ends of episodes and single faults leave fewer without a valid one in a row
+# Steps of each environment without a valid one, after which a run ends: where faults go on, as ends
+# of episodes and single faults leave fewer; and where one masks an episode that does not end.
+EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
 UpdateProgram = Callable[
     [TrainState, list[TrajectoryShard], jax.Array], tuple[TrainState, Params, Metrics]
@@ -82,6 +84,7 @@ class Learner:
         self._first_faults: dict[str, str] = {}  # a line on the first of each kind
         self._logged = set[str]()  # kinds of them
         self._empty_steps = 0  # of each environment, since the last report of a valid one
+        self._reported_faults = 0
         self.agreed_request: int = Request.NONE  # the largest of all hosts
 
     @property
@@ -149,13 +152,19 @@ class Learner:
         return dataclasses.replace(progress, metrics=metrics, collected=collected)
 
     def _check_valid_steps(self, progress: Progress, faults: Counter[str]) -> None:
-        """Raise `EnvironmentFault` where faults of environments left no valid step."""
+        """Raise `EnvironmentFault` where faults of environments leave no valid step.
+
+        A single fault masks the rest of an episode, so they must go on from report to report.
+        """
+        num_faults, self._reported_faults = self._reported_faults, faults.total()
         if progress.frames:
             self._empty_steps = 0
             return
+        go_on = self._empty_steps > 0 and faults.total() > num_faults
         num_steps = sum(len(stats.lags) for stats in self._stats)
         self._empty_steps += num_steps // self._split.threads
-        if faults.total() and self._empty_steps >= EMPTY_STEPS:
+        is_broken = faults.total() and self._empty_steps >= EMPTY_EPISODE
+        if (go_on and self._empty_steps >= EMPTY_STEPS) or is_broken:
             descriptions = [f"`{kind}`, {text}" for kind, text in self._first_faults.items()]
             raise EnvironmentFault(
                 f"update {progress.updates}: not one of the last {self._empty_steps} steps of each "
