@@ -1,16 +1,21 @@
-"""PPO on Atari Pong at CleanRL's settings, beside CleanRL's EnvPool script and stable-baselines3.
+"""PPO on Atari Pong at CleanRL's settings, beside CleanRL's EnvPool script, stable-baselines3 and
+Sample Factory.
 
 Eight environments, rollouts of 128, four epochs of four minibatches, the Nature network, all cores.
 Each is a process of its own, and they take turns. A rate is that of a run after its second update,
 so that starting and compiling are left out. podracer runs on one CPU device, and on one for acting
-and one for each core that learns (`--devices`).
+and one for each core that learns (`--devices`). Sample Factory acts and learns asynchronously, in
+processes, as it does by default. With `--network deep`, the residual network of IMPALA, beside
+Sample Factory alone, as the others' scripts have the Nature network.
 
     python benchmarks/atari.py --cleanrl-python PYTHON --cleanrl CHECKOUT --sb3-python PYTHON
+    python benchmarks/atari.py --network deep --sample-factory-python PYTHON
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -33,7 +38,7 @@ Clock = list[tuple[float, float]]  # seconds and steps after each update
 
 
 def podracer(devices: int, options: argparse.Namespace) -> Clock:
-    """Run `podracer train atari_ppo` on some devices, and read its metrics."""
+    """Run `podracer train` on some devices, and read its metrics."""
     with tempfile.TemporaryDirectory() as directory:
         flags = {
             "--environment": "atari:pong",
@@ -48,7 +53,8 @@ def podracer(devices: int, options: argparse.Namespace) -> Clock:
             "--run-dir": f"{directory}/run",
         }
         words = [str(word) for pair in flags.items() for word in pair]
-        _run([sys.executable, "-m", "podracer", "train", "atari_ppo", *words])
+        recipe = "atari_ppo" if options.network == "nature" else "atari_deep:ppo"
+        _run([sys.executable, "-m", "podracer", "train", recipe, *words], HERE)
         lines = Path(f"{directory}/run/metrics.jsonl").read_text().splitlines()
     records = map(json.loads, lines)
     return [(record["seconds"], record["frames"]) for record in records if "seconds" in record]
@@ -77,7 +83,32 @@ def stable_baselines3(options: argparse.Namespace) -> Clock:
     return clock
 
 
-def _run(command: list[str], directory: str | None = None, stdin: str = "") -> str:
+def sample_factory(options: argparse.Namespace) -> Clock:
+    """Run its EnvPool script with a worker process, and read the frames that it has learned from.
+
+    It counts emulated frames, four for a step, and logs them every five seconds.
+    """
+    layers = {"nature": ("convnet_atari", 512), "deep": ("resnet_impala", 256)}
+    network, hidden = layers[options.network]
+    with tempfile.TemporaryDirectory() as directory:
+        flags = {
+            "env": "atari_pong", "device": "cpu", "train_dir": directory, "experiment": "run",
+            "env_agents": ENVIRONMENTS, "num_workers": 1, "num_envs_per_worker": 1,
+            "worker_num_splits": 1, "rollout": LENGTH, "batch_size": STEPS // 4,
+            "num_batches_per_epoch": 4, "num_epochs": 4, "encoder_conv_architecture": network,
+            "encoder_conv_mlp_layers": hidden, "train_for_env_steps": 4 * options.updates * STEPS,
+        }  # fmt: skip
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        module = "sf_examples.envpool.atari.train_envpool_atari"
+        _run([options.sample_factory_python, "-m", module, *words])
+        log = Path(f"{directory}/run/sf_log.txt").read_text()
+    line = re.compile(r"\[(\S+ \S+),\d+\].*Fps is .*Total num frames: (\d+)")
+    found = [(datetime.datetime.fromisoformat(x), int(y) / 4) for x, y in line.findall(log)]
+    clock = [(when.timestamp(), steps) for when, steps in found if steps >= SKIPPED * STEPS]
+    return [clock[0]] * SKIPPED + clock[1:]
+
+
+def _run(command: list[str], directory: str | Path | None = None, stdin: str = "") -> str:
     done = subprocess.run(
         command, cwd=directory, input=stdin, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -95,6 +126,8 @@ def main() -> None:
     made.add_argument("--cleanrl-python", help="a Python with envpool, gym and torch")
     made.add_argument("--cleanrl", default="cleanrl", help="checkout of CleanRL")
     made.add_argument("--sb3-python", help="a Python with stable-baselines3 and ale-py")
+    made.add_argument("--sample-factory-python", help="a Python with sample-factory and envpool")
+    made.add_argument("--network", choices=("nature", "deep"), default="nature")
     made.add_argument("--updates", type=int, default=12, help="of a turn (default %(default)s)")
     options = parse(made)
     if options.quick:
@@ -103,9 +136,11 @@ def main() -> None:
         f"podracer, {devices} device(s)": partial(podracer, devices)
         for devices in sorted({options.devices, 1}, reverse=True)
     }
-    if options.cleanrl_python:
+    if options.sample_factory_python:
+        contenders["Sample Factory"] = sample_factory
+    if options.cleanrl_python and options.network == "nature":
         contenders["CleanRL, EnvPool"] = cleanrl
-    if options.sb3_python:
+    if options.sb3_python and options.network == "nature":
         contenders["stable-baselines3"] = stable_baselines3
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(options.repetitions):
@@ -121,6 +156,7 @@ def main() -> None:
         record = {
             "benchmark": "ppo atari",
             "contender": name,
+            "network": options.network,
             "environments": ENVIRONMENTS,
             "length": LENGTH,
             "steps_per_second": statistics.median(found),

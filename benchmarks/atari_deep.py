@@ -1,0 +1,16 @@
+"""PPO on Atari Pong with IMPALA's deep network: a recipe for `atari.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from podracer.experiments import recipes
+from podracer.experiments.experiment import Experiment
+from podracer.networks import ResNet, TorsoNetwork
+
+
+def ppo() -> Experiment:
+    """PPO at the settings of `atari_ppo`, with the network of `atari_impala_deep`."""
+    experiment = recipes.find("atari_ppo")
+    agent = dataclasses.replace(experiment.agent, network=TorsoNetwork(ResNet()))
+    return dataclasses.replace(experiment, agent=agent)
