@@ -97,7 +97,8 @@ def sample_factory(options: argparse.Namespace) -> Clock:
             "env_agents": ENVIRONMENTS, "num_workers": 1, "num_envs_per_worker": 1,
             "worker_num_splits": 1, "rollout": LENGTH, "batch_size": STEPS // 4,
             "num_batches_per_epoch": 4, "num_epochs": 4, "encoder_conv_architecture": network,
-            "encoder_conv_mlp_layers": hidden, "train_for_env_steps": 4 * 2 * options.updates * STEPS,
+            "encoder_conv_mlp_layers": hidden,
+            "train_for_env_steps": 4 * 2 * options.updates * STEPS,
         }  # fmt: skip
         words = [f"--{name}={value}" for name, value in flags.items()]
         module = "sf_examples.envpool.atari.train_envpool_atari"
