@@ -1,7 +1,7 @@
 """`docs/results.md` and its pictures, from the scores in `results/suite.jsonl`.
 
 A comparison stands on the page if both sides were measured at the same task, for the same frames
-and with the same evaluation. What was not measured does not appear.
+and with the same evaluation. Cells and references that were not measured are listed at its end.
 """
 
 from __future__ import annotations
@@ -73,8 +73,24 @@ def write(source: Path, root: Path = records.ROOT) -> None:
     (root / "docs" / "images").mkdir(parents=True, exist_ok=True)
     families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
     sections = [text for family in families for text in section(family, groups, root)]
-    page = "\n".join([HEAD, *summary(groups), *sections])
+    page = "\n".join([HEAD, *summary(groups), *sections, *unmeasured(groups)])
     (root / "docs" / "results.md").write_text(page.rstrip() + "\n")
+
+
+def unmeasured(groups: Groups) -> Iterator[str]:
+    """Yield the lines about cells and references that lack seeds, and how long these would take."""
+    lines = []
+    for item in (*cells.CELLS, *cells.REFERENCES):
+        seeds = (item if isinstance(item, Cell) else item.cell()).seeds
+        measured = len(groups.get(item.name, ()))
+        if measured < seeds:
+            hours = item.cpu_minutes * (1 - measured / seeds) / 60
+            what = f"{title(item.name)} | {measured} of {seeds}"
+            lines.append(f"| {item.name.split('/')[0]} | {what} | {hours:.1f} |")
+    if lines:
+        yield from ("## Not measured", "")
+        yield "These are in the table of `cells.py`, but were not run. Hours are of a processor."
+        yield from ("", "| task | agent | seeds | hours |", "|---|---|---|---|", *lines, "")
 
 
 def pairs(family: str, groups: Groups) -> Iterator[tuple[Cell, str]]:
