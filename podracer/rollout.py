@@ -39,6 +39,7 @@ class Purpose(enum.IntEnum):
     EVALUATE = 5
     EXPLORE = 6
     SELECT = 7
+    START_ROUND = 8
 
 
 def purpose_key(run_key: Key[Array, ""], purpose: Purpose) -> Key[Array, ""]:

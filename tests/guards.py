@@ -458,6 +458,44 @@ GUARDS = [
         "test_tournament.py::test_a_capacity_that_is_no_number_is_ignored_with_a_sentence",
     ),
     # --- pages ---
+    # --- configurations, evaluations and faults ---
+    Guard(
+        "drivers/sebulba/learner.py",
+        "go_on = self._empty_steps > 0 and faults.total() > num_faults",
+        "go_on = faults.total() > 0",
+        "test_sebulba.py::test_one_fault_in_a_long_episode_ends_no_run",
+    ),
+    Guard(
+        "drivers/sebulba/learner.py",
+        "if (go_on and self._empty_steps >= EMPTY_STEPS) or is_broken:",
+        "if is_broken:",
+        "test_sebulba.py::test_a_run_without_a_valid_step_ends_with_its_fault",
+    ),
+    Guard(
+        "experiments/field_types.py",
+        "descends = descends or bool(jnp.all(update < 0))",
+        "pass",
+        "test_field_types.py::test_an_optimizer_that_warms_up_is_refused_by_its_next_updates",
+    ),
+    Guard(
+        "experiments/records.py",
+        "np.where(evaluation.unfinished, -np.inf, evaluation.returns.mean(axis=-1))",
+        "evaluation.returns.mean(axis=-1)",
+        "test_evaluation.py::test_the_best_pod_is_one_whose_episodes_ended",
+    ),
+    Guard(
+        "experiments/sweep.py",
+        "np.where(failed | are_partial, np.nan, returns)",
+        "np.where(failed, np.nan, returns)",
+        "test_evaluation.py::test_the_best_pod_is_one_whose_episodes_ended",
+    ),
+    Guard(
+        "checks/agent.py",
+        "    if different:\n",
+        "    if False:\n",
+        "test_check_agent.py::test_learners_that_would_drift_apart_are_refused",
+    ),
+    # --- pages ---
     Guard(
         "reports/page.py",
         "<{tag}{attributes}>{html.escape(value)}</{tag}>",

@@ -395,6 +395,24 @@ def test_a_shape_is_a_tuple_of_sizes(shape: Any, text: str) -> None:
         ArraySpec(shape)
 
 
+def test_what_has_a_specification_may_have_a_base_class_of_gymnasium() -> None:
+    base = type("Env", (), {"__module__": "gymnasium.core"})
+    both = type(
+        "Both", (base,), {"spec": SPEC, "reset": staticmethod(reset), "step": staticmethod(step)}
+    )
+    assert check_environment(both()) == SPEC
+    with pytest.raises(ConfigError, match=r"pass podracer.Gymnasium\(Other\)"):
+        check_environment(type("Other", (base,), {})())
+
+
+def test_what_an_environment_refuses_itself_stands_alone() -> None:
+    def refuse(key: jax.Array) -> tuple[State, TimeStep]:
+        raise ConfigError("the board has no rows.")
+
+    with pytest.raises(ConfigError, match=r"^the board has no rows\.$"):
+        check_environment(mutant(reset=refuse))
+
+
 def test_numbers_of_numpy_and_lists_become_those_of_python() -> None:
     assert ArraySpec([np.int64(3), 1]) == ArraySpec((3, 1))  # type: ignore[arg-type]
     discrete, bound = Discrete(np.int64(2)), np.float32(0.5)  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -94,8 +96,42 @@ def test_an_unscaled_optimizer_of_ones_own_is_taken(name):
 
 
 def test_the_optimizers_of_the_library_are_not_tried(monkeypatch):
-    monkeypatch.setattr(Optimizer, "build", lambda *_, **__: 1 / 0)
+    built = []
+    monkeypatch.setattr(Optimizer, "build", lambda *args, **__: built.append(args))
     check_types(CATCH)
+    assert not built
+
+
+@podracer.struct
+class WarmingUp:
+    """A mistake: the learning rate is in the optimizer, and the agent's comes on top."""
+
+    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
+        return optax.adam(optax.linear_schedule(0.0, 1e-3, 10))
+
+
+@podracer.struct
+class Nothing:
+    def build(self, max_gradient_norm=None, *, root_epsilon=0.0):
+        return optax.GradientTransformation(lambda _: None, lambda *_: (None, None))
+
+
+def test_an_optimizer_that_warms_up_is_refused_by_its_next_updates():
+    with pytest.raises(podracer.ConfigError, match="WarmingUp point downhill already"):
+        check_types(dataclasses.replace(CATCH, **of_agent(optimizer=WarmingUp())))
+    check_types(dataclasses.replace(CATCH, **of_agent(optimizer=Nothing())))  # refused later
+
+
+def test_what_has_a_check_of_its_own_and_numbers_of_numpy_are_answered():
+    class OfGymnasium:
+        pass
+
+    check_types(dataclasses.replace(CATCH, environment=OfGymnasium))  # see `check_spec`
+    with pytest.raises(podracer.ConfigError, match=r"control characters or an environment\.$"):
+        check_types(dataclasses.replace(CATCH, environment=3))
+    for number in (np.float32(1e-3), jnp.float32(1e-3)):
+        with pytest.raises(podracer.ConfigError, match=r": write 0\.001\.$"):
+            check_types(dataclasses.replace(CATCH, **of_agent(learning_rate=number)))
 
 
 def test_lists_in_dictionaries_are_tuples_and_others_are_refused():
@@ -117,3 +153,5 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
             command("~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.train("catch_a2c", weights="~/none")
+    with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
+        podracer.export_policy("~/none", format="stablehlo")

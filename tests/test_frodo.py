@@ -32,6 +32,7 @@ from podracer.agents.frodo import Frodo, split
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
+from podracer.schedules import Linear
 from podracer.types import ConfigError, LearnerState, Trajectory
 
 
@@ -102,6 +103,19 @@ def test_each_environment_is_held_out_in_turn():
 def test_environments_that_cannot_be_divided_are_refused():
     with pytest.raises(ConfigError, match=r"inner_updates \+ 1 = 4 parts, but there are 6"):
         fresh(make(inner_updates=3))
+
+
+def test_an_entropy_cost_that_has_fallen_to_zero_is_zero_in_both_losses():
+    def parameters(entropy_cost: Any) -> jax.Array:
+        agent = make(entropy_cost=entropy_cost)
+        state, trajectory = begin(agent)
+        later = dataclasses.replace(state.shared, frames=jnp.uint32(B * T))
+        shared = learn(agent, LearnerState(later), trajectory)[0].shared
+        return ravel_pytree((shared.params, shared.target_params))[0]
+
+    fallen = parameters(Linear(0.5, 0.0, frames=B * T))
+    np.testing.assert_array_equal(fallen, parameters(0.0))
+    assert (fallen != parameters(0.5)).any()
 
 
 @pytest.mark.slow

@@ -279,15 +279,15 @@ def test_transitions_end_where_the_episode_does(discount, last, returns, bootstr
     assert float(transition.timestep.observation[0, 0]) == 0
 
 
-def test_a_ladder_of_epsilons_as_in_ape_x():
-    epsilons = value_based.ladder(jnp.float32(0.4), 7.0, value_based.env_ranks(8))
+def test_each_environment_has_an_epsilon_as_in_ape_x():
+    epsilons = value_based.apex_epsilon(jnp.float32(0.4), 7.0, value_based.environment_ranks(8))
     np.testing.assert_allclose(epsilons, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5)
-    alone = value_based.ladder(jnp.float32(0.4), 7.0, value_based.env_ranks(1))
+    alone = value_based.apex_epsilon(jnp.float32(0.4), 7.0, value_based.environment_ranks(1))
     assert alone.tolist() == [np.float32(0.4)]
 
 
 @pytest.mark.parametrize("name", ["dqn", "r2d2"])
-def test_a_changed_ladder_holds_for_what_environments_carry_already(name):
+def test_a_changed_exponent_holds_for_what_environments_carry_already(name):
     """A population's selection changes the number, and keeps the carry."""
     old = dataclasses.replace(AGENTS[name], spec=DISCRETE.spec, epsilon=0.5, apex_alpha=0.0)
     new = dataclasses.replace(old, apex_alpha=30.0)

@@ -21,6 +21,7 @@ from podracer import cgroups, envs
 from podracer.cli.main import main
 from podracer.drivers.common import init_state
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.mesh import make_mesh, num_cores
@@ -396,6 +397,9 @@ def test_a_simulator_is_measured_with_as_many_environments_as_it_takes(monkeypat
     rate = measured.measure_simulator(experiment.agent, Counted(), config, 0.05)
     assert rate > 0
     assert made == [32 * num_cores()] * 2
+    on_device = DeviceEnvironments(envs.make("catch"))
+    config = dataclasses.replace(config, num_envs=1)
+    assert measured.measure_simulator(experiment.agent, on_device, config, 0.05) > 0
 
 
 @pytest.mark.slow

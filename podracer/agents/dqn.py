@@ -35,7 +35,6 @@ from podracer.ops.action_values import ActionValue, Atoms, ImplicitQuantiles, Me
 from podracer.replay import Buffer, Replay, Sample
 from podracer.schedules import Linear, Schedule
 from podracer.types import (
-    Carry,
     EnvironmentSpec,
     LearnerState,
     Metrics,
@@ -46,6 +45,13 @@ from podracer.types import (
     static,
     struct,
 )
+
+
+@struct
+class DQNCarry:
+    """What an actor carries of each environment."""
+
+    rank: jax.Array  # f32 [B], see `value_based.environment_ranks`
 
 
 @struct
@@ -95,26 +101,26 @@ class DQN:
         state = off_policy.init_target_network_state(params, self._optimizer)
         return LearnerState(state, self._buffer.init(num_envs))
 
-    def carry(self, num_envs: int) -> Carry:
+    def carry(self, num_envs: int) -> DQNCarry:
         # `act` does not know which environments are in its batch; the carry stays with each one.
-        return value_based.env_ranks(num_envs)
+        return DQNCarry(value_based.environment_ranks(num_envs))
 
     actor_params = value_based.actor_params
 
     def act(
         self,
         params: value_based.ActorParams,
-        carry: Carry,
+        carry: DQNCarry,
         timestep: TimeStep,
         keys: jax.Array,
         explore: bool,
-    ) -> tuple[jax.Array, PyTree, Carry]:
+    ) -> tuple[jax.Array, PyTree, DQNCarry]:
         draws = value_based.draws_of_acting(self.value, self.noisy, keys, explore)
         q = self.value.mean(self._outputs(params.params, timestep, draws))
         mask = action_mask(timestep.observation)
         epsilon = jnp.zeros(())
         if explore:
-            epsilon = value_based.ladder(params.epsilon, self.apex_alpha, carry)
+            epsilon = value_based.apex_epsilon(params.epsilon, self.apex_alpha, carry.rank)
         return epsilon_greedy(q, mask, keys, epsilon), (), carry
 
     learn = off_policy.learn_with_target_network

@@ -50,7 +50,7 @@ class R2D2Carry:
 
     memory: PyTree  # recurrent state of the network
     last_action: jax.Array  # i32 [B], 0 before the first one
-    rank: jax.Array  # f32 [B], of the environment, see `value_based.env_ranks`
+    rank: jax.Array  # f32 [B], of the environment, see `value_based.environment_ranks`
 
 
 @struct
@@ -107,7 +107,7 @@ class R2D2:
 
     def carry(self, num_envs: int) -> R2D2Carry:
         last_action = jnp.zeros(num_envs, jnp.int32)
-        ranks = value_based.env_ranks(num_envs)
+        ranks = value_based.environment_ranks(num_envs)
         return R2D2Carry(self._network.carry(num_envs), last_action, ranks)
 
     actor_params = value_based.actor_params
@@ -125,7 +125,7 @@ class R2D2:
         q, memory = self._q_values(params.params, carry.memory, timesteps, last_action)
         epsilon = jnp.zeros(())
         if explore:
-            epsilon = value_based.ladder(params.epsilon, self.apex_alpha, carry.rank)
+            epsilon = value_based.apex_epsilon(params.epsilon, self.apex_alpha, carry.rank)
         action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
         return action, (), R2D2Carry(memory, action, carry.rank)
 

@@ -102,17 +102,15 @@ def _read_spec(environment: Any) -> EnvironmentSpec:
         if is_property or not isinstance(error, AttributeError):
             raise ConfigError(f"{kind}.spec cannot be read: {describe_error(error)}") from error
         spec = None
+    if isinstance(spec, EnvironmentSpec):
+        return spec
     if any(_is_of_gymnasium(base) for base in type(environment).__mro__):
         registered = getattr(spec, "id", None)
         example = kind if registered is None else f'"{registered}"'
         raise ConfigError(
             f"{kind} is an environment of Gymnasium: pass podracer.Gymnasium({example})."
         )
-    if not isinstance(spec, EnvironmentSpec):
-        raise ConfigError(
-            f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}."
-        )
-    return spec
+    raise ConfigError(f"{kind}.spec must be an EnvironmentSpec, but it is {type(spec).__name__}.")
 
 
 def _is_of_gymnasium(kind: type) -> bool:
@@ -181,6 +179,8 @@ def _evaluate(name: str, method: str, environment: Any, *args: Any) -> tuple[Any
             program, result = trace()
             # Traced alike, as JAX's caches would change how the same program is printed.
             is_pure = isinstance(environment, AutoReset) or _text(program) == _text(trace()[0])
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"{name}: `{method}` cannot be traced: {describe_error(error)}"

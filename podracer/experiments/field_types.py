@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer.agent import Agent
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.environment import Environment
+from podracer.environment import Environment, HostEnvironments
 from podracer.networks import NetworkBuilder
 from podracer.networks.torsos import Torso
 from podracer.schedules import Linear
@@ -23,11 +24,12 @@ _WORDS = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
-    str: "text",
+    str: "text without control characters",
     types.NoneType: "None",
     Linear: "podracer.Linear(1e-3, 0.0)",
     Agent: "an agent, such as podracer.PPO()",
     Environment: "an environment",
+    HostEnvironments: "an environment",
     NetworkBuilder: "an object with a method `build`, such as podracer.TorsoNetwork()",
     OptimizerBuilder: "podracer.Optimizer() or an object of a class of your own, whose `build` "
     "returns an optimizer of optax without its learning rate (docs/how-to.md)",
@@ -46,7 +48,8 @@ def check_types(config: Any) -> None:
         value, hint = getattr(config, field.name), hints[field.name]
         if field.name == "spec" or field.metadata.get("derived"):
             continue
-        is_plain = isinstance(value, bool | int | float | str | tuple | list | dict | type | None)
+        is_plain = isinstance(value, bool | int | float | str | tuple | list | dict | None)
+        is_plain |= isinstance(value, type) and field.name != "environment"
         if field.name in ("agent", "environment") and not is_plain:  # which have their own checks
             if field.name == "agent" and dataclasses.is_dataclass(value):
                 check_types(value)
@@ -90,7 +93,9 @@ def refusal(kind: type, name: str, value: Any, hint: Any) -> str:
         remedy = f"write podracer.TorsoNetwork(podracer.{type(value).__name__}(...))"
     elif isinstance(value, list) and fits(tuple(value), hint):
         remedy = f"write {tuple(value)}"
-    elif isinstance(value, Linear):
+    elif isinstance(value, np.generic | jax.Array) and not value.shape and fits(value.item(), hint):
+        remedy = f"write {value.item():g}" if hint is float else f"write {value.item()!r}"
+    elif isinstance(value, Linear) and fits(0, hint):
         remedy += ", as it follows no schedule"
     return f"{kind.__name__}.{name} cannot be {text}: {remedy}."
 
@@ -116,11 +121,14 @@ def _check_optimizer(kind: str, optimizer: Any) -> None:
             f"{kind}.optimizer is no tree of numbers: put @podracer.struct above its class {name}."
         )
     params, gradient = jnp.zeros((2, 2)), jnp.ones((2, 2))
-    update = gradient
+    descends = False
     with contextlib.suppress(Exception):  # which the agent's check explains
         method = optimizer.build(1.0)
-        update, _ = method.update(gradient, method.init(params), params)
-    if jnp.all(update < 0):
+        state = method.init(params)
+        for _ in range(3):  # the first one may be 0, as of a learning rate that warms up
+            update, state = method.update(gradient, state, params)
+            descends = descends or bool(jnp.all(update < 0))
+    if descends:
         raise ConfigError(
             f"{kind}.optimizer: updates of {name} point downhill already, and the agent multiplies "
             "them by -learning_rate: leave out the learning rate (optax.scale_by_adam, not "

@@ -180,6 +180,7 @@ class Recorder:
             record["evaluation_broken"] = evaluation.broken
         if progress.pods is not None:
             progress.pods["evaluation_return"] = evaluation.returns.mean(axis=-1)
+            progress.pods["evaluation_unfinished"] = evaluation.unfinished
             progress.pods["evaluation_distinct_episodes"] = evaluation.distinct_episodes
         if unfinished:
             text = (

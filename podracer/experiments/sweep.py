@@ -260,8 +260,12 @@ def _hyperparameters(
 
 
 def _returns(record: dict[str, Any]) -> np.ndarray:
-    """Return each pod's return in an evaluation, f64 `[P]`; NaN for one that met a fault."""
+    """Return each pod's return in an evaluation, f64 `[P]`.
+
+    NaN for one that met a fault, and for one with episodes that did not end.
+    """
     # JSON has null for what is not finite.
     returns = np.asarray(record["evaluation_return"], float)
     failed = [episodes is None for episodes in record["episodes"]]
-    return np.where(failed, np.nan, returns)
+    are_partial = np.asarray(record.get("evaluation_unfinished", 0)) > 0
+    return np.where(failed | are_partial, np.nan, returns)

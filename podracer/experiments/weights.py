@@ -136,4 +136,5 @@ def _shapes(leaves: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _spell(name: str, leaf: tuple[tuple[int, ...], str] | None, skip: int) -> str:
+    name = name or "shared"  # where that is one array
     return f"no {name}" if leaf is None else f"{leaf[1]}{list(leaf[0][skip:])} at {name}"

@@ -72,12 +72,13 @@ def export_policy(
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
     path = Path(run_dir, f"policy{SUFFIXES[format]}") if out is None else Path(out)
+    path = path.expanduser()
     if path.suffix.lower() != SUFFIXES[format]:
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
     if format != "stablehlo":
         for package in ("onnx", "onnxruntime"):
             import_optional(package, f"the format {format}", "export")
-    directory = Path(run_dir)
+    directory = Path(run_dir).expanduser()
     experiment = reopen(directory, recipe, environment)
     if format == "html":
         check_page(experiment.environment, sampled)

@@ -27,12 +27,14 @@ def read_arrays(
     import orbax.checkpoint as ocp  # takes long, see `Checkpointer`
 
     stored = {name: entry for name, entry in entries.items() if 0 not in entry[0]}
-    wanted = {name: entries[name] for name in shardings}
+    selection = {name: entries[name] for name in shardings}
     host = ocp.RestoreArgs(restore_type=np.ndarray)
     targets = {
         name: ocp.ArrayRestoreArgs(sharding=sharding) if (sharding := shardings[name]) else host
-        for name in wanted.keys() & stored.keys()
+        for name in selection.keys() & stored.keys()
     }
+    if not targets:
+        return {name: np.zeros(*entry[:2]) for name, entry in selection.items()}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         try:
             stored_arrays = reader.metadata(path / "state").item_metadata.tree
@@ -55,7 +57,10 @@ def read_arrays(
             raise CheckpointError(f"{path}: Orbax cannot read the arrays: {error}") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
-    return {n: arrays[n] if n in stored else np.zeros(*entry[:2]) for n, entry in wanted.items()}
+    return {
+        name: arrays[name] if name in stored else np.zeros(*entry[:2])
+        for name, entry in selection.items()
+    }
 
 
 def stored_array(leaf: Any) -> Any:

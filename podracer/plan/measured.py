@@ -101,9 +101,9 @@ def measure_simulator(
     one core; those of the device are one program, which is faster the more there are.
     """
     threads = config.threads_per_actor
-    per_thread = config.num_envs // threads
+    per_thread = max(1, config.num_envs // threads)
     if not isinstance(env, DeviceEnvironments):
         per_thread = max(1, min(per_thread, _ENVS_PER_CORE * num_cores() // threads))
-    few = dataclasses.replace(config, num_envs=per_thread * threads, actors=0, learners=0)
-    setup = bench.Setup(agent, env, few, split_devices(find_devices(1), few))
+    small_config = dataclasses.replace(config, num_envs=per_thread * threads, actors=0, learners=0)
+    setup = bench.Setup(agent, env, small_config, split_devices(find_devices(1), small_config))
     return bench.measure_simulator(setup, seconds) / num_cores()

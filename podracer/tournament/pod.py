@@ -226,7 +226,7 @@ def begin(
 
 def _round_key(round: int, run_key: jax.Array) -> jax.Array:
     """Return the key of a round that starts from another pod's entry."""
-    return jax.random.fold_in(purpose_key(run_key, Purpose.SELECT), round)
+    return jax.random.fold_in(purpose_key(run_key, Purpose.START_ROUND), round)
 
 
 def _seeds(experiment: Mapping[str, Any]) -> list[int]:
@@ -254,6 +254,7 @@ def fuse(states: Sequence[TrainState]) -> TrainState:
 def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.ndarray:
     """Return the held-out episodes' returns of a checkpoint, `[episodes]` or `[P, episodes]`.
 
+    An episode that does not end within `evaluate.MAX_STEPS` counts with its return until then.
     The same checkpoint, seed and kind of device give the same numbers.
     """
     use_compilation_cache()

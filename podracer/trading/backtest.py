@@ -94,7 +94,7 @@ def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtes
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
-    directory = Path(directory)
+    directory = Path(directory).expanduser()
     agent, env, state, _ = load_run(directory, checkpoint=checkpoint)
     backtest_env = backtest_environment(env)  # first, because it rejects other environments
     check_same_environment(directory, env)

@@ -69,7 +69,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     under other terms than the current model; `CheckpointError` where a checkpoint or the record is
     damaged.
     """
-    models, run = Path(models), Path(run)
+    models, run = Path(models).expanduser(), Path(run).expanduser()
     agent, env, state, _ = load_run(run, checkpoint=checkpoint)
     backtest_environment(env)
     check_same_environment(run, env)

@@ -167,12 +167,12 @@ class ActorParams:
     epsilon: jax.Array  # f32 [], before each environment's exponent
 
 
-def env_ranks(num_envs: int) -> jax.Array:
-    """Return the rank i / (B - 1) of each of B environments, f32 `[B]`, for `ladder`."""
+def environment_ranks(num_envs: int) -> jax.Array:
+    """Return the rank i / (B - 1) of each of B environments, f32 `[B]`, for `apex_epsilon`."""
     return jnp.arange(num_envs, dtype=jnp.float32) / max(1, num_envs - 1)
 
 
-def ladder(epsilon: jax.Array, apex_alpha: float | jax.Array, rank: jax.Array) -> jax.Array:
+def apex_epsilon(epsilon: jax.Array, apex_alpha: float | jax.Array, rank: jax.Array) -> jax.Array:
     """Return the epsilon of each environment, f32 `[B]`, to the power of 1 + α rank.
 
     Source: Horgan et al. 2018, section 4.1.
