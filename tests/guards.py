@@ -457,18 +457,23 @@ GUARDS = [
         "_NUMBER.match(text)",
         "test_tournament.py::test_a_capacity_that_is_no_number_is_ignored_with_a_sentence",
     ),
-    # --- pages ---
     # --- configurations, evaluations and faults ---
     Guard(
         "drivers/sebulba/learner.py",
-        "go_on = self._empty_steps > 0 and faults.total() > num_faults",
-        "go_on = faults.total() > 0",
-        "test_sebulba.py::test_one_fault_in_a_long_episode_ends_no_run",
+        "go_on = self._faulty_steps > 0",
+        "go_on = True",
+        "test_sebulba.py::test_faults_now_and_then_in_a_long_episode_end_no_run",
     ),
     Guard(
         "drivers/sebulba/learner.py",
-        "if (go_on and self._empty_steps >= EMPTY_STEPS) or is_broken:",
-        "if is_broken:",
+        "if progress.frames or not has_new_faults:",
+        "if progress.frames:",
+        "test_sebulba.py::test_faults_now_and_then_in_a_long_episode_end_no_run",
+    ),
+    Guard(
+        "drivers/sebulba/learner.py",
+        "if (go_on and self._faulty_steps >= EMPTY_STEPS) or never_ends:",
+        "if never_ends:",
         "test_sebulba.py::test_a_run_without_a_valid_step_ends_with_its_fault",
     ),
     Guard(

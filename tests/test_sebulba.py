@@ -429,23 +429,24 @@ def test_a_run_without_a_valid_step_ends_with_its_fault(where, caplog):
 
 @pytest.mark.figure(8)
 @pytest.mark.parametrize("limit", [100_000, 40])
-def test_one_fault_in_a_long_episode_ends_no_run(limit, monkeypatch):
-    """It masks the episode, in all rows here; only one that seems to have no end ends the run."""
+def test_faults_now_and_then_in_a_long_episode_end_no_run(limit, monkeypatch):
+    """One masks the episode, in all rows here, and a second one falls into what is left of it; only
+    an episode that seems to have no end ends the run."""
     monkeypatch.setattr(learner, "EMPTY_EPISODE", limit)
 
     def trouble(batch, timestep):
-        if batch.steps == 8:
+        if batch.steps in (17, 50):  # the first leaves no valid step in a whole report
             timestep.reward[:] = np.nan
         nothing = np.zeros(batch.num_envs, bool)
         return dataclasses.replace(
-            timestep, first=nothing | (batch.steps == 58), last=nothing | (batch.steps == 57)
+            timestep, first=nothing | (batch.steps == 106), last=nothing | (batch.steps == 105)
         )
 
-    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=1, threads_per_actor=1)
+    parts = sebulba_setup(env=Counters(trouble), updates_per_chunk=2, threads_per_actor=1)
     with pytest.raises(EnvironmentFault) if limit == 40 else contextlib.nullcontext():
-        _, reports = train_sebulba(*parts, num_updates=9)
-        assert [report.frames > 0 for report in reports] == [True, *[False] * 6, True, True]
-        assert reports[-1].metrics["environment_faults"] == 16
+        _, reports = train_sebulba(*parts, num_updates=16)
+        assert [report.frames > 0 for report in reports] == [True, *[False] * 5, True, True]
+        assert reports[-1].metrics["environment_faults"] == 32
 
 
 @pytest.mark.figure(8)

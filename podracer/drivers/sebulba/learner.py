@@ -25,8 +25,8 @@ from podracer.environment import log_first_faults
 from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
 
-# Steps of each environment without a valid one, after which a run ends: where faults go on, as ends
-# of episodes and single faults leave fewer; and where one masks an episode that does not end.
+# Steps of each environment without a valid one, after which a run ends: in reports that all have
+# new faults, as ends of episodes leave fewer; in any, where a fault masks an episode without end.
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
 UpdateProgram = Callable[
@@ -84,6 +84,7 @@ class Learner:
         self._first_faults: dict[str, str] = {}  # a line on the first of each kind
         self._logged = set[str]()  # kinds of them
         self._empty_steps = 0  # of each environment, since the last report of a valid one
+        self._faulty_steps = 0  # of them, in the latest reports, which all had new faults
         self._reported_faults = 0
         self.agreed_request: int = Request.NONE  # the largest of all hosts
 
@@ -154,17 +155,20 @@ class Learner:
     def _check_valid_steps(self, progress: Progress, faults: Counter[str]) -> None:
         """Raise `EnvironmentFault` where faults of environments leave no valid step.
 
-        A single fault masks the rest of an episode, so they must go on from report to report.
+        A fault masks the rest of an episode, which may be longer than many reports, and a second
+        one may fall into it. An environment that is broken has new faults in report after report.
         """
-        num_faults, self._reported_faults = self._reported_faults, faults.total()
-        if progress.frames:
-            self._empty_steps = 0
-            return
-        go_on = self._empty_steps > 0 and faults.total() > num_faults
-        num_steps = sum(len(stats.lags) for stats in self._stats)
-        self._empty_steps += num_steps // self._split.threads
-        is_broken = faults.total() and self._empty_steps >= EMPTY_EPISODE
-        if (go_on and self._empty_steps >= EMPTY_STEPS) or is_broken:
+        has_new_faults = faults.total() > self._reported_faults
+        self._reported_faults = faults.total()
+        num_steps = sum(len(stats.lags) for stats in self._stats) // self._split.threads
+        go_on = self._faulty_steps > 0
+        self._empty_steps = 0 if progress.frames else self._empty_steps + num_steps
+        if progress.frames or not has_new_faults:
+            self._faulty_steps = 0
+        else:
+            self._faulty_steps += num_steps
+        never_ends = faults.total() and self._empty_steps >= EMPTY_EPISODE
+        if (go_on and self._faulty_steps >= EMPTY_STEPS) or never_ends:
             descriptions = [f"`{kind}`, {text}" for kind, text in self._first_faults.items()]
             raise EnvironmentFault(
                 f"update {progress.updates}: not one of the last {self._empty_steps} steps of each "
