@@ -25,6 +25,7 @@ from podracer.agents.sac import SAC
 from podracer.checks import check_agent
 from podracer.environment import auto_reset
 from podracer.experiments import recipes
+from podracer.io.schema import leaves_by_path
 from podracer.mesh import DATA, REPLICATED, SHARDED, find_devices, make_mesh
 from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.ops.action_masks import epsilon_greedy
@@ -302,6 +303,13 @@ def test_a_changed_exponent_holds_for_what_environments_carry_already(name):
     np.testing.assert_array_equal(changed, actions(new, new.carry(B)))
     assert (changed[:, -1] == changed[0, -1]).all()  # greedy: epsilon is 0.5 to the power of 31
     assert (changed != actions(old, actor.carry)).any()
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+def test_a_rank_has_another_path_than_the_exponent_of_older_checkpoints(name):
+    """Both have one shape and dtype: at one path, a run would go on with other epsilons."""
+    agent = dataclasses.replace(AGENTS[name], spec=DISCRETE.spec)
+    assert ".rank" in leaves_by_path(agent.carry(B))
 
 
 def test_epsilon_greedy_explores_as_often_as_it_says():
