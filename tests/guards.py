@@ -457,6 +457,12 @@ GUARDS = [
         "_NUMBER.match(text)",
         "test_tournament.py::test_a_capacity_that_is_no_number_is_ignored_with_a_sentence",
     ),
+    Guard(
+        "tournament/pod.py",
+        "jax.random.fold_in(purpose_key(run_key, Purpose.START_ROUND), round)",
+        "jax.random.fold_in(purpose_key(run_key, Purpose.SELECT), round)",
+        "test_pods.py::test_the_key_of_a_round_is_no_other_key_of_its_run",
+    ),
     # --- configurations, evaluations and faults ---
     Guard(
         "drivers/sebulba/learner.py",

@@ -164,13 +164,16 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
 
 
-def test_the_key_of_a_round_is_none_of_the_purposes_of_its_run():
+def test_the_key_of_a_round_is_no_other_key_of_its_run():
+    """Selection inside the round's sweep folds numbers into a purpose's key, too: of updates."""
     own = jax.random.key(3)
 
     def words(key: jax.Array) -> tuple[int, ...]:
         return tuple(jax.random.key_data(key).tolist())
 
-    used = {words(purpose_key(own, purpose)) for purpose in Purpose}
+    others = [purpose_key(own, purpose) for purpose in Purpose if purpose != Purpose.START_ROUND]
+    used = {words(jax.random.fold_in(key, number)) for key in others for number in range(20)}
+    used |= {words(purpose_key(own, purpose)) for purpose in Purpose}
     rounds = {words(pods._round_key(number, own)) for number in range(20)}
     assert len(rounds) == 20
     assert not rounds & used
