@@ -129,10 +129,12 @@ class Actor:
             self.num_rollouts += 1
             timer.start("environment")
             name = self.context.name
-            env_state, faults, first = call_environment(name, self._snapshot_and_faults)
+            env_state, faults, first_faults = call_environment(name, self._snapshot_and_faults)
             timer.start("queue")
             seconds = timer.collect()
-            self.rollouts.put(Rollout(name, shards, versions, seconds, faults, first, env_state))
+            self.rollouts.put(
+                Rollout(name, shards, versions, seconds, faults, first_faults, env_state)
+            )
             rollout += 1
 
     def close(self) -> None:
