@@ -79,6 +79,7 @@ def of_agent(**fields):
             f"A2C.learning_rate cannot be an object of class function: {NUMBER_OR_SCHEDULE}",
         ),
         (of_agent(discount=podracer.Linear(0.9, 1.0)), "be a number, as it follows no schedule."),
+        ({"recipe": podracer.Linear(0.9, 1.0)}, "it must be text without control characters."),
         ({"driver": "anakin"}, "cannot be 'anakin': it must be AnakinConfig(...) or SebulbaCon"),
         ({"driver": podracer.SebulbaConfig}, "cannot be the class SebulbaConfig: write SebulbaC"),
         ({"agent": podracer.A2C}, "cannot be the class A2C: write A2C(...)."),
@@ -129,9 +130,12 @@ def test_what_has_a_check_of_its_own_and_numbers_of_numpy_are_answered():
     check_types(dataclasses.replace(CATCH, environment=OfGymnasium))  # see `check_spec`
     with pytest.raises(podracer.ConfigError, match=r"control characters or an environment\.$"):
         check_types(dataclasses.replace(CATCH, environment=3))
-    for number in (np.float32(1e-3), jnp.float32(1e-3)):
-        with pytest.raises(podracer.ConfigError, match=r": write 0\.001\.$"):
-            check_types(dataclasses.replace(CATCH, **of_agent(learning_rate=number)))
+    for field in ("learning_rate", "discount"):
+        for number in (np.float32(0.9999999), jnp.float32(0.9999999)):
+            with pytest.raises(podracer.ConfigError, match=r": write 0\.9999999\.$"):
+                check_types(dataclasses.replace(CATCH, **of_agent(**{field: number})))
+    with pytest.raises(podracer.ConfigError, match=r": write 3\.$"):
+        check_types(dataclasses.replace(CATCH, seed=np.int64(3)))
 
 
 def test_lists_in_dictionaries_are_tuples_and_others_are_refused():
