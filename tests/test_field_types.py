@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,8 @@ import podracer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.experiments import recipes
 from podracer.experiments.field_types import check_types
+from podracer.trading.backtest import backtest
+from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import check_ranges
 
 CATCH = recipes.find("catch_a2c")
@@ -159,3 +162,9 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
         podracer.train("catch_a2c", weights="~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.export_policy("~/none", format="stablehlo")
+    for command in (backtest, partial(promote, "~/models")):
+        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
+            command("~/none")
+    for command in (current_model, rollback):
+        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
+            command("~/none")
