@@ -86,6 +86,7 @@ def of_agent(**fields):
         ({"driver": "anakin"}, "cannot be 'anakin': it must be AnakinConfig(...) or SebulbaCon"),
         ({"driver": podracer.SebulbaConfig}, "cannot be the class SebulbaConfig: write SebulbaC"),
         ({"agent": podracer.A2C}, "cannot be the class A2C: write A2C(...)."),
+        ({"environment": Plain}, "Plain is a class: pass an instance, or podracer.Gymnasium(Plain"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_answered_with_what_to_write(changes, words, tmp_path):
@@ -168,3 +169,10 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
     for command in (current_model, rollback):
         with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
             command("~/none")
+
+
+def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():
+    pods = [podracer.drivers.population.Pod(1)]
+    with pytest.raises(podracer.ConfigError, match=r"pods cannot be .*: write \(Pod\(seed=1, hy"):
+        check_types(dataclasses.replace(CATCH, pods=pods))
+    assert CATCH.with_fields({"pods": pods}).pods == tuple(pods)
