@@ -308,8 +308,8 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
     assert not (tmp_path / "best.json").exists()
     record["evaluation_unfinished"] = [0, 0, 4]
-    ranking = sweep.configurations(tmp_path)
-    assert [(each.pods, each.score) for each in ranking] == [((0, 1), 1.5), ((2,), -np.inf)]
+    best, failed = sweep.configurations(tmp_path)
+    assert (best.pods, best.score, failed.pods, failed.score) == ((0, 1), 1.5, (2,), -np.inf)
     finish_sweep(tmp_path, EXPERIMENT)
     assert (tmp_path / "best.json").exists()
 
