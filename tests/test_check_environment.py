@@ -409,8 +409,9 @@ def test_what_an_environment_refuses_itself_stands_alone() -> None:
     def refuse(key: jax.Array) -> tuple[State, TimeStep]:
         raise ConfigError("the board has no rows.")
 
-    with pytest.raises(ConfigError, match=r"^the board has no rows\.$"):
+    with pytest.raises(ConfigError) as refusal:
         check_environment(mutant(reset=refuse))
+    assert str(refusal.value) == "the board has no rows."  # JAX may add a note, which pytest reads
 
 
 def test_numbers_of_numpy_and_lists_become_those_of_python() -> None:

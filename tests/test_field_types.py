@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,8 @@ import podracer
 from podracer.agents.common.optimizers import Optimizer
 from podracer.experiments import recipes
 from podracer.experiments.field_types import check_types
+from podracer.trading.backtest import backtest
+from podracer.trading.delivery import current_model, promote, rollback
 from podracer.types import check_ranges
 
 CATCH = recipes.find("catch_a2c")
@@ -79,9 +82,11 @@ def of_agent(**fields):
             f"A2C.learning_rate cannot be an object of class function: {NUMBER_OR_SCHEDULE}",
         ),
         (of_agent(discount=podracer.Linear(0.9, 1.0)), "be a number, as it follows no schedule."),
+        ({"recipe": podracer.Linear(0.9, 1.0)}, "it must be text without control characters."),
         ({"driver": "anakin"}, "cannot be 'anakin': it must be AnakinConfig(...) or SebulbaCon"),
         ({"driver": podracer.SebulbaConfig}, "cannot be the class SebulbaConfig: write SebulbaC"),
         ({"agent": podracer.A2C}, "cannot be the class A2C: write A2C(...)."),
+        ({"environment": Plain}, "Plain is a class: pass an instance, or podracer.Gymnasium(Plain"),
     ],
 )  # fmt: skip
 def test_a_value_of_the_wrong_type_is_answered_with_what_to_write(changes, words, tmp_path):
@@ -129,9 +134,12 @@ def test_what_has_a_check_of_its_own_and_numbers_of_numpy_are_answered():
     check_types(dataclasses.replace(CATCH, environment=OfGymnasium))  # see `check_spec`
     with pytest.raises(podracer.ConfigError, match=r"control characters or an environment\.$"):
         check_types(dataclasses.replace(CATCH, environment=3))
-    for number in (np.float32(1e-3), jnp.float32(1e-3)):
-        with pytest.raises(podracer.ConfigError, match=r": write 0\.001\.$"):
-            check_types(dataclasses.replace(CATCH, **of_agent(learning_rate=number)))
+    for field in ("learning_rate", "discount"):
+        for number in (np.float32(0.9999999), jnp.float32(0.9999999)):
+            with pytest.raises(podracer.ConfigError, match=r": write 0\.9999999\.$"):
+                check_types(dataclasses.replace(CATCH, **of_agent(**{field: number})))
+    with pytest.raises(podracer.ConfigError, match=r": write 3\.$"):
+        check_types(dataclasses.replace(CATCH, seed=np.int64(3)))
 
 
 def test_lists_in_dictionaries_are_tuples_and_others_are_refused():
@@ -155,3 +163,16 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
         podracer.train("catch_a2c", weights="~/none")
     with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
         podracer.export_policy("~/none", format="stablehlo")
+    for command in (backtest, partial(promote, "~/models")):
+        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none holds no run"):
+            command("~/none")
+    for command in (current_model, rollback):
+        with pytest.raises(podracer.ConfigError, match=f"^{tmp_path}/none has no model yet"):
+            command("~/none")
+
+
+def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():
+    pods = [podracer.drivers.population.Pod(1)]
+    with pytest.raises(podracer.ConfigError, match=r"pods cannot be .*: write \(Pod\(seed=1, hy"):
+        check_types(dataclasses.replace(CATCH, pods=pods))
+    assert CATCH.with_fields({"pods": pods}).pods == tuple(pods)

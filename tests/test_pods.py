@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from podracer.agents.dqn import DQN
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.sebulba import SebulbaConfig
+from podracer.evaluate import Evaluation
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import make_run_setup
@@ -39,7 +41,7 @@ from podracer.tournament.engine import InlineEngine
 from podracer.tournament.events import Submitted, history
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
-from podracer.types import CheckpointError
+from podracer.types import CheckpointError, EnvironmentFault
 
 SMALL = TorsoNetwork(MLP((16,)))
 STEPS = 16 * 8
@@ -111,6 +113,32 @@ def test_a_pod_continues_its_entry_to_the_bit(name, rounds, tmp_path, cases):
         returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
         assert float(returns.mean()) == entry.score
         assert pods.digest(path) == entry.digest
+
+
+@dataclasses.dataclass
+class EpisodeKey:
+    """The part of a state that an evaluation begins with."""
+
+    key: jax.Array
+
+
+def test_episodes_that_faults_kept_from_ending_give_no_score(monkeypatch, capsys):
+    def score(unfinished, broken):
+        returns = np.array([1.0, 9.0])
+        played = Evaluation(returns, returns, np.array(unfinished), np.array(2), broken)
+        setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
+        monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
+        return pods.score(Path("run/checkpoints/10"), EXPERIMENT, 0, 2).tolist()
+
+    state = EpisodeKey(jax.random.key(0))
+    monkeypatch.setattr(checkpoint, "load", lambda *_: SimpleNamespace(state=state))
+    assert score(0, 0) == score(0, 3) == [1.0, 9.0]
+    assert not capsys.readouterr().out
+    assert score(1, 0) == [1.0, 9.0]
+    text = "1 of 2 held-out episodes did not end within 30,000 steps: they count with"
+    assert text in capsys.readouterr().out
+    with pytest.raises(EnvironmentFault, match=r"30,000 steps, where faults broke 60: no score\.$"):
+        score(1, 60)
 
 
 def test_the_error_of_a_score_is_that_over_independent_episodes():

@@ -298,6 +298,22 @@ def test_records_of_pods_that_cannot_be_written_stop_no_run(tmp_path, monkeypatc
     assert not (run / "best.json").exists()
 
 
+def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypatch, capsys):
+    record = {"updates": 5, "episodes": [3, 3, 3], "evaluation_return": [1.0, 2.0, 9.0]}
+    monkeypatch.setattr(sweep, "read_experiment", lambda *_: EXPERIMENT)
+    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
+    assert sweep.configurations(tmp_path)[0].pods == (2,)  # a record of an older version
+    record["evaluation_unfinished"] = [1, 0, 4]
+    finish_sweep(tmp_path, EXPERIMENT)
+    assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
+    assert not (tmp_path / "best.json").exists()
+    record["evaluation_unfinished"] = [0, 0, 4]
+    best, failed = sweep.configurations(tmp_path)
+    assert (best.pods, best.score, failed.pods, failed.score) == ((0, 1), 1.5, (2,), -np.inf)
+    finish_sweep(tmp_path, EXPERIMENT)
+    assert (tmp_path / "best.json").exists()
+
+
 @pytest.mark.slow
 def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     run = tmp_path / "run"

@@ -169,6 +169,25 @@ class Tabular:
         return LearnerState(new), {}
 
 
+@struct
+class Stateless(Tabular):
+    """An agent that has nothing to learn."""
+
+    def init(self, key, num_envs):
+        return LearnerState(())
+
+    def learn(self, state, trajectory, key, axis):
+        return state, {}
+
+
+@struct
+class Scalar(Stateless):
+    """An agent whose state is one array."""
+
+    def init(self, key, num_envs):
+        return LearnerState(jnp.zeros(()))
+
+
 @dataclasses.dataclass(frozen=True)
 class Line:
     """An environment of one's own, five steps long, whose states have a name."""
@@ -202,6 +221,18 @@ def test_classes_of_ones_own_need_neither_the_same_recipe_nor_the_same_environme
     shared = podracer.train(other, weights=run, run_dir=tmp_path / "second").state.shared
     assert shared["sum"].tolist() == [10.0] * 3
     assert int(shared["frames"]) == 5 * STEPS
+
+
+def test_the_state_of_an_agent_may_be_empty_or_one_array(tmp_path):
+    own = dataclasses.replace(
+        EXPERIMENT, agent=Stateless(), environment=podracer.auto_reset(Line()), recipe="own",
+        frames=5 * STEPS, evaluations=0,
+    )  # fmt: skip
+    run = podracer.train(own, run_dir=tmp_path / "first").run_dir
+    assert podracer.train(own, weights=run, run_dir=tmp_path / "second").state.shared == ()
+    words = r"its learner has no shared, this one's float32\[\] at shared\.$"
+    with pytest.raises(ConfigError, match=words):
+        podracer.train(own, agent=Scalar(), weights=run, run_dir=tmp_path / "third")
 
 
 @pytest.mark.parametrize(

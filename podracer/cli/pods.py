@@ -97,13 +97,14 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
     from podracer.experiments.sweep import configurations, write_best
     from podracer.types import ConfigError
 
+    ranking: list[Configuration] = []
     try:
         ranking = configurations(directory, experiment)
         best = write_best(directory, experiment, ranking[0])
         flag = f" --recipe {recipe}" if recipe else ""
         outcome = f"Best      podracer train {best}{flag}"
     except ConfigError as error:
-        ranking, outcome = [], f"Not ranked: {error}"
+        outcome = f"Not ranked: {error}"
     with suppress(OSError):  # a reader of the output that has left, as in `| head`
         if ranking:
             _print_ranking(directory, experiment, ranking)

@@ -94,7 +94,7 @@ def refusal(kind: type, name: str, value: Any, hint: Any) -> str:
     elif isinstance(value, list) and fits(tuple(value), hint):
         remedy = f"write {tuple(value)}"
     elif isinstance(value, np.generic | jax.Array) and not value.shape and fits(value.item(), hint):
-        remedy = f"write {value.item():g}" if hint is float else f"write {value.item()!r}"
+        remedy = "write " + str(value)  # the shortest number of its precision, as in 0.001
     elif isinstance(value, Linear) and fits(0, hint):
         remedy += ", as it follows no schedule"
     return f"{kind.__name__}.{name} cannot be {text}: {remedy}."

@@ -126,7 +126,7 @@ class Configuration:
 
     hyperparameters: tuple[Hyperparameter, ...]
     pods: tuple[int, ...]  # their numbers
-    returns: np.ndarray  # [pods], of the last evaluation; NaN where a pod met a fault
+    returns: np.ndarray  # [pods], of the last evaluation; NaN where a pod failed, see `_returns`
 
     @property
     def score(self) -> float:
@@ -170,7 +170,15 @@ def best_pod(directory: Path, restored: Restored) -> int:
 
 
 def write_best(directory: Path, experiment: Experiment, winner: Configuration) -> Path:
-    """Write the best configuration to a file that `podracer train` takes as a recipe."""
+    """Write the best configuration to a file that `podracer train` takes as a recipe.
+
+    Raises `ConfigError` if it has no score, as a pod of each configuration failed.
+    """
+    if not math.isfinite(winner.score):
+        raise ConfigError(
+            f"{directory} has no best configuration: in the last evaluation a pod of each met a "
+            "fault or had episodes that did not end."
+        )
     pod = dataclasses.replace(
         experiment.pods[winner.pods[0]], hyperparameters=winner.hyperparameters
     )

@@ -28,6 +28,7 @@ import numpy as np
 
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
+from podracer.evaluate import MAX_STEPS
 from podracer.experiments import recipes
 from podracer.experiments.errors import classify_error
 from podracer.experiments.experiment import Experiment
@@ -52,7 +53,7 @@ from podracer.tournament.config import of_round, restore_experiment
 from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
 from podracer.tournament.ratings import Match
 from podracer.tournament.report import REPORT
-from podracer.types import CheckpointError, ConfigError, PodracerError, PyTree
+from podracer.types import CheckpointError, ConfigError, EnvironmentFault, PodracerError, PyTree
 
 TASK = "task.json"
 
@@ -254,8 +255,10 @@ def fuse(states: Sequence[TrainState]) -> TrainState:
 def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.ndarray:
     """Return the held-out episodes' returns of a checkpoint, `[episodes]` or `[P, episodes]`.
 
-    An episode that does not end within `evaluate.MAX_STEPS` counts with its return until then.
-    The same checkpoint, seed and kind of device give the same numbers.
+    An episode that does not end within `evaluate.MAX_STEPS`, the same limit for all pods, counts
+    with its return until then, and is printed. The same checkpoint, seed and kind of device give
+    the same numbers. Raises `EnvironmentFault` where faults broke episodes and others did not end,
+    as those returns are of fewer steps.
     """
     use_compilation_cache()
     setup = make_run_setup(
@@ -263,7 +266,16 @@ def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.nd
     )
     state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
     held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
-    return setup.evaluate(dataclasses.replace(state, key=held_out)).returns
+    evaluation = setup.evaluate(dataclasses.replace(state, key=held_out))
+    if unfinished := int(np.sum(evaluation.unfinished)):
+        text = (
+            f"{unfinished} of {evaluation.returns.size} held-out episodes did not end within "
+            f"{MAX_STEPS:,} steps"
+        )
+        if evaluation.broken:
+            raise EnvironmentFault(f"{text}, where faults broke {evaluation.broken}: no score.")
+        print(f"{text}: they count with their returns until then.")
+    return evaluation.returns
 
 
 def statistics(returns: np.ndarray) -> tuple[float, float, int]:

@@ -103,7 +103,7 @@ def rollback(models: str | Path) -> Decision:
 
     Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
-    models = Path(models)
+    models = Path(models).expanduser()
     current_model(models)  # fails for a directory without models before a lock file is made
     with RunLock(models):
         decisions = _read_and_repair(models)
@@ -120,7 +120,7 @@ def current_model(models: str | Path) -> Path:
 
     Raises `ConfigError` if there is none.
     """
-    models = Path(models)
+    models = Path(models).expanduser()
     promotions = _active_promotions(_read(models))
     if not promotions:
         raise ConfigError(f"{models} has no model yet: promote a run to it.")
