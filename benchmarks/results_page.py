@@ -79,14 +79,20 @@ def write(source: Path, root: Path = records.ROOT) -> None:
 
 def unmeasured(groups: Groups) -> Iterator[str]:
     """Yield the lines about cells and references that lack seeds, and how long these would take."""
+    references = {reference.name: reference for reference in cells.REFERENCES}
+    planned: dict[str, tuple[int, float]] = {}
+    for cell in cells.CELLS:
+        planned[cell.name] = cell.seeds, cell.cpu_minutes
+        for name in cell.reference_names:
+            if name in references:
+                planned[name] = cell.seeds, references[name].cpu_minutes
     lines = []
-    for item in (*cells.CELLS, *cells.REFERENCES):
-        seeds = (item if isinstance(item, Cell) else item.cell()).seeds
-        measured = len(groups.get(item.name, ()))
+    for name, (seeds, minutes) in planned.items():
+        measured = len(groups.get(name, ()))
         if measured < seeds:
-            hours = item.cpu_minutes * (1 - measured / seeds) / 60
-            what = f"{title(item.name)} | {measured} of {seeds}"
-            lines.append(f"| {item.name.split('/')[0]} | {what} | {hours:.1f} |")
+            hours = minutes * (1 - measured / seeds) / 60
+            task, what = name.split("/")[0], f"{title(name)} | {measured} of {seeds}"
+            lines.append(f"| {task} | {what} | {hours:.1f} |")
     if lines:
         yield from ("## Not measured", "")
         yield "These are in the table of `cells.py`, but were not run. Hours are of a processor."
