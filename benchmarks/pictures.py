@@ -56,7 +56,8 @@ class Contest(NamedTuple):
 
 
 LARGE, SMALL = {"benchmark": "ppo cartpole-large"}, {"benchmark": "ppo cartpole-small"}
-MINATAR, ATARI = {"benchmark": "ppo breakout"}, {"benchmark": "ppo atari"}
+MINATAR = {"benchmark": "ppo breakout"}
+NATURE, DEEP = ({"benchmark": "ppo atari", "network": name} for name in ("nature", "deep"))
 CONTESTS = (
     Contest(
         "Catch, the notebook's settings, two devices",
@@ -74,12 +75,19 @@ CONTESTS = (
         for other in others
     ),
     *(
-        Contest(f"PPO, Atari Pong, {devices}", "atari", ATARI, other, ours)
+        Contest(f"PPO, Atari Pong, {devices}", "atari", NATURE, other, ours)
         for devices, ours in (
             ("three devices", "podracer, 3 device(s)"),
             ("one device", "podracer, 1 device(s)"),
         )
-        for other in ("CleanRL, EnvPool", "stable-baselines3")
+        for other in ("CleanRL, EnvPool", "stable-baselines3", "Sample Factory")
+    ),
+    *(
+        Contest(f"PPO, Atari Pong, deep network, {devices}", "atari", DEEP, "Sample Factory", ours)
+        for devices, ours in (
+            ("three devices", "podracer, 3 device(s)"),
+            ("one device", "podracer, 1 device(s)"),
+        )
     ),
     *(
         Contest(
