@@ -173,6 +173,15 @@ def test_fewer_than_five_seeds_are_listed_and_count_nowhere(options, tmp_path):
     assert "|  | 3 seeds |" in page
 
 
+def test_what_was_not_measured_is_listed_with_its_hours(options, tmp_path, monkeypatch):
+    alone = TINY._replace(agent="ppo", seeds=4, cpu_minutes=30, references=())
+    monkeypatch.setattr(cells, "CELLS", (TINY._replace(seeds=5), alone))
+    page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
+    _, _, missing = page.partition("## Not measured")
+    assert missing.count("\n| catch |") == 1
+    assert "| catch | podracer ppo | 0 of 4 | 0.5 |" in missing
+
+
 def test_an_interrupted_cell_continues_and_its_seconds_add_up(options, monkeypatch):
     calls = []
 

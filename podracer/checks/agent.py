@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -113,15 +114,8 @@ def _check_reduces(
     program = jax.shard_map(
         learn, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
-    try:
+    with _explain(f"{type(agent).__name__}.learn cannot be traced for several devices"):
         jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
-    except ConfigError:
-        raise
-    except Exception as error:
-        name = type(agent).__name__
-        raise ConfigError(
-            f"{name}.learn cannot be traced for several devices: {describe_error(error)}"
-        ) from error
     differs = [
         group is not state.shared
         for group in (state.shared, state.local, trajectory, key)
@@ -325,12 +319,19 @@ def _trace(name: str, method: str, function: Any, *args: Any) -> Any:
                 raise ConfigError(f"{name}.{method} returns a {_kind(leaf)} in {part}, no array.")
         return result
 
-    try:
+    with _explain(f"{name}.{method} cannot be traced"):
         return jax.eval_shape(checked, *args)
+
+
+@contextlib.contextmanager
+def _explain(what: str) -> Iterator[None]:
+    """Raise `ConfigError` that says what failed, and the error and line by which it did."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{name}.{method} cannot be traced: {describe_error(error)}") from error
+        raise ConfigError(f"{what}: {describe_error(error)}") from error
 
 
 def _kind(value: Any) -> str:
