@@ -1,8 +1,9 @@
 """PPO at the settings that others publish, side by side with them.
 
 CartPole (4 epochs, two separate networks with two layers of 64, tanh) with 4 and with 1024
-environments, and MinAtar Breakout with 64, each against rejax, PureJaxRL and stable-baselines3
-where their Python is given; they are run by the scripts `peer_*.py` here. No evaluation is timed.
+environments, and MinAtar Breakout with 64, each against rejax, PureJaxRL, Stoix and
+stable-baselines3 where their Python is given; they are run by the scripts `peer_*.py` here. No
+evaluation is timed. Stoix runs on one device and on as many as podracer, the others on one.
 Then convolutional networks against the same agent with the gradients that JAX writes for them:
 MinAtar Breakout, and the Nature network on 84x84x4 pixels. Last the time to solve CartPole, 475 in
 the mean of 128 greedy episodes: training and evaluations, compilation apart, three seeds.
@@ -91,6 +92,20 @@ def against_peers(title: str, setting: Setting, options: argparse.Namespace) -> 
     contenders += [
         elsewhere("purejaxrl", [*command, "--repository", options.purejaxrl])
         for command in _peers("peer_purejaxrl.py", options.purejaxrl_python, setting)
+    ]
+    contenders += [
+        elsewhere(
+            f"stoix, {devices} device(s)",
+            [
+                "env",
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={devices}",
+                *command,
+                "--repository",
+                options.stoix,
+            ],
+        )
+        for devices in sorted({1, options.devices})
+        for command in _peers("peer_stoix.py", options.stoix_python, setting)
     ]
     if setting.peer_environment == "CartPole-v1":  # the other one is not in Gymnasium
         few = replace(setting, updates=max(1, 1024 // (setting.envs * setting.length)))
@@ -300,6 +315,8 @@ def main() -> None:
         "--purejaxrl-python", action="append", default=[], help="a Python for PureJaxRL"
     )
     made.add_argument("--purejaxrl", default="purejaxrl", help="checkout of PureJaxRL")
+    made.add_argument("--stoix-python", action="append", default=[], help="a Python for Stoix")
+    made.add_argument("--stoix", default="stoix", help="checkout of Stoix")
     made.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     options = parse(made)
     for section in options.only:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import (
+    ADAM,
+    COMMON,
     CONTINUOUS_PROBE_AGENTS,
     PROBE_AGENTS,
     RECURRENT_PROBE_AGENTS,
@@ -24,6 +26,7 @@ from podracer.agents.alphazero import AlphaZero
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.ddpg import DDPG
 from podracer.agents.dqn import DQN
+from podracer.agents.frodo import Frodo
 from podracer.agents.muzero import MuZero
 from podracer.agents.pqn import PQN
 from podracer.agents.q_lambda import QLambda
@@ -122,6 +125,8 @@ def check(agent: Any, probe: str, updates: int = 200) -> None:
         assert episode_return > known.best_return - 0.1
 
 
+FRODO = Frodo(**COMMON, **ADAM, entropy_cost=0.003, units=16)
+
 # What always runs has one agent of each kind learn; the rest says where a bug is.
 FAST = (
     ("q_lambda", "policy"),
@@ -165,6 +170,20 @@ def test_several_actions_at_once(name, probe):
 )
 def test_memory_recalls_the_cue(name, probe):
     check(dataclasses.replace(PROBE_AGENTS[name], network=RECURRENT_TANH), probe, updates=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["action", "policy", "multidiscrete", "continuous", "memory"])
+def test_actions_for_values_of_its_own(probe):
+    """FRODO discovers what its values predict, so only its actions are known."""
+    agent = FRODO if probe != "memory" else dataclasses.replace(FRODO, network=RECURRENT_TANH)
+    agent, learner, episode_return = train(agent, probe, updates=300)
+    known = PROBES[probe]
+    assert episode_return > known.best_return - 0.1
+    if known.best_actions:
+        _, actions = judge(agent, learner, probe)
+        best = np.array(known.best_actions).reshape(actions.shape)
+        np.testing.assert_allclose(actions, best, atol=0.1)
 
 
 @pytest.mark.slow
