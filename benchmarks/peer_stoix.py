@@ -1,6 +1,6 @@
 """PPO of Stoix (8fff19c), unchanged, as a contender of `ppo.py`; runs in a Python that has it.
 
-It needs JAX 0.5.3, gymnax 0.0.9 and Stoa. Its loggers and checkpoints are not used and not imported.
+It needs JAX 0.5.3, gymnax 0.0.9 and Stoa. Its loggers and checkpoints are not imported.
 It prints one JSON object, then runs a repetition for each line that it reads, as
 `harness.elsewhere` wants it. It trains on every device there is (`XLA_FLAGS`).
 """

@@ -31,7 +31,12 @@ OWN = {  # programs of our own, not rivals
     "notebook structure": "the notebook's structure",
     "one after another": "one after another on one device",
 }
-NAMES = OWN | {"purejaxrl": "PureJaxRL", "CleanRL, EnvPool": "CleanRL with EnvPool"}
+NAMES = OWN | {
+    "purejaxrl": "PureJaxRL",
+    "CleanRL, EnvPool": "CleanRL with EnvPool",
+    "stoix, 1 device(s)": "Stoix",
+    "stoix, 2 device(s)": "Stoix, two devices",
+}
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
 AHEAD, BEHIND = "#2a6f97", "#c1121f"
 COLD_GOAL = 30.0  # seconds, on two cores
@@ -57,6 +62,7 @@ class Contest(NamedTuple):
 
 LARGE, SMALL = {"benchmark": "ppo cartpole-large"}, {"benchmark": "ppo cartpole-small"}
 MINATAR = {"benchmark": "ppo breakout"}
+JAX_PEERS, TWO_DEVICES = ("rejax", "purejaxrl", "stoix, 1 device(s)"), "podracer, 2 device(s)"
 NATURE, DEEP = ({"benchmark": "ppo atari", "network": name} for name in ("nature", "deep"))
 CONTESTS = (
     Contest(
@@ -68,14 +74,22 @@ CONTESTS = (
     *(
         Contest(f"PPO, {task}", "ppo", where, other)
         for task, where, others in (
-            ("CartPole, 1024 environments", LARGE, ("rejax", "purejaxrl", "stable-baselines3")),
-            ("CartPole, 4 environments", SMALL, ("rejax", "purejaxrl", "stable-baselines3")),
-            ("MinAtar Breakout, 64 environments", MINATAR, ("rejax", "purejaxrl")),
+            ("CartPole, 1024 environments", LARGE, (*JAX_PEERS, "stable-baselines3")),
+            ("CartPole, 4 environments", SMALL, (*JAX_PEERS, "stable-baselines3")),
+            ("MinAtar Breakout, 64 environments", MINATAR, JAX_PEERS),
         )
         for other in others
     ),
     *(
-        Contest(f"PPO, Atari Pong, {devices}", "atari", NATURE, other, ours)
+        Contest(f"PPO, {task}, two devices", "ppo", where, "stoix, 2 device(s)", TWO_DEVICES)
+        for task, where in (
+            ("CartPole, 1024 environments", LARGE),
+            ("CartPole, 4 environments", SMALL),
+            ("MinAtar Breakout, 64 environments", MINATAR),
+        )
+    ),
+    *(
+        Contest(f"PPO, Atari Pong, Nature network, {devices}", "atari", NATURE, other, ours)
         for devices, ours in (
             ("three devices", "podracer, 3 device(s)"),
             ("one device", "podracer, 1 device(s)"),
@@ -83,7 +97,13 @@ CONTESTS = (
         for other in ("CleanRL, EnvPool", "stable-baselines3", "Sample Factory")
     ),
     *(
-        Contest(f"PPO, Atari Pong, deep network, {devices}", "atari", DEEP, "Sample Factory", ours)
+        Contest(
+            f"PPO, Atari Pong, IMPALA's deep network, {devices}",
+            "atari",
+            DEEP,
+            "Sample Factory",
+            ours,
+        )
         for devices, ours in (
             ("three devices", "podracer, 3 device(s)"),
             ("one device", "podracer, 1 device(s)"),
