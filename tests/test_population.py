@@ -37,7 +37,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, read_config, to_json
-from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.checkpoint import Restored, fingerprint, stored_fingerprint
 from podracer.io.jsonl import JsonlSink
 from podracer.io.seal import seal_json
 from podracer.mesh import make_mesh
@@ -307,6 +307,13 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     finish_sweep(tmp_path, EXPERIMENT)
     assert f"Not ranked: {tmp_path} has no best configuration" in capsys.readouterr().out
     assert not (tmp_path / "best.json").exists()
+    monkeypatch.setattr(sweep, "read_records", lambda _: [])
+    monkeypatch.setattr(sweep, "holds_sealed", lambda *_: True)
+    restored = Restored(5, None, {"records": {sweep.RECORDS: {}}})
+    assert sweep.best_pod(tmp_path, restored) == 1
+    record["evaluation_unfinished"] = [1, 2, 4]
+    with pytest.raises(ConfigError, match="has no best pod"):
+        sweep.best_pod(tmp_path, restored)
     record["evaluation_unfinished"] = [0, 0, 4]
     best, failed = sweep.configurations(tmp_path)
     assert (best.pods, best.score, failed.pods, failed.score) == ((0, 1), 1.5, (2,), -np.inf)

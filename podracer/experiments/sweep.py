@@ -157,7 +157,8 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
 def best_pod(directory: Path, restored: Restored) -> int:
     """Return the number of the pod that was best in the last evaluation before a checkpoint.
 
-    Raises `CheckpointError` if the records have changed since it was saved.
+    Raises `CheckpointError` if the records have changed since it was saved, and `ConfigError` if no
+    pod has a return.
     """
     path, sealed = directory / RECORDS, restored.metadata["records"][RECORDS]
     if not holds_sealed(read_records(path), sealed):
@@ -166,7 +167,12 @@ def best_pod(directory: Path, restored: Restored) -> int:
             "bring it back, or name a pod."
         )
     returns = _returns(_last_evaluation(directory, _read_pods(directory), restored.step))
-    return int(np.argmax(np.where(np.isnan(returns), -np.inf, returns)))
+    if np.isnan(returns).all():
+        raise ConfigError(
+            f"{directory} has no best pod: in the last evaluation each of them met a fault or had "
+            "episodes that did not end. Name a pod."
+        )
+    return int(np.nanargmax(returns))
 
 
 def write_best(directory: Path, experiment: Experiment, winner: Configuration) -> Path:
