@@ -101,7 +101,14 @@ SAVE_RARELY = "--save-seconds 600"  # a replay is large
 _RAINBOW_REMARK = (
     "Two things that could hold Rainbow back do not, with seeds 0 and 1: with DQN's epsilon in "
     "Adam it reaches 6.1 and 6.6 after 0.2 M frames, with the paper's 6.4 and 6.4; without noisy "
-    "layers, exploring as DQN, 9.4 and 11.2 after 0.4 M, the cell's five seeds 6.4 to 14.0."
+    "layers, exploring as DQN, 9.4 and 11.2 after 0.4 M, the cell's five seeds 6.4 to 14.0. Its "
+    "learning rate does: after 0.4 M frames, seeds 0 and 1, 2.8, 6.0, 11.4 and 13.8 with 1.25e-4, "
+    "2.5e-4, 1e-3 and 2e-3, where DQN is at 7.5 to 8.2 with 2.5e-4 to 2e-3. The cells have 5e-4 "
+    "for both."
+)
+_FREEWAY_REMARK = (
+    "Rainbow learns more slowly from 0.2 M frames on, and is near at the end; see Breakout for its "
+    "learning rate."
 )
 
 
@@ -110,7 +117,7 @@ def _minatar(game: str) -> list[Cell]:
     flags = f"--environment gymnax:{game}-MinAtar {EVALUATION}"
     long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000 {SAVE_RARELY}"
     peers = ("rejax/ppo", "purejaxrl/ppo")
-    remark = _RAINBOW_REMARK if game == "Breakout" else ""
+    remark = {"Breakout": _RAINBOW_REMARK, "Freeway": _FREEWAY_REMARK}.get(game, "")
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers),
         Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 38),

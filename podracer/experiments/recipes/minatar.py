@@ -40,10 +40,16 @@ def breakout_ppo() -> Experiment:
 
 @recipe
 def breakout_cnn_ppo() -> Experiment:
-    """PPO with a convolutional network on MinAtar Breakout (needs gymnax)."""
+    """PPO with a convolutional network on MinAtar Breakout (needs gymnax).
+
+    The learning rate is the best of eight, five constant and three annealed, after 1 M frames with
+    seeds 0 and 1: 35.9, where 1e-3 is at 20.9.
+    """
     return dataclasses.replace(
         breakout_ppo(),
-        agent=PPO(learning_rate=1e-3, num_minibatches=8, network=TorsoNetwork(MINATAR)),
+        agent=PPO(
+            learning_rate=Linear(4e-3, 0.0), num_minibatches=8, network=TorsoNetwork(MINATAR)
+        ),
         frames=5_000_000,
     )
 
