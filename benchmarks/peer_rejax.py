@@ -1,20 +1,18 @@
 """PPO of rejax (tested with 0.1.3), as a contender of `ppo.py`; runs in a Python that has it.
 
-Without `--solve` it is a contender as `harness.elsewhere` wants it: one JSON object, then a
-repetition for each line that it reads. With `--solve SEED` it trains until an evaluation of 128
+Without `--solve` it is a contender. With `--solve SEED` it trains until an evaluation of 128
 greedy episodes is at 475, and prints how long that took. Nothing of podracer is imported here.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import sys
 import time
 from typing import Any
 
 import jax
+from peer_common import flags, take_turns
 from reference_common import gymnax_environment
 from rejax import get_algo
 from rejax.evaluate import evaluate
@@ -49,19 +47,17 @@ def compiled(algorithm: Any, seed: int) -> tuple[Any, Any, float]:
     return train, state, time.perf_counter() - began
 
 
-def repeat(options: argparse.Namespace) -> None:
+def compete(options: argparse.Namespace) -> None:
     steps = options.envs * options.length * options.updates
     algorithm = create(options, steps).replace(eval_callback=lambda algorithm, state, key: ())
     train, state, compile_seconds = compiled(algorithm, 0)
-    state, _ = jax.block_until_ready(train(state))
-    versions = {name: importlib.metadata.version(name) for name in ("rejax", "gymnax", "jax")}
-    hello = {"steps": steps, "compile_seconds": compile_seconds}
-    print(json.dumps({**hello, "peer": versions}), flush=True)
-    for _ in sys.stdin:
-        began, used = time.perf_counter(), time.process_time()
+
+    def repeat() -> None:
+        nonlocal state
         state, _ = jax.block_until_ready(train(state))
-        lap = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
-        print(json.dumps(lap), flush=True)
+
+    repeat()
+    take_turns(repeat, options, compile_seconds, ["rejax", "gymnax", "jax"])
 
 
 def greedy_evaluation(algorithm: Any, state: Any, key: jax.Array) -> jax.Array:
@@ -97,21 +93,15 @@ def solve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--environment", default="CartPole-v1")
-    parser.add_argument("--envs", type=int, default=4)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--minibatches", type=int, default=4)
+    parser = flags(__doc__)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--updates", type=int, default=1)
-    parser.add_argument("--activation", default="tanh")
     parser.add_argument("--learning-rate", type=float, default=2.5e-4)
     parser.add_argument("--solve", type=int, metavar="SEED")
     parser.add_argument("--evaluate-every", type=int, default=1000)
     parser.add_argument("--limit", type=int, default=1_000_000)
     options = parser.parse_args()
     if options.solve is None:
-        repeat(options)
+        compete(options)
     else:
         solve(options)
 

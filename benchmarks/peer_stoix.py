@@ -1,16 +1,13 @@
 """PPO of Stoix (8fff19c), unchanged, as a contender of `ppo.py`; runs in a Python that has it.
 
 It needs JAX 0.5.3, gymnax 0.0.9 and Stoa. Its loggers and checkpoints are not imported.
-It prints one JSON object, then runs a repetition for each line that it reads, as
-`harness.elsewhere` wants it. It trains on every device there is (`XLA_FLAGS`).
+It trains on every device there is (`XLA_FLAGS`).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
-import json
 import sys
 import time
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+from peer_common import flags, take_turns
 
 for name in ("logger", "checkpointing"):
     sys.modules[f"stoix.utils.{name}"] = mock.MagicMock()
@@ -25,33 +23,21 @@ SCENARIOS = {"CartPole-v1": "gymnax/cartpole", "Breakout-MinAtar": "gymnax/break
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = flags(__doc__)
     parser.add_argument("--repository", required=True, help="checkout of Stoix")
-    parser.add_argument("--environment", default="CartPole-v1")
-    parser.add_argument("--envs", type=int, default=4)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--minibatches", type=int, default=4)
-    parser.add_argument("--updates", type=int, default=1)
-    parser.add_argument("--activation", default="tanh")
     options = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):  # it prints, and the first line is read
         learn, state = set_up(options)
     began = time.perf_counter()
     learn = learn.lower(state).compile()
     compile_seconds = time.perf_counter() - began
-    state = jax.block_until_ready(learn(state)).learner_state
-    versions = {name: importlib.metadata.version(name) for name in ("gymnax", "flax", "jax")}
-    hello = {
-        "steps": options.envs * options.length * options.updates,
-        "compile_seconds": compile_seconds,
-        "peer": {"stoix": "8fff19c", **versions},
-    }
-    print(json.dumps(hello), flush=True)
-    for _ in sys.stdin:
-        began, used = time.perf_counter(), time.process_time()
+
+    def repeat() -> None:
+        nonlocal state
         state = jax.block_until_ready(learn(state)).learner_state
-        lap = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
-        print(json.dumps(lap), flush=True)
+
+    repeat()
+    take_turns(repeat, options, compile_seconds, ["gymnax", "flax", "jax"], {"stoix": "8fff19c"})
 
 
 def set_up(options: argparse.Namespace) -> tuple[Any, Any]:

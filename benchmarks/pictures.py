@@ -62,7 +62,17 @@ class Contest(NamedTuple):
 
 LARGE, SMALL = {"benchmark": "ppo cartpole-large"}, {"benchmark": "ppo cartpole-small"}
 MINATAR = {"benchmark": "ppo breakout"}
-JAX_PEERS, TWO_DEVICES = ("rejax", "purejaxrl", "stoix, 1 device(s)"), "podracer, 2 device(s)"
+PPO_TASKS = (
+    ("CartPole, 1024 environments", LARGE),
+    ("CartPole, 4 environments", SMALL),
+    ("MinAtar Breakout, 64 environments", MINATAR),
+)
+PPO_PEERS = ("rejax", "purejaxrl", "stoix, 1 device(s)", "stable-baselines3")
+TWO_DEVICES = "podracer, 2 device(s)"
+PONG_DEVICES = (
+    ("three devices", "podracer, 3 device(s)"),
+    ("one device", "podracer, 1 device(s)"),
+)
 NATURE, DEEP = ({"benchmark": "ppo atari", "network": name} for name in ("nature", "deep"))
 CONTESTS = (
     Contest(
@@ -73,27 +83,16 @@ CONTESTS = (
     ),
     *(
         Contest(f"PPO, {task}", "ppo", where, other)
-        for task, where, others in (
-            ("CartPole, 1024 environments", LARGE, (*JAX_PEERS, "stable-baselines3")),
-            ("CartPole, 4 environments", SMALL, (*JAX_PEERS, "stable-baselines3")),
-            ("MinAtar Breakout, 64 environments", MINATAR, JAX_PEERS),
-        )
-        for other in others
+        for task, where in PPO_TASKS
+        for other in PPO_PEERS
     ),
     *(
         Contest(f"PPO, {task}, two devices", "ppo", where, "stoix, 2 device(s)", TWO_DEVICES)
-        for task, where in (
-            ("CartPole, 1024 environments", LARGE),
-            ("CartPole, 4 environments", SMALL),
-            ("MinAtar Breakout, 64 environments", MINATAR),
-        )
+        for task, where in PPO_TASKS
     ),
     *(
         Contest(f"PPO, Atari Pong, Nature network, {devices}", "atari", NATURE, other, ours)
-        for devices, ours in (
-            ("three devices", "podracer, 3 device(s)"),
-            ("one device", "podracer, 1 device(s)"),
-        )
+        for devices, ours in PONG_DEVICES
         for other in ("CleanRL, EnvPool", "stable-baselines3", "Sample Factory")
     ),
     *(
@@ -104,10 +103,7 @@ CONTESTS = (
             "Sample Factory",
             ours,
         )
-        for devices, ours in (
-            ("three devices", "podracer, 3 device(s)"),
-            ("one device", "podracer, 1 device(s)"),
-        )
+        for devices, ours in PONG_DEVICES
     ),
     *(
         Contest(
