@@ -109,8 +109,8 @@ def breakout_rainbow() -> Experiment:
     """Rainbow on MinAtar Breakout (needs gymnax).
 
     The game is deterministic after one of two openings, so epsilon-greedy actions explore besides
-    the noise, which begins as in DQN Zoo. Of six learning rates from 1.25e-4 to 8e-3, seeds 0 and 1,
-    2e-3 is the best after 0.4 M frames: 13.8, where the neighbors 1e-3 and 4e-3 are at 11.4 and 11.3.
+    the noise, which begins as in DQN Zoo. Of six learning rates from 1.25e-4 to 8e-3, seeds 0 and
+    1, 2e-3 is the best after 0.4 M frames: 13.8, where 1e-3 and 4e-3 are at 11.4 and 11.3.
     """
     return dataclasses.replace(
         breakout_dqn(),
