@@ -56,8 +56,8 @@ class Replay:
     prioritized: bool = False
     """Sample in proportion to the last TD error to the power of the priority exponent (Schaul et
     al. 2016, arXiv 1511.05952)."""
-    priority_exponent: float = bounded(0.6)
-    """Exponent alpha of the priorities, at least 0: 0 samples uniformly, 1 in proportion."""
+    priority_exponent: float = bounded(0.6, high=1.0)
+    """Exponent alpha of the priorities, in [0, 1]: 0 samples uniformly, 1 in proportion."""
     importance_exponent: Schedule = bounded(0.4)
     """Exponent beta of the importance weights, at least 0: 0 for none, 1 for a full correction."""
     storage: Literal["device", "host"] = "device"
@@ -122,11 +122,11 @@ class Buffer:
                 "leave some timesteps out."
             )
         ring_size = self.config.capacity // num_envs // self.stride * self.stride
-        needed = math.ceil((self.length + self._history) / self.stride) * self.stride
+        needed = self._smallest_ring(self.stride)
         if ring_size < needed:
             raise ConfigError(
                 f"replay.capacity is {self.config.capacity}, {ring_size} timesteps for each of the "
-                f"{num_envs} environments, but a sample needs {needed}: take at least "
+                f"{num_envs} environments, but samples need at least {needed}: take at least "
                 f"{num_envs * needed}."
             )
 
@@ -167,11 +167,16 @@ class Buffer:
         """
         T = steps.timestep.reward.shape[0]
         ring_size = _ring_size(state)
-        longest = ring_size - self.length - self._history - self.stride
-        if longest < T or T % self.stride:
+        if T % self.stride:
             raise ConfigError(
-                f"a replay of {ring_size} timesteps for each environment takes rollouts of at most "
-                f"{longest}, in multiples of {self.stride}, but rollout_length is {T}."
+                f"samples begin at every {self.stride}th timestep, so rollout_length must be a "
+                f"multiple of {self.stride}, and it is {T}."
+            )
+        needed = self._smallest_ring(T)
+        if ring_size < needed:
+            raise ConfigError(
+                f"replay.capacity is {ring_size} timesteps for each environment, but with a "
+                f"rollout_length of {T} it must be at least {needed} times their number."
             )
         observation = steps.timestep.observation
         frame_source = self._frame_source(state, observation)
@@ -311,6 +316,11 @@ class Buffer:
         )
 
     # --- stacks of frames ------------------------------------------------------------------------
+
+    def _smallest_ring(self, rollout_length: int) -> int:
+        """Return how many timesteps of an environment must fit for samples between two rollouts."""
+        timesteps = rollout_length + self.length + self._history + self.stride
+        return math.ceil(timesteps / self.stride) * self.stride
 
     @property
     def _history(self) -> int:

@@ -432,8 +432,8 @@ def textbook_gradient(
     return jax.jit(jax.grad(loss))(state.shared.params)
 
 
-def standardized(x: jax.Array) -> jax.Array:
-    return (x - jnp.mean(x)) / jnp.std(x)
+def standardized(x: jax.Array, valid: jax.Array) -> jax.Array:
+    return (x - jnp.mean(x, where=valid)) / jnp.std(x, where=valid)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,9 @@ def test_the_first_gradient_is_the_policy_gradient(name, memory):
     λ of 1, its default, then has the targets and the advantages of GAE.)"""
     agent = learner(name, memory)
     state, trajectory = begin(agent)
-    scale = standardized if isinstance(agent, PPO) else lambda x: x
+    valid = trajectory.valid()
+    assert not valid.all()
+    scale = partial(standardized, valid=valid) if isinstance(agent, PPO) else lambda x: x
     expected = textbook_gradient(
         agent, state, trajectory, lambda log_prob, _, advantages: -scale(advantages) * log_prob
     )
@@ -499,12 +501,12 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
     )
 
     def loss(log_prob: jax.Array, old: jax.Array, advantages: jax.Array) -> jax.Array:
-        gain = standardized(advantages) * jnp.exp(log_prob - old)
+        gain = standardized(advantages, trajectory.valid()) * jnp.exp(log_prob - old)
         return -jnp.where(jnp.sign(gain) == kept, gain, 0.0)
 
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), textbook_gradient(agent, state, trajectory, loss), atol=1e-5)
-    assert metrics["clip_fraction"] == 1
+    close(metrics["clip_fraction"], jnp.mean(trajectory.valid()))
 
 
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
@@ -566,13 +568,20 @@ def test_the_variance_that_values_explain(memory):
 @pytest.mark.parametrize("grouping", ["minibatch", "batch", "none"])
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
 def test_advantages_are_standardized_together(grouping, memory):
-    """By a reference that loops over the minibatches."""
+    """By a reference that loops over the minibatches; what is not valid does not count."""
     items = np.asarray([[1, 4, 0], [5, 3, 2]])
     advantage = jax.random.normal(jax.random.key(0), (1 if memory == "none" else T, B))
-    groups = epochs.advantage_groups(advantage, jnp.asarray(items), grouping)
-    means, variances = epochs.advantage_moments(moments_of(groups, None), items, grouping)
+    valid = np.ones(advantage.shape, np.float32)
+    valid[0, 4] = 0
+    groups, weights = (
+        epochs.advantage_groups(jnp.asarray(x), jnp.asarray(items), grouping)
+        for x in (advantage, valid)
+    )
+    means, variances = epochs.advantage_moments(moments_of(groups, None, weights), items, grouping)
     for k in range(2):
-        group = {"minibatch": advantage[:, items[k]], "batch": advantage}.get(grouping)
+        counted = np.where(valid, advantage, np.nan)
+        group = {"minibatch": counted[:, items[k]], "batch": counted}.get(grouping)
+        group = None if group is None else group[~np.isnan(group)]
         expected = (0.0, 1.0) if group is None else (group.mean(), group.var())
         close((means[k], variances[k]), expected)
 

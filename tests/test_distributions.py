@@ -60,6 +60,21 @@ def test_impossible_actions_are_never_chosen(size, low):
     assert np.isfinite(distribution.log_prob(actions)).all()
 
 
+@pytest.mark.parametrize(("size", "share"), [(362, 0.4), (4672, 0.98)])  # of go, of chess
+def test_sums_of_many_terms_choose_no_impossible_action(size, share):
+    """At all ends of the actions, where the distribution function rounds."""
+    rng = np.random.default_rng(size)
+    impossible = rng.random((20, size)) < share
+    logits = jnp.where(impossible, -1e9, rng.normal(size=(20, size)).astype(np.float32))
+    cumulative = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
+    ends = jnp.minimum(cumulative / cumulative[:, -1:], 1 - 2**-24)
+    ends = jnp.round(ends * 2**24) * np.float32(2**-24)  # as uniform numbers are
+    ends = jnp.minimum(ends, 1 - 2**-24)
+    at = jax.jit(jax.vmap(lambda uniform: Categorical(logits).at(uniform)))
+    actions = np.asarray(at(ends.T)).T
+    assert not np.take_along_axis(impossible, actions, axis=1).any()
+
+
 def test_the_ends_of_the_uniform_number_choose_possible_actions(monkeypatch):
     """0, and the largest float below 1, with nothing possible at either end."""
     logits = jnp.array([[-1e9, 1.0, -1e9, 0.3, -1e9]])

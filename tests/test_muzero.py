@@ -16,6 +16,7 @@ import scipy.stats
 from agents import PROBE_AGENTS
 from walk import B, Walk, begin, close, learn
 
+from podracer.agents import muzero
 from podracer.agents.common import planning
 from podracer.agents.common.muzero_model import Model, ModelParams
 from podracer.agents.common.search_actions import SearchActions
@@ -27,7 +28,8 @@ from podracer.environment import auto_reset
 from podracer.envs.probes import PROBES, Probe
 from podracer.experiments import recipes
 from podracer.mesh import find_devices, make_mesh
-from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
+from podracer.networks import CNN, MLP, Head, ResNet, TorsoNetwork
+from podracer.networks.plane_network import PlaneNetwork
 from podracer.replay import Replay, Sample
 from podracer.types import (
     ACTION_MASK,
@@ -240,6 +242,47 @@ def test_muzero_on_atari_is_that_of_its_paper():
     assert first.layer.weight.shape == (3, 3, 256 + 18, 256)
     assert [layer.layer.weight.shape for layer in blocks] == [(16, 3, 3, 256, 256)] * 2
     assert params.prediction.heads["value"].layers[0].weight.shape == (6 * 6 * 16, 601)
+
+
+def test_heads_without_planes_have_neither_noise_nor_quantiles():
+    for head in (Head(2, noisy=True), Head(2, cosines=8)):
+        with pytest.raises(ConfigError, match="no noisy heads and no implicit quantiles"):
+            PlaneNetwork(ResNet(channels=(4,))).build(SCREEN, {"value": head})
+
+
+def test_a_step_of_the_model_is_refused_a_memory():
+    spec = EnvironmentSpec("x", ArraySpec((2,)), DISCRETE)
+    network = TorsoNetwork(MLP((8,)), memory="lstm")
+    with pytest.raises(ConfigError, match="needs a feed-forward network"):
+        check_agent(dataclasses.replace(VECTORS, network=network, spec=spec))
+
+
+@pytest.mark.parametrize("unroll_steps", [1, 2])
+def test_gradients_are_halved_between_steps_of_the_model(unroll_steps, key, monkeypatch):
+    """Appendix G; what a step predicts teaches that step fully."""
+    spec = EnvironmentSpec("x", ArraySpec((2,)), DISCRETE)
+    agent = dataclasses.replace(VECTORS, spec=spec, unroll_steps=unroll_steps)
+    params, sample = sample_for(agent)
+
+    def gradient() -> Any:
+        return jax.jit(jax.grad(lambda x: agent._loss(x, params, sample, key)[0]))(params)
+
+    halved = gradient()
+    monkeypatch.setattr(muzero, "scale_gradient", lambda x, scale: x)
+    if unroll_steps == 1:
+        close(gradient(), halved)
+    else:
+        with pytest.raises(AssertionError):
+            close(gradient(), halved)
+
+
+def test_a_fraction_searches_at_least_one_sequence(key):
+    agent = agent_that_reanalyzes("search")
+    params, sample = sample_for(agent)
+    search = partial(agent._search, params, True)
+    got = planning.reanalyze(search, sample.trajectory, key, fraction=0.05, num_timesteps=1)
+    old, new = (x.steps.extras["policy"] for x in (sample.trajectory, got))
+    assert np.any(old != new, axis=(0, 2)).sum() == 1
 
 
 # --- reanalysis ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from walk import ACTIONS, BOX, B, Walk, begin, close, enter, fresh, learn, with_rewards
 
@@ -706,11 +707,14 @@ def test_what_comes_after_an_end_is_nothing_and_after_a_cut_unknown():
     rewards, others = [9, 1.0, 2.0, 3.0, 4.0, 5.0], [9, 1.0, 2.0, -3.0, -4.0, 5.0]
     for discount, last in (([1, 1, 0, 1, 1, 1], [0] * 6), ([1] * 6, [0, 0, 1, 0, 0, 0])):
         ended = discount[2] == 0
-        changed = other if ended else np.where(np.arange(6)[:, None] > 2, other, policy)
+        changed = other if ended else np.where(np.arange(6)[:, None] >= 2, other, policy)
         close(gradient(discount, last, rewards, policy), gradient(discount, last, others, changed))
     quiet = [1] * 6, [0] * 6
     with pytest.raises(AssertionError):
         close(gradient(*quiet, rewards, policy), gradient(*quiet, others, other))
+    for discount in (0, 1):
+        grads = gradient([discount, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0], rewards, policy)
+        assert optax.tree.norm(grads) == 0
 
 
 @pytest.mark.parametrize(

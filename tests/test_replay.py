@@ -268,13 +268,13 @@ def test_adding_costs_the_same_however_large_the_replay():
 
 
 def test_refuses_what_cannot_fit():
-    with pytest.raises(ConfigError, match=r"needs 5: take at least 15"):
+    with pytest.raises(ConfigError, match=r"need at least 7: take at least 21"):
         Buffer(Replay(B * 4), PLAIN, 5).init(B)
     buffer = Buffer(Replay(B * 20), PLAIN, 4, stride=4)
     memory = buffer.init(B, extras=EXTRAS)
-    with pytest.raises(ConfigError, match="multiples of 4, but rollout_length is 6"):
+    with pytest.raises(ConfigError, match="multiple of 4, and it is 6"):
         buffer.add(memory, World(PLAIN).rollout(6))
-    with pytest.raises(ConfigError, match="at most 12"):
+    with pytest.raises(ConfigError, match="must be at least 24 times their number"):
         buffer.add(memory, World(PLAIN).rollout(16))
 
 

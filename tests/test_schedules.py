@@ -16,6 +16,7 @@ from podracer.agents.a2c import A2C
 from podracer.agents.common.optimizers import Optimizer, take_step
 from podracer.agents.dqn import DQN
 from podracer.agents.impala import Impala
+from podracer.agents.muzero import MuZero
 from podracer.cli.arguments import parse_experiment
 from podracer.cli.values import format_schedule, read_schedule
 from podracer.drivers.anakin import AnakinConfig
@@ -145,7 +146,11 @@ def test_schedules_in_files():
         (A2C(learning_rate=Linear(-1.0, 0.0, 10.0)), r"learning_rate\.start must be at least 0"),
         (A2C(learning_rate=Linear(1.0, -1.0, 10.0)), r"learning_rate\.end must be at least 0"),
         (A2C(learning_rate=Linear(1.0, 0.0, 0.0)), r"learning_rate\.frames must be at least 1"),
-        (A2C(optimizer=Optimizer(epsilon=-1.0)), r"optimizer\.epsilon must be at least 0"),
+        (A2C(optimizer=Optimizer(epsilon=0.0)), r"optimizer\.epsilon must be at least 1e-20"),
+        (A2C(max_gradient_norm=0.0), r"max_gradient_norm must be at least 1e-06"),
+        (MuZero(support_max=0.0), r"support_max must be at least 1e-06"),
+        (MuZero(min_value_range=0.0), r"min_value_range must be at least 1e-12"),
+        (MuZero(replay=Replay(priority_exponent=2.0)), r"priority_exponent must lie in \[0, 1"),
         (A2C(optimizer=Optimizer(rmsprop_decay=2.0)), r"optimizer\.rmsprop_decay must lie in"),
     ],
 )

@@ -44,7 +44,7 @@ class A2C:
     """Weight of the value loss in the total loss."""
     entropy_cost: Schedule = bounded(0.01)
     """Weight beta of the entropy bonus in the total loss."""
-    max_gradient_norm: float = bounded(0.5)
+    max_gradient_norm: float = bounded(0.5, low=1e-6)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""

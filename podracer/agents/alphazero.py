@@ -18,7 +18,7 @@ import optax
 
 from podracer import schedules
 from podracer.agent import require_spec
-from podracer.agents.common import actor_critic, epochs, planning, value_based
+from podracer.agents.common import actor_critic, epochs, off_policy, planning, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.environment import Environment
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
@@ -74,11 +74,11 @@ class AlphaZero:
     """Lambda of the value targets, in [0, 1]; 0 bootstraps after one step, 1 after the rollout."""
     value_cost: float = bounded(0.5)
     """Weight of the value loss; the policy loss has weight 1."""
-    max_gradient_norm: float = bounded(1.0)
+    max_gradient_norm: float = bounded(1.0, low=1e-6)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
-    min_value_range: float = bounded(1e-8)
+    min_value_range: float = bounded(1e-8, low=1e-12)
     """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
     num_epochs: int = static(default=1, low=1)
     """Number of passes over each rollout."""
@@ -211,7 +211,7 @@ class AlphaZero:
     @property
     def _network(self) -> Network:
         value_based.require_discrete(self.spec)
-        return actor_critic.build(self.network, self._model.spec)
+        return off_policy.require_feed_forward(actor_critic.build(self.network, self._model.spec))
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:

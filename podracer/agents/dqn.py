@@ -66,7 +66,7 @@ class DQN:
     """Probability epsilon of a random action, in [0, 1]."""
     apex_alpha: float = bounded(0.0)
     """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
-    max_gradient_norm: float = bounded(10.0)
+    max_gradient_norm: float = bounded(10.0, low=1e-6)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""

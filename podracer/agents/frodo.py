@@ -76,7 +76,7 @@ class Frodo:
     consistency_cost: float = bounded(0.1)
     """Weight, in the outer loss, of the squared difference between a target and the reward plus the
     discounted target one step later."""
-    max_gradient_norm: float = bounded(40 / 640)
+    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""

@@ -50,7 +50,7 @@ class Impala:
     """Weight of the value loss in the total loss."""
     entropy_cost: Schedule = bounded(0.01)
     """Weight of the entropy bonus in the total loss."""
-    max_gradient_norm: float = bounded(40 / 640)
+    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""

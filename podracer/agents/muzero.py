@@ -57,13 +57,13 @@ class MuZero:
     """Discount factor gamma, in [0, 1]."""
     value_cost: float = bounded(0.25)
     """Weight of the value loss; policy and reward losses have weight 1."""
-    max_gradient_norm: float = bounded(5.0)
+    max_gradient_norm: float = bounded(5.0, low=1e-6)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     weight_decay: float = bounded(1e-4)
     """Weight decay, times the learning rate, of all parameters at each step, as in AdamW."""
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
-    min_value_range: float = bounded(1e-8)
+    min_value_range: float = bounded(1e-8, low=1e-12)
     """Smallest range of a node's action values that the search stretches to 1; mctx's epsilon."""
     num_simulations: int = static(default=16, low=1)
     """Number of simulations of the search for each decision; each takes one step of the model."""
@@ -81,7 +81,7 @@ class MuZero:
     """Fraction of each sample whose policies and search values are searched anew, in [0, 1]."""
     target_update_period: int = static(default=100, low=1)
     """Number of updates between copies of the parameters to the target network."""
-    support_max: float = static(default=30.0, low=0.0)
+    support_max: float = static(default=30.0, low=1e-6)
     """Largest value and reward after the transform h(x), nearly a square root; 30 means 900."""
     support_size: int = static(default=61, low=2)
     """Number of atoms for values and rewards, from minus to plus the support's largest value."""
@@ -170,15 +170,15 @@ class MuZero:
             policy, value_logits = model.prediction(params, state)
             searched = jax.tree.map(lambda x: x[k], steps.extras)
             log_probs = self._actions.log_probs(policy, searched)
-            policy_loss = -alive * jnp.sum(searched["policy"] * log_probs, axis=-1)
+            policy_loss = -alive * valid[k] * jnp.sum(searched["policy"] * log_probs, axis=-1)
             value_loss = model.cross_entropy(value_logits, alive * value_targets[k])
             return policy_loss + observed * self.value_cost * value_loss, value_logits
 
         # Two masks [N] along the unroll. `alive`: the episode has not ended before this step.
         # A terminal leads to an absorbing state: its reward and value targets are 0, and it has no
         # policy target. `observed` is 0 after a time-out: the following steps were not observed, so
-        # nothing is learned from them.
-        alive = observed = jnp.ones(valid.shape[1])
+        # nothing is learned from them, nor from a sample that begins at an episode's end.
+        alive = observed = valid[0].astype(jnp.float32)
 
         state = model.representation(
             params, jax.tree.map(lambda x: x[0], steps.timestep.observation)
@@ -186,7 +186,6 @@ class MuZero:
         losses, root_value_logits = prediction_loss(0, state, alive, observed)
         for k in range(self.unroll_steps):
             state, reward_logits = model.dynamics(params, state, steps.action[k])
-            state = scale_gradient(state, 0.5)  # appendix G: the dynamics are used K times
             reward_target = alive * next_steps.reward[k]
             observed = observed * jnp.where(valid[k], 1.0, 1.0 - alive)
             alive = alive * (valid[k] & (next_steps.discount[k] != 0))
@@ -194,10 +193,11 @@ class MuZero:
             losses += reward_loss / self.unroll_steps
             step_loss, _ = prediction_loss(k + 1, state, alive, observed)
             losses += step_loss / self.unroll_steps
+            state = scale_gradient(state, 0.5)  # appendix G: the dynamics are used K times
 
         loss = jnp.mean(sample.weights * losses)
         root_value = model.to_scalar(root_value_logits)
-        priorities = jax.lax.stop_gradient(jnp.abs(root_value - value_targets[0]))
+        priorities = jax.lax.stop_gradient(valid[0] * jnp.abs(root_value - value_targets[0]))
         return loss, ({"loss": loss, "value": jnp.mean(root_value)}, priorities)
 
     def _value_targets(self, target_params: ModelParams, trajectory: Trajectory) -> jax.Array:

@@ -88,7 +88,7 @@ class PPO:
     """Weight c1 of the value loss in the total loss."""
     entropy_cost: Schedule = bounded(0.01)
     """Weight c2 of the entropy bonus in the total loss."""
-    max_gradient_norm: float = bounded(0.5)
+    max_gradient_norm: float = bounded(0.5, low=1e-6)
     """Largest global norm of the gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""
@@ -159,10 +159,13 @@ class PPO:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
         )
-        advantages = epochs.advantage_groups(batch.advantage, items, self.advantage_normalization)
+        advantages, valid = (
+            epochs.advantage_groups(x, items, self.advantage_normalization)
+            for x in (batch.advantage, batch.valid)
+        )
         # Computed in one call, so in one reduction (docs/decisions/0012).
         arrays = (advantages, inputs, (batch.target, batch.advantage))
-        weights = (None, normalization.observation_weights(trajectory), batch.valid)
+        weights = (valid, normalization.observation_weights(trajectory), batch.valid)
         moments, observation_moments, value_moments = moments_of_each(arrays, axis, weights)
         pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
         learner, metrics = epochs.scan_minibatches(
@@ -235,8 +238,8 @@ class PPO:
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": jnp.mean(ratio - 1.0 - log_ratio),
-            "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32)),
+            "approx_kl": jnp.mean(batch.valid * (ratio - 1.0 - log_ratio)),
+            "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
 
     @property

@@ -64,7 +64,7 @@ class PQN:
     """Trace parameter lambda of the returns, in [0, 1]; 0 gives one-step targets."""
     epsilon: Schedule = bounded(Linear(1.0, 0.05, frames=50_000), high=1.0)
     """Probability epsilon of a random action, in [0, 1]."""
-    max_gradient_norm: float = bounded(10.0)
+    max_gradient_norm: float = bounded(10.0, low=1e-6)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer("radam", epsilon=1e-8)
     """Optimizer of the parameters."""

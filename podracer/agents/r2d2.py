@@ -65,7 +65,7 @@ class R2D2:
     """Probability epsilon of a random action in the first environment, in [0, 1]."""
     apex_alpha: float = bounded(7.0)
     """Spread alpha of epsilon: environment i of B takes epsilon ** (1 + alpha * i / (B - 1))."""
-    max_gradient_norm: float = bounded(40.0)
+    max_gradient_norm: float = bounded(40.0, low=1e-6)
     """Largest global norm of the gradient; larger ones are scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-3)
     """Optimizer of the parameters."""

@@ -72,9 +72,11 @@ class Stacx:
     meta_learning_rate: schedules.Schedule = bounded(1e-3)
     """Learning rate of Adam for the metaparameters."""
     discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma of the outer loss, in [0, 1]; initially also of the inner loss."""
+    """Discount factor gamma of the outer loss, in [0, 1]; that of the inner loss is the same at
+    first, or 0.999 if that is less."""
     trace_lambda: float = bounded(1.0, high=1.0)
-    """Trace parameter lambda of the outer loss, in [0, 1]; initially also of the inner loss."""
+    """Trace parameter lambda of the outer loss, in [0, 1]; that of the inner loss is the same at
+    first, or 0.999 if that is less."""
     clip_rho: float = bounded(1.0)
     """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
     clip_c: float = bounded(1.0)
@@ -85,7 +87,7 @@ class Stacx:
     """Weight g_e of the entropy bonus in the outer loss; initially also in the inner loss."""
     kl_cost: float = bounded(1.0)
     """Weight g_kl, in the outer loss, of the divergence KL(old policy, new policy)."""
-    max_gradient_norm: float = bounded(40 / 640)
+    max_gradient_norm: float = bounded(40 / 640, low=1e-6)
     """Largest global norm of the inner gradient; a larger gradient is scaled down to it."""
     optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
@@ -96,7 +98,7 @@ class Stacx:
     spec: EnvironmentSpec | None = static(default=None)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return new parameters, and metaparameters that make the inner loss the outer one."""
+        """Return new parameters, and metaparameters whose inner loss is nearly the outer one."""
         learner = actor_critic.init_params(self._network, self._optimizer, key)
         metaparams: PyTree = self._initial_metaparams()
         return LearnerState(_join(learner, metaparams, META_OPTIMIZER.init(metaparams)))

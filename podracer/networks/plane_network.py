@@ -48,8 +48,8 @@ class PlaneNetwork:
     def build(self, observation: PyTree, heads: Mapping[str, Head | Planes]) -> Network:
         """Return the network for an observation, a tree of `ArraySpec`.
 
-        Raises `ConfigError` where the observation has no images, images of several sizes, or
-        indices of states.
+        Raises `ConfigError` for heads with noise or implicit quantiles, and where the observation
+        has no images, images of several sizes, or indices of states.
         """
         return _build(self, tuple(jax.tree.leaves(observation)), tuple(heads.items()))[0]
 
@@ -65,6 +65,8 @@ def _build(
     named_heads: tuple[tuple[str, Head | Planes], ...],
 ) -> tuple[Network, tuple[int, int, int]]:
     """Return a network, and the shape of its planes."""
+    if any(isinstance(head, Head) and (head.noisy or head.cosines) for _, head in named_heads):
+        raise ConfigError("a network of planes has no noisy heads and no implicit quantiles.")
     input_shape = _input_shape(specs)
 
     def make(key: jax.Array) -> _PlaneLayers:
@@ -77,11 +79,7 @@ def _build(
         return eqx.filter(make(key), eqx.is_array)
 
     def apply(
-        params: Params,
-        carry: Carry,
-        observation: PyTree,
-        first: jax.Array,
-        noise: jax.Array | None = None,
+        params: Params, carry: Carry, observation: PyTree, first: jax.Array
     ) -> tuple[dict[str, jax.Array], Carry]:
         T, B = first.shape
         flat = [x.reshape(T * B, *x.shape[2:]) for x in jax.tree.leaves(observation)]

@@ -35,11 +35,7 @@ class Table:
             return {name: jnp.zeros((num_values, head.size)) for name, head in heads.items()}
 
         def apply(
-            params: Params,
-            carry: Carry,
-            observation: PyTree,
-            first: jax.Array,
-            noise: jax.Array | None = None,
+            params: Params, carry: Carry, observation: PyTree, first: jax.Array
         ) -> tuple[dict[str, jax.Array], Carry]:
             return {name: table[observation] for name, table in params.items()}, carry
 

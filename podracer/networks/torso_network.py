@@ -276,8 +276,8 @@ class _Trunk(eqx.Module):
             # Behind a barrier, or the gradients of the transposes become slow products on a CPU.
             weights = (self.cell.weight_ih.T, self.cell.weight_hh.T)
             weight_ih, weight_hh = jax.lax.optimization_barrier(weights)
-            pushed = dense(features, weight_ih) + self.cell.bias.reshape(1, 1, -1)
-            unrolled: Any = lstm(pushed, weight_hh, first, carry, False)
+            gate_inputs = dense(features, weight_ih) + self.cell.bias.reshape(1, 1, -1)
+            unrolled: Any = lstm(gate_inputs, weight_hh, first, carry, False)
             return unrolled[1], unrolled[0]
 
         def step(memory: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

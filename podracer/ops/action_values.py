@@ -186,8 +186,8 @@ class ImplicitQuantiles:
     target_samples: int = bounded(8, low=1)
     """Number N' of quantiles in an update's target."""
     policy_samples: int = bounded(32, low=1)
-    """Number K of quantiles whose mean is the value that an action is chosen by: when acting, and
-    with `double` in targets."""
+    """Number K of quantiles whose mean is the value that an action is chosen by: when acting, with
+    `double` in targets, and in the policy of Munchausen's bonus."""
     cosines: int = bounded(64, low=1)
     """Number of cosines that the network sees a probability as."""
 

@@ -27,7 +27,11 @@ LOG_SCALE_BOUNDS = (-5.0, 2.0)
 
 @struct
 class Categorical:
-    """Distribution over discrete actions, int32 `[*b]`."""
+    """Distribution over discrete actions, int32 `[*b]`.
+
+    A logit of -inf makes an action impossible for samples and log-probabilities; entropies and
+    divergences need finite ones, such as those of masked actions.
+    """
 
     logits: Float[Array, "*b A"]
 
@@ -40,10 +44,13 @@ class Categorical:
 
     def at(self, uniform: Float[Array, "*b"]) -> jax.Array:
         """Return the actions at these places, in [0, 1), of the cumulative distribution."""
-        cumulative = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
-        # Scaled by the actual total, so that rounding can never choose an impossible action.
-        threshold = uniform[..., None] * cumulative[..., -1:]
-        return jnp.sum(cumulative[..., :-1] <= threshold, axis=-1, dtype=jnp.int32)
+        probs = jax.nn.softmax(self.logits)
+        # Where sums of many terms round, only possible actions may be chosen, and one always is.
+        cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+        threshold = uniform * jnp.max(cumulative, axis=-1)
+        actions = jnp.arange(probs.shape[-1], dtype=jnp.int32)
+        chosen = jnp.where(cumulative > threshold[..., None], actions, probs.shape[-1])
+        return jnp.min(chosen, axis=-1)
 
     def mode(self) -> jax.Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)

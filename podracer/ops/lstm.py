@@ -28,7 +28,7 @@ State = tuple[Float[Array, "B H"], Float[Array, "B H"]]  # hidden and cell
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def lstm(
-    pushed: Gates,
+    gate_inputs: Gates,
     weight: Float[Array, "H G"],
     resets: Bool[Array, "T B"],
     state: State,
@@ -43,11 +43,11 @@ def lstm(
     after the last step, and t - 1 is t + 1. Source: Hochreiter and Schmidhuber 1997, with the
     forget gate of Gers et al. 2000.
     """
-    hidden, state, _ = _run(pushed, weight, resets, state, reverse)
+    hidden, state, _ = _run(gate_inputs, weight, resets, state, reverse)
     return hidden, state
 
 
-def _run(pushed: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool):
+def _run(gate_inputs: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool):
     H = weight.shape[0]
     # A sigmoid is a tanh of half its argument: all gates are one call, behind a barrier, or the
     # compiler recomputes them wherever they are used.
@@ -63,12 +63,14 @@ def _run(pushed: jax.Array, weight: jax.Array, resets: jax.Array, state: State, 
         squashed = jax.lax.optimization_barrier(jnp.tanh(next_cell))
         return (o * squashed, next_cell), (o * squashed, (hidden, cell, squashed, tanh))
 
-    state, (hidden, inner) = jax.lax.scan(step, state, (pushed, resets), reverse=reverse)
+    state, (hidden, inner) = jax.lax.scan(step, state, (gate_inputs, resets), reverse=reverse)
     return hidden, state, inner
 
 
-def _keep(pushed: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool):
-    hidden, state, inner = _run(pushed, weight, resets, state, reverse)
+def _keep(
+    gate_inputs: jax.Array, weight: jax.Array, resets: jax.Array, state: State, reverse: bool
+):
+    hidden, state, inner = _run(gate_inputs, weight, resets, state, reverse)
     return (hidden, state), (weight, resets, inner)
 
 

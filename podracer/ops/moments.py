@@ -86,8 +86,8 @@ def moments_of_each(
     # differently: Anakin and Sebulba would differ in the last bit.
     batches = jax.lax.optimization_barrier(tuple(batches))
     batches = [jax.tree.map(lambda x: x.astype(jnp.float32), batch) for batch in batches]
-    shares = [None if weight is None else jnp.mean(weight) for weight in weights]
     axes = tuple(range(batch_axes))
+    shares = [None if weight is None else jnp.mean(weight, axes) for weight in weights]
 
     def sums(trees: Sequence[PyTree]) -> list[PyTree]:
         return [

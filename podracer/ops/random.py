@@ -39,7 +39,7 @@ def unit(words: jax.Array) -> Float32[Array, "*b"]:
 def random_normals(keys: jax.Array, count: int) -> Float32[Array, "*b n"]:
     """Return `count` standard normal numbers for each key `[*b]`, from its `random_words`.
 
-    23 bits of a word make a number within (-1, 1), never at the ends; so the largest is 5.2.
+    23 bits of a word make a number within (-1, 1), never at the ends; so the largest is 5.3.
     """
     words = random_words(keys, count) >> 9
     uniform = (words.astype(jnp.float32) + 0.5) * np.float32(2.0**-22) - 1.0

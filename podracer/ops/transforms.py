@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -37,6 +38,13 @@ def evenly_spaced(low: float, high: float, num: int) -> Float[Array, "Z"]:
     Computed in a program, their last bits would depend on the loop around them.
     """
     return jnp.asarray(np.linspace(low, high, num), jnp.float32)
+
+
+def squashed_mean(logits: Float[Array, "*b Z"], support: Float[Array, "Z"]) -> Float[Array, "*b"]:
+    """Compute `unsquash` of the means of categorical distributions over squashed numbers."""
+    # At full precision: TF32 or bfloat16 would round values to three or two digits.
+    mean = jnp.matmul(jax.nn.softmax(logits), support, precision=jax.lax.Precision.HIGHEST)
+    return unsquash(mean)
 
 
 def two_hot(x: Float[Array, "*b"], support: Float[Array, "Z"]) -> Float[Array, "*b Z"]:

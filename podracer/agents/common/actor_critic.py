@@ -53,7 +53,7 @@ class ActorCritic(Protocol):
     def _optimizer(self) -> optax.GradientTransformation: ...
 
 
-class Stepping(ActorCritic, Protocol):
+class ActorCriticLearner(ActorCritic, Protocol):
     """Agent whose optimizer steps the functions below take."""
 
     @property
@@ -89,7 +89,7 @@ def init_params(
     return CountedState(params, optimizer.init(params), schedules.init_frames())
 
 
-def optimizer_step(agent: Stepping, state: State, grads: PyTree) -> tuple[State, Metrics]:
+def optimizer_step(agent: ActorCriticLearner, state: State, grads: PyTree) -> tuple[State, Metrics]:
     """Return a state whose parameters took one optimizer step, and the norm of the gradients."""
     rate = schedules.value_at(agent.learning_rate, state.frames)
     params, optimizer_state = take_step(
@@ -308,7 +308,7 @@ def minibatch_grad(
 
 
 def apply_gradients(
-    agent: Stepping, state: LearnerState, grads: Params, num_frames: int
+    agent: ActorCriticLearner, state: LearnerState, grads: Params, num_frames: int
 ) -> tuple[LearnerState, Metrics]:
     """Take one optimizer step with gradients that are averaged over the mesh.
 

@@ -264,14 +264,14 @@ def sequence_transition(
     space, trajectory = agent._networks.space, sample.trajectory
     samples = recurrent.windows(sample, recurrence, agent.n_step)
     transition = off_policy.n_step_transition(samples, agent.discount)
-    timesteps, acted = trajectory.timesteps(), trajectory.carry
-    last_actions = jnp.concatenate([acted.last_action[None], trajectory.steps.action])
+    timesteps, start = trajectory.timesteps(), trajectory.carry
+    last_actions = jnp.concatenate([start.last_action[None], trajectory.steps.action])
     inputs = _inputs(space, obs_moments, timesteps, last_actions)
     burn_in_length = recurrence.burn_in_length
 
     def with_history(timestep: TimeStep) -> TimeStep:
         positions = timestep.observation
-        observation = History(inputs, timesteps.first, acted.memory, positions, burn_in_length)
+        observation = History(inputs, timesteps.first, start.memory, positions, burn_in_length)
         return dataclasses.replace(timestep, observation=observation)
 
     return dataclasses.replace(

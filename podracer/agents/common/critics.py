@@ -47,12 +47,24 @@ class Critics:
             return 0.5 * jnp.sum(lifetime_means(errors**2, lifetimes)), advantages
 
         grads, advantages = jax.grad(loss, has_aux=True)(critics.params)
-        grouped = advantages.reshape(len(advantages), lifetimes, -1)
-        mean = jnp.mean(grouped, axis=(0, 2), keepdims=True)
-        # The constant is of the size of rewards, so that noise well below them is not magnified.
-        normalized = (grouped - mean) / (jnp.std(grouped, axis=(0, 2), keepdims=True) + 1e-3)
+        normalized = _standardized(advantages, data.valid, lifetimes)
         critics = descend(self.optimizer, critics, grads, self.learning_rate)
-        return critics, data.valid * normalized.reshape(advantages.shape)
+        return critics, normalized
+
+
+def _standardized(advantages: jax.Array, valid: jax.Array, lifetimes: int) -> jax.Array:
+    """Return advantages `[T, B]` with zero mean and unit deviation over each lifetime.
+
+    Invalid ones do not count and become 0.
+    """
+    mask = valid.reshape(len(valid), lifetimes, -1)
+    grouped = advantages.reshape(mask.shape)
+    count = jnp.maximum(jnp.sum(mask, axis=(0, 2), keepdims=True), 1)
+    mean = jnp.sum(mask * grouped, axis=(0, 2), keepdims=True) / count
+    centered = mask * (grouped - mean)
+    deviation = jnp.sqrt(jnp.sum(centered**2, axis=(0, 2), keepdims=True) / count)
+    # The constant is of the size of rewards, so that noise well below them is not magnified.
+    return (centered / (deviation + 1e-3)).reshape(advantages.shape)
 
 
 def descend(

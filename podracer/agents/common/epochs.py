@@ -45,7 +45,7 @@ def shuffled_minibatches(
     return items.reshape(num_epochs * num_minibatches, -1)
 
 
-class Fitting(actor_critic.Stepping, Protocol):
+class EpochsLearner(actor_critic.ActorCriticLearner, Protocol):
     """Agent whose loss of a batch is all that its optimizer steps need."""
 
     @property
@@ -58,7 +58,7 @@ class Fitting(actor_critic.Stepping, Protocol):
 
 
 def fit(
-    agent: Fitting,
+    agent: EpochsLearner,
     state: LearnerState,
     batch: Any,
     num_frames: int,
@@ -76,7 +76,7 @@ def fit(
 
 
 def fit_minibatch(
-    agent: Fitting,
+    agent: EpochsLearner,
     batch: Any,
     axis: str | None,
     learner: actor_critic.CountedState,

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import mctx
 
 from podracer.agents.common import planning
+from podracer.agents.common.off_policy import require_feed_forward
 from podracer.agents.common.search_actions import Samples, SearchActions
 from podracer.networks import CNN, MLP, Head, Network, NetworkBuilder, ResNet, TorsoNetwork, outputs
 from podracer.networks.plane_network import PlaneNetwork, Planes
 from podracer.ops.distributions import num_outputs
-from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquash
+from podracer.ops.transforms import evenly_spaced, squash, squashed_mean, two_hot
 from podracer.types import ArraySpec, ConfigError, Params, PyTree
 
 
@@ -110,9 +111,7 @@ class Model:
 
     def to_scalar(self, logits: jax.Array) -> jax.Array:
         """Return the values or rewards `[N]` that logits `[N, Z]` stand for."""
-        # At full precision: TF32 or bfloat16 would round values to three or two digits.
-        probs = jax.nn.softmax(logits)
-        return unsquash(jnp.matmul(probs, self._support, precision=jax.lax.Precision.HIGHEST))
+        return squashed_mean(logits, self._support)
 
     def cross_entropy(self, logits: jax.Array, target: jax.Array) -> jax.Array:
         """Return the loss `[N]` of logits `[N, Z]` of values or rewards with targets `[N]`."""
@@ -167,7 +166,9 @@ def build_model(
         support_max,
         support_size,
         dynamics_network=dynamics.build(inputs, transition),
-        representation_network=representation.build(observation, {"state": state_head}),
+        representation_network=require_feed_forward(
+            representation.build(observation, {"state": state_head})
+        ),
         prediction_network=prediction.build(latent, evaluation),
     )
 

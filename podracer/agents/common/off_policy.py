@@ -51,12 +51,14 @@ def make_buffer(replay: Replay, spec: EnvironmentSpec | None, num_transitions: i
 def require_feed_forward(network: Network) -> Network:
     """Return the network; raise `ConfigError` if it is recurrent.
 
-    Samples that start anywhere have no recurrent state to start from.
+    Samples that start anywhere have no recurrent state to start from, and a search steps from one
+    node to another.
     """
     if jax.tree.leaves(network.carry(1)):
         raise ConfigError(
-            "the agent needs a feed-forward network: for a recurrent one take R2D2, or for "
-            "continuous actions SAC, TD3 or DDPG."
+            "the agent needs a feed-forward network, one without --memory: agents with recurrent "
+            "ones are R2D2 and PQN for discrete actions, SAC, TD3 and DDPG for continuous ones, "
+            "A2C, PPO and IMPALA for both."
         )
     return network
 

@@ -36,7 +36,7 @@ class Optimizer:
 
     name: Annotated[Literal["adam", "rmsprop", "radam"], flag("optimizer")] = static(default="adam")
     """Optimizer of the parameters."""
-    epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5)
+    epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
     rmsprop_decay: float = static(default=0.99, low=0.0, high=1.0)  # 1 - decay is a double
     """Decay of RMSProp's mean squared gradient, in [0, 1]."""

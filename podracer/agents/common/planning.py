@@ -92,9 +92,9 @@ def reanalyze(
     et al. 2020, appendix H.
     """
     steps, num_sequences = trajectory.steps, trajectory.steps.timestep.reward.shape[1]
-    num_rows = round(fraction * num_sequences)
-    if not num_rows:
+    if not fraction:
         return trajectory
+    num_rows = max(1, round(fraction * num_sequences))
     row_key, search_key = jax.random.split(key)
     rows = jax.random.permutation(row_key, num_sequences)[:num_rows]
 

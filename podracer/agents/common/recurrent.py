@@ -178,8 +178,7 @@ def windows(sample: Sample, recurrence: Recurrence, num_transitions: int) -> Sam
         jax.tree.map(lambda x: x[:-1], timesteps), cut(trajectory.steps.action, times[:-1]), ()
     )
     final = jax.tree.map(lambda x: x[-1], timesteps)
-    about = (sample.weights, sample.rows, sample.starts)
-    return Sample(
-        Trajectory(steps, final, (), ()),
-        *(jnp.tile(x, recurrence.unroll_length) for x in about),
+    weights, rows, starts = (
+        jnp.tile(x, recurrence.unroll_length) for x in (sample.weights, sample.rows, sample.starts)
     )
+    return Sample(Trajectory(steps, final, (), ()), weights, rows, starts)

@@ -77,7 +77,7 @@ class Disco:
     """Parameter lambda of Retrace, in [0, 1]."""
     value_cost: float = bounded(0.2)
     """Weight of the action values' loss against the four others, each of which has weight 1."""
-    support_max: float = static(default=300.0, low=0.0)
+    support_max: float = static(default=300.0, low=1e-6)
     """Largest value after the transform h(x), nearly a square root; 300 means about 58,700."""
     support_size: int = static(default=601, low=2)
     """Number of atoms for values, from minus to plus the support's largest value."""
@@ -122,7 +122,7 @@ class Disco:
             rule=jax.tree.map(jnp.asarray, self.rule_params),
             **vars(self._students(self.rule_params, learning_rate=0.0).init(key)),
         )
-        carry = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], self.carry(1)))
+        carry = recurrent.stored_spec(self.carry(1))
         extras = {"policy": ArraySpec((self._network.num_actions,))}
         return LearnerState(state, self._buffer.init(num_envs, extras=extras, carry=carry))
 

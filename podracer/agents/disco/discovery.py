@@ -80,7 +80,7 @@ class DiscoDiscovery:
     target_divergence_cost: float = bounded(1e-2)
     """Weight of the divergence of the policy's targets from the policy of the target parameters, a
     penalty in the meta-objective."""
-    max_gradient_norm: float = bounded(0.5)
+    max_gradient_norm: float = bounded(0.5, low=1e-6)
     """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
     inner_updates: int = static(default=5, low=1)
     """Number K of a student's updates that the meta-gradient goes back through."""
@@ -90,7 +90,7 @@ class DiscoDiscovery:
     """Compute inner activations again in the backward pass: less memory, a third more time."""
     rule: RuleSize = static(default=RuleSize())
     """Size of the update rule."""
-    support_max: float = static(default=3.0, low=0.0)
+    support_max: float = static(default=3.0, low=1e-6)
     """Largest value of the students after the transform h(x); 3 means 15."""
     support_size: int = static(default=31, low=2)
     """Number of the students' atoms for values, from minus to plus the support's largest value."""
@@ -163,7 +163,7 @@ class DiscoDiscovery:
             support_size=self.support_size,
             model_size=self.model_size,
         )
-        if network.torso.carry(1) != ():
+        if jax.tree.leaves(network.torso.carry(1)):
             raise ConfigError("students of a rule that is discovered need a feed-forward network.")
         return DiscoStudents(
             network,

@@ -87,8 +87,8 @@ class StudentNetwork:
     def _step(self, params: StudentParams, cell: jax.Array) -> jax.Array:
         """Return the model's hidden states `[T, B, A, H]` after each action from `[T, B, H]`."""
         product: jax.Array = dense(jnp.tanh(cell), params.hidden)
-        pushed = product + params.bias.reshape(1, 1, -1)
-        gates = pushed[:, :, None] + params.action[None, None]
+        inputs = product + params.bias.reshape(1, 1, -1)
+        gates = inputs[:, :, None] + params.action[None, None]
         i, f, g, o = jnp.split(gates, 4, axis=-1)
         cell = jax.nn.sigmoid(f) * cell[:, :, None] + jax.nn.sigmoid(i) * jnp.tanh(g)
         return jax.nn.sigmoid(o) * jnp.tanh(cell)

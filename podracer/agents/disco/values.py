@@ -12,7 +12,7 @@ from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.network import Outputs
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import retrace
-from podracer.ops.transforms import unsquash
+from podracer.ops.transforms import squashed_mean
 from podracer.types import struct
 
 _DECAY = 0.99  # of the moving averages, with which the rule was discovered
@@ -77,8 +77,8 @@ def estimate_values(
     trace_lambda: float | jax.Array,
 ) -> Values:
     """Return the values of a rollout, their advantages not normalized yet."""
-    q = _to_scalar(outputs.action_value, support)
-    target_q = _to_scalar(target_outputs.action_value, support)
+    q = squashed_mean(outputs.action_value, support)
+    target_q = squashed_mean(target_outputs.action_value, support)
     probabilities = jax.nn.softmax(outputs.policy)
     target_v = jnp.sum(probabilities * target_q, axis=-1)
     log_ratio = Categorical(outputs.policy[:-1]).log_prob(data.action)
@@ -102,10 +102,3 @@ def estimate_values(
         normalized_advantages=advantages,
         normalized_q_advantages=q_advantages,
     )
-
-
-def _to_scalar(logits: jax.Array, support: jax.Array) -> jax.Array:
-    """Return the values `[...]` that logits `[..., Z]` over squashed values stand for."""
-    # At full precision: TF32 or bfloat16 would round values to three or two digits.
-    probabilities = jax.nn.softmax(logits)
-    return unsquash(jnp.matmul(probabilities, support, precision=jax.lax.Precision.HIGHEST))

@@ -75,7 +75,7 @@ class LPG:
     """Weight beta_2 of the squared policy targets pi-hat, a penalty in the meta-objective."""
     prediction_target_cost: float = bounded(1e-3)
     """Weight beta_3 of the squared prediction targets y-hat, a penalty in the meta-objective."""
-    max_gradient_norm: float = bounded(0.5)
+    max_gradient_norm: float = bounded(0.5, low=1e-6)
     """Largest global norm of the gradient of the update rule; larger ones are scaled down to it."""
     inner_updates: int = static(default=5, low=1)
     """Number K of a student's updates that the meta-gradient goes back through."""
@@ -143,7 +143,7 @@ class LPG:
         num_actions = value_based.require_discrete(self.spec).num_actions
         heads = student_heads(num_actions, self.rule.predictions)
         network = self.network.build(self._observation_spec, heads)
-        if network.carry(1) != ():
+        if jax.tree.leaves(network.carry(1)):
             raise ConfigError("students of LPG need a feed-forward network.")
         return LPGStudents(
             self.rule,
