@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Shaped
+from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
 from podracer.environment import action_struct
 from podracer.host_memory import HostMemory, read_windows, write_slices
@@ -167,16 +167,10 @@ class Buffer:
         """
         T = steps.timestep.reward.shape[0]
         ring_size = _ring_size(state)
-        if T % self.stride:
+        if ring_size < (needed := self._smallest_ring(T)) or T % self.stride:
             raise ConfigError(
-                f"samples begin at every {self.stride}th timestep, so rollout_length must be a "
-                f"multiple of {self.stride}, and it is {T}."
-            )
-        needed = self._smallest_ring(T)
-        if ring_size < needed:
-            raise ConfigError(
-                f"replay.capacity is {ring_size} timesteps for each environment, but with a "
-                f"rollout_length of {T} it must be at least {needed} times their number."
+                f"a rollout_length of {T} needs a replay.capacity of {needed} for each environment "
+                f"(here {ring_size}), and must be a multiple of {self.stride}."
             )
         observation = steps.timestep.observation
         frame_source = self._frame_source(state, observation)
@@ -371,7 +365,8 @@ class Buffer:
                 origin = _read(frame_source, rows, times - back + 1)
                 blank = ~complete & (origin == BLANK)
                 complete = complete | (origin != CONTINUED)
-                repeat, zero = (_expand(flag, frame) for flag in (complete, blank))
+                axes = range(blank.ndim, frame.ndim)
+                repeat, zero = (jnp.expand_dims(flag, axes) for flag in (complete, blank))
                 older = jnp.where(repeat, newest_first[-1], read(source, back))
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
@@ -403,8 +398,3 @@ def _stack_last(frames: list[jax.Array]) -> jax.Array:
     # Four bytes are written as one word, which a CPU does four times as fast.
     words = [frame.astype(jnp.uint32) << (8 * i) for i, frame in enumerate(frames)]
     return jax.lax.bitcast_convert_type(words[0] | words[1] | words[2] | words[3], jnp.uint8)
-
-
-def _expand(flag: Bool[Array, "L N"], like: Shaped[Array, "L N ..."]) -> Bool[Array, "L N ..."]:
-    """Add trailing axes to a flag."""
-    return flag.reshape(*flag.shape, *(1,) * (like.ndim - flag.ndim))

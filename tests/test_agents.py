@@ -573,10 +573,8 @@ def test_advantages_are_standardized_together(grouping, memory):
     advantage = jax.random.normal(jax.random.key(0), (1 if memory == "none" else T, B))
     valid = np.ones(advantage.shape, np.float32)
     valid[0, 4] = 0
-    groups, weights = (
-        epochs.advantage_groups(jnp.asarray(x), jnp.asarray(items), grouping)
-        for x in (advantage, valid)
-    )
+    pair = (advantage, jnp.asarray(valid))
+    groups, weights = epochs.advantage_groups(pair, jnp.asarray(items), grouping)
     means, variances = epochs.advantage_moments(moments_of(groups, None, weights), items, grouping)
     for k in range(2):
         counted = np.where(valid, advantage, np.nan)

@@ -376,6 +376,7 @@ MISTAKES = [
     ("train cartpole_dqn --epsilon 1:0:0", "epsilon.frames must be at least 1"),
     ("train catch_muzero --num-simulations 9999999999", "num_simulations must be at most"),
     ("train cartpole_sebulba --policy-lag -1", "policy_lag must be at least 0"),
+    ("train catch --num-envs 1 --frames 5e10", "an environment makes at most 4,294,967,295 steps"),
     ("train cartpole_sebulba --queue-depth 99999999999", "queue_depth must be at most"),
     ("train cartpole_sebulba --env-timeout-seconds inf", "env_timeout_seconds must be finite"),
     # what does not go together
@@ -435,6 +436,7 @@ MISTAKES_ABOUT_A_RUN = [
     ("eval RUN --recipe nothing", "There is no recipe 'nothing'"),
     ("play RUN --out /no/directory/film.gif", "there is no directory /no/directory"),
     ("play RUN --out .", "is a directory"),
+    ("play RUN --out /proc/film.gif", "no file can be made in /proc"),
     ("play RUN --out film.txt", "film.txt must end in .gif or .mp4"),
     ("play RUN --max-steps 0", "--max-steps must lie in [1, 100,000]"),
     ("play RUN --fps -1", "--fps must lie in [0, 1,000]"),
@@ -444,6 +446,8 @@ MISTAKES_ABOUT_A_RUN = [
     ("rule RUN", "learned no update rule"),
     ("train catch --run-dir RUN", "already holds a run"),
     ("train catch --run-dir FOLDER", "holds other runs: name one in it"),
+    ("tournament catch --run-dir RUN", "holds a run: choose another name"),
+    ("serve RUN --host ''", "--host is empty"),
     ("leaderboard RUN", "To compare runs: podracer report RUN RUN."),
 ]
 

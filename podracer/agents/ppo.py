@@ -102,8 +102,7 @@ class PPO:
     """Items, those of all devices, whose advantages get zero mean and unit deviation together."""
     target_kl: float | None = static(default=None, low=0.0)
     """Divergence KL(old policy, new policy) to stop at: the first minibatch that estimates more
-    than 1.5 times as much is not learned from, nor any later one of the rollout; None never stops.
-    """
+    than 1.5 times as much is not learned from, nor any later one; None never stops."""
     normalize_observations: bool = static(default=False)
     """Normalize observations by the running mean and deviation, clipped to [-10, 10]."""
     normalize_rewards: bool = static(default=False)
@@ -159,10 +158,8 @@ class PPO:
         items = epochs.shuffled_minibatches(
             key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
         )
-        advantages, valid = (
-            epochs.advantage_groups(x, items, self.advantage_normalization)
-            for x in (batch.advantage, batch.valid)
-        )
+        pair = (batch.advantage, batch.valid)
+        advantages, valid = epochs.advantage_groups(pair, items, self.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
         arrays = (advantages, inputs, (batch.target, batch.advantage))
         weights = (valid, normalization.observation_weights(trajectory), batch.valid)

@@ -72,11 +72,9 @@ class Stacx:
     meta_learning_rate: schedules.Schedule = bounded(1e-3)
     """Learning rate of Adam for the metaparameters."""
     discount: float = bounded(0.99, high=1.0)
-    """Discount factor gamma of the outer loss, in [0, 1]; that of the inner loss is the same at
-    first, or 0.999 if that is less."""
+    """Discount factor gamma of the outer loss, in [0, 1]; the inner begins at most at 0.999."""
     trace_lambda: float = bounded(1.0, high=1.0)
-    """Trace parameter lambda of the outer loss, in [0, 1]; that of the inner loss is the same at
-    first, or 0.999 if that is less."""
+    """Trace parameter lambda of the outer loss, in [0, 1]; the inner begins at most at 0.999."""
     clip_rho: float = bounded(1.0)
     """Truncation level rho-bar of the importance ratios that weigh temporal differences."""
     clip_c: float = bounded(1.0)

@@ -27,7 +27,7 @@ from podracer.cli.arguments import (
 )
 from podracer.cli.run_options import RunOptions, best_run
 from podracer.experiments.hosts import Hosts
-from podracer.tournament import is_tournament
+from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
@@ -186,6 +186,8 @@ def tournament(arguments: Sequence[str]) -> int:
     flags = join_values(arguments[len(names) :], "vary")
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
+    from podracer.io.seal import CONFIG
+    from podracer.io.steps import CHECKPOINTS, step_directories
     from podracer.tournament.config import Tournament
     from podracer.tournament.selection import SELECTION_RULES, PopulationBased
     from podracer.types import ConfigError
@@ -212,6 +214,8 @@ def tournament(arguments: Sequence[str]) -> int:
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if is_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
+    if (directory / CONFIG).exists() or step_directories(directory / CHECKPOINTS):
+        raise ConfigError(f"{directory} holds a run: choose another name.")
     return _run(settings, directory, [own for name in names if (own := own_recipe(name))])
 
 

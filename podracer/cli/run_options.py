@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from podracer.cli.arguments import RunPath, find_modules_here, find_recipe
-from podracer.tournament import is_tournament
+from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
@@ -112,4 +113,8 @@ def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Pat
         raise ConfigError(f"{path.parent} holds no run: there is no such directory.")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ConfigError(f"no file can be made in {path.parent}: {error.strerror}.") from error
     return path

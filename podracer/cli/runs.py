@@ -13,7 +13,7 @@ import tyro
 
 from podracer.cli.arguments import RunPath, parse, require_in_range
 from podracer.cli.run_options import AtCheckpoint, CheckpointOptions, PolicyName, output_file
-from podracer.tournament import is_tournament
+from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
     import jax

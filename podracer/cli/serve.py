@@ -35,6 +35,8 @@ def serve(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     from podracer.types import ConfigError
 
+    if not options.host:  # which would listen at every address
+        raise ConfigError("--host is empty: name an address, such as 127.0.0.1.")
     port = require_in_range("--port", options.port, 0, 65_535)
     try:
         from podracer.serve import server

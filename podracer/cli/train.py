@@ -20,7 +20,7 @@ from podracer.cli.arguments import (
 )
 from podracer.cli.run_options import RunOptions
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
-from podracer.tournament import is_tournament
+from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
@@ -196,9 +196,12 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
     from podracer.experiments.run_setup import build
     from podracer.reports.console import summarize
     from podracer.reports.recording import is_drawable
+    from podracer.types import PodracerError
 
     outcomes = {0: "Finished", 75: "Preempted, saved", 130: "Stopped, saved"}
-    next_command = "play" if is_drawable(build(experiment)[1]) else None
+    next_command = None
+    with contextlib.suppress(PodracerError):  # such as for a file that is gone since
+        next_command = "play" if is_drawable(build(experiment)[1]) else None
     if isinstance(result.agent, MetaLearner):
         next_command = "rule"
     if result.exit_code:

@@ -24,6 +24,7 @@ from podracer.types import ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
 _MAX_UPDATES = 2**32 - 1  # of a run, counted in an uint32
+_MAX_STEPS_OF_ONE = 2**32 - 1  # of an environment, counted in an uint32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +176,11 @@ class Experiment:
             raise ConfigError(
                 f"a run has at most {_MAX_UPDATES:,} updates, but frames {self.frames:,} takes "
                 f"{self.num_updates:,} of {steps:,} environment steps."
+            )
+        if self.num_updates * driver.rollout_length > _MAX_STEPS_OF_ONE:
+            raise ConfigError(
+                f"an environment makes at most {_MAX_STEPS_OF_ONE:,} steps, but frames "
+                f"{self.frames:,} in {driver.num_envs:,} environments are more: take more of them."
             )
         chunk = self.chunk.updates_per_chunk
         if self.arch == "anakin" and steps * chunk > _MAX_STEPS:

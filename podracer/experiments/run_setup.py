@@ -37,7 +37,9 @@ from podracer.experiments.serialization import (
 )
 from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
+from podracer.io.directories import is_tournament
 from podracer.io.run_directory import run_directory
+from podracer.io.steps import CHECKPOINTS, newest_saved, step_directories
 from podracer.mesh import (
     Device,
     find_devices,
@@ -373,6 +375,15 @@ def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resu
         raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
     if exists and not resume:
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
+    if not resume and (
+        step_directories(directory / CHECKPOINTS) or newest_saved(directory) is not None
+    ):
+        raise ConfigError(
+            f"{directory} holds checkpoints, but not the config.json of their run: bring it back, "
+            "or choose another name."
+        )
+    if is_tournament(directory):
+        raise ConfigError(f"{directory} holds a tournament: choose another name.")
     if not exists and any(directory.glob("*/config.json")):
         raise ConfigError(f"{directory} holds other runs: name one in it, {directory / 'NAME'}.")
     return directory

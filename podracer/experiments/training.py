@@ -114,8 +114,7 @@ def train(
             return run.execute(resume)
         except Exception as error:
             error = classify_error(error)
-            is_refusal = resume and isinstance(error, ConfigError)
-            if not (is_refusal and (directory / CRASH).exists()):  # which says how the run ended
+            if not (resume and isinstance(error, ConfigError)):  # a refusal harms no run
                 run.report_fault(error)
             raise error from error.__cause__
 

@@ -29,9 +29,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.io.differences import differences
+from podracer.io.directories import LOG
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.steps import CHECKPOINTS
-from podracer.tournament import LOG
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,

@@ -90,14 +90,17 @@ def fit_minibatch(
     return learner, {**metrics, **update_metrics}
 
 
-def advantage_groups(advantage: jax.Array, minibatches: jax.Array, grouping: Grouping) -> jax.Array:
-    """Return the advantages whose moments standardize those of K minibatches `[K, n]`.
+def advantage_groups(advantages: PyTree, minibatches: jax.Array, grouping: Grouping) -> PyTree:
+    """Return the advantages, or a tree, whose moments standardize those of K minibatches `[K, n]`.
 
     They are `[T, N]` as given, or `[T, n, K]` where each minibatch has moments of its own.
     """
     if grouping != "minibatch":
-        return advantage
-    return jnp.moveaxis(advantage.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1)
+        return advantages
+    return jax.tree.map(
+        lambda x: jnp.moveaxis(x.at[:, minibatches].get(mode="promise_in_bounds"), 1, -1),
+        advantages,
+    )
 
 
 def advantage_moments(

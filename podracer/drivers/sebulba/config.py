@@ -36,7 +36,7 @@ class SebulbaConfig:
     env_threads: int = bounded(0, low=0)
     """Native threads or processes that step the environments of one actor thread; 0 divides the
     cores of the host evenly."""
-    policy_lag: int | None = bounded(1, low=0)
+    policy_lag: int | None = bounded(1, low=0, high=1000)
     """Number of updates by which the parameters of a rollout are behind. 0 is
     lock-step; 1 or more overlaps acting with learning, reproducibly; None takes the newest."""
     refresh_params: Literal["rollout", "step"] = "rollout"

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from podracer.io.directories import LOG
 from podracer.reports.watch.files import signature
 from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
-from podracer.tournament import LOG
 
 Parts = dict[str, str]  # HTML by the name of the part, in their order
 
