@@ -50,13 +50,15 @@ on two CPU cores without an accelerator. This page is written by
   [`cells.py`](../benchmarks/cells.py) has them with their sources. A win is therefore one of a
   library and its settings together. Environment, frames and evaluation are those of the cell. Seeds
   begin at 100; recipes were tuned with others. PureJaxRL's scripts keep their last policy only:
-  their curves are of training episodes and end with an evaluation.
+  their curves are of training episodes, dashed, and a dot is the evaluation at their end.
 - **Score** is the interquartile mean over seeds, with a 95 % bootstrap interval in brackets. With
   fewer than five seeds it is their mean, and the score of each seed is in parentheses.
 - **P** is the probability that a seed of podracer beats one of the reference, with the interval of
   a stratified bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss*
   below it; the others are ties. Where either side has fewer than five seeds there is no P, and
-  neither a win nor a loss: the last column says how many seeds there are.
+  neither a win nor a loss: the last column says how many seeds there are. Rows that compare two of
+  podracer's agents are not among the wins, ties and losses below: there P is the probability that
+  the agent in bold beats the other one.
 - **Pictures**: the same mean and interval at each evaluation, or with fewer than five seeds the
   mean and, thin, each seed.
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
@@ -86,17 +88,19 @@ def unmeasured(groups: Groups) -> Iterator[str]:
         for name in cell.reference_names:
             if name in references:
                 planned[name] = cell.seeds, references[name].cpu_minutes
-    lines = []
+    tasks: dict[str, list[str]] = {}
     for name, (seeds, minutes) in planned.items():
         measured = len(groups.get(name, ()))
         if measured < seeds:
             hours = minutes * (1 - measured / seeds) / 60
-            task, what = name.split("/")[0], f"{title(name)} | {measured} of {seeds}"
-            lines.append(f"| {task} | {what} | {hours:.1f} |")
-    if lines:
+            about = f"{title(name)} | {measured} of {seeds} | {hours:.1f}"
+            tasks.setdefault(about, []).append(name.split("/")[0])
+    if tasks:
         yield from ("## Not measured", "")
-        yield "These are in the table of `cells.py`, but were not run. Hours are of a processor."
-        yield from ("", "| task | agent | seeds | hours |", "|---|---|---|---|", *lines, "")
+        yield "These are in the table of `cells.py`, but were not run. Hours are those of a task."
+        yield from ("", "| agent | seeds | hours | tasks |", "|---|---|---|---|")
+        yield from (f"| {about} | {', '.join(names)} |" for about, names in tasks.items())
+        yield ""
 
 
 def pairs(family: str, groups: Groups) -> Iterator[tuple[Cell, str]]:
@@ -176,7 +180,10 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
         yield from (f"{cell.task}, {cell.agent}: {cell.remark}", "")
     yield "```bash"
     for cell in family_cells:
-        yield " ".join(["podracer", *cells.command_of(cell, cells.seeds_of(cell))])
+        command, *others = cells.command_of(cell, cells.seeds_of(cell)), *cells.seeds_of(cell)[1:]
+        once = command[0] == "train" and others  # a sweep trains all of them
+        also = f"  # and with --seed {', '.join(map(str, others))}" if once else ""
+        yield " ".join(["podracer", *command]) + also
     yield from ("```", "")
 
 
@@ -253,17 +260,18 @@ def panels(family: str, groups: Groups) -> Iterator[Panel]:
     agents = dict.fromkeys(cell.agent for cell in drawn)
     colors = dict(zip(agents, itertools.cycle(COLORS), strict=False))
     for task in dict.fromkeys(cell.task for cell in drawn):
-        alone = []
+        labels: dict[str, str] = {}  # agents of podracer that no other library stands beside
         for cell in (cell for cell in drawn if cell.task == task):
             references = [name for name in cell.reference_names if name in groups]
             if others := [name for name in references if "/podracer/" not in name]:
                 yield beside(f"{task}: {cell.agent}", [cell.name, *others])
             else:
-                alone.append(cell)
-        if len(alone) == 1:
-            yield beside(f"{task}: {alone[0].agent}", [alone[0].name])
-        elif alone:
-            labels = {cell.name: cell.agent for cell in alone}
+                names = [*references, cell.name]
+                labels |= {name: name.split("/")[-1] for name in names}
+        if len(labels) == 1:
+            (name, agent), *_ = labels.items()
+            yield beside(f"{task}: {agent}", [name])
+        elif labels:
             yield Panel(
                 f"{task}: podracer's agents",
                 labels,
@@ -301,13 +309,18 @@ def curve(axes: Axes, rows: Sequence[records.Row], label: str, color: str) -> No
     length = min(len(row["curve"]) for row in rows)
     points = np.array([row["curve"][:length] for row in rows], float)  # [seeds, evaluations, 2]
     frames, returns = points[..., 0].mean(axis=0), points[..., 1]
+    line, label = "-", f"{label} ({len(rows)} seed{'s' * (len(rows) > 1)})"
+    if rows[0].get("curve_of") == "training episodes":  # only its last point is an evaluation
+        last = interquartile_mean(returns[:, -1:])
+        axes.plot(frames[-1:], last, "o", color=color, markersize=4)
+        frames, returns = frames[:-1], returns[:, :-1]
+        line, label = "--", f"{label}, training"
     if enough(rows):
         low, high = bootstrap_interval(returns)
         axes.fill_between(frames, low, high, color=color, alpha=0.15, linewidth=0)
     else:
         axes.plot(frames, returns.T, color=color, alpha=0.4, linewidth=0.7)
-    seeds = f"{len(rows)} seed{'s' * (len(rows) > 1)}"
-    axes.plot(frames, interquartile_mean(returns), color=color, label=f"{label} ({seeds})")
+    axes.plot(frames, interquartile_mean(returns), line, color=color, label=label)
 
 
 def style(axes: Axes, frames: Sequence[int]) -> None:

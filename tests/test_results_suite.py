@@ -178,8 +178,8 @@ def test_what_was_not_measured_is_listed_with_its_hours(options, tmp_path, monke
     monkeypatch.setattr(cells, "CELLS", (TINY._replace(seeds=5), alone))
     page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
     _, _, missing = page.partition("## Not measured")
-    assert missing.count("\n| catch |") == 1
-    assert "| catch | podracer ppo | 0 of 4 | 0.5 |" in missing
+    assert missing.count("| catch |") == 1
+    assert "| podracer ppo | 0 of 4 | 0.5 | catch |" in missing
 
 
 def test_an_interrupted_cell_continues_and_its_seconds_add_up(options, monkeypatch):

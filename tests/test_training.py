@@ -73,8 +73,8 @@ def test_evaluations_that_have_no_room_are_said():
     full, few = recipes.find("catch_a2c"), recipes.find("catch_a2c").with_fields({"frames": 1e6})
     assert not full.lacking_evaluations
     assert few.lacking_evaluations == (
-        "The run makes 5 of 10 evaluations, at the end of each chunk (--updates-per-chunk 100): 48 "
-        "makes room."
+        "Only 5 of the 10 evaluations will run, because a run evaluates only at the end of a chunk "
+        "(--updates-per-chunk 100). --updates-per-chunk 48 would leave room for all."
     )
     roomy = few.with_fields({"driver": {"updates_per_chunk": 48}})
     assert not roomy.lacking_evaluations
@@ -350,6 +350,15 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path):
     with pytest.raises(ConfigError, match=r"agent.discount was 0.99 and is 0.5"):
         podracer.train(other, run_dir=run, resume=True)
     assert not (run / "crash.json").exists()  # the run itself is as it was
+
+
+@pytest.mark.parametrize(("policy_lag", "said"), [(0, False), (1, True)])
+def test_a_resume_says_whether_environments_begin_new_episodes(policy_lag, said, tmp_path, caplog):
+    driver = SebulbaConfig(num_envs=4, rollout_length=4, policy_lag=policy_lag, updates_per_chunk=2)
+    settings = {"driver": driver, "evaluations": 0, "run_dir": tmp_path / "run"}
+    podracer.train(EXPERIMENT, frames=32, **settings)
+    podracer.train(EXPERIMENT, frames=64, resume=True, **settings)
+    assert ("begin new episodes" in caplog.text) == said
 
 
 def test_a_directory_is_used_once(tmp_path):

@@ -158,7 +158,7 @@ def _print_ranking(
         )
         print(
             f"Selected  {len(records)} times, {replaced} starts from another pod; all {num_pods} "
-            f"pods descend from {len(set(ancestors(records)))} of the first"
+            f"pods descend from {len(set(ancestors(records)))} of the initial ones"
         )
 
 

@@ -34,8 +34,8 @@ class Experiment:
     recipe: str = "experiment"
     """Name of the experiment in reports and in the names of run directories."""
     environment: str | Environment | HostEnvironments
-    """Environment to train in; `podracer list environments` names them. In another one than the
-    recipe's its target return does not count, and one of the host takes Sebulba."""
+    """Environment to train in; `podracer list environments` names them. With another one than
+    the recipe's its target return is dropped; one of the host implies Sebulba."""
     agent: Agent
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
@@ -147,10 +147,10 @@ class Experiment:
         if possible == self.evaluations:
             return ""
         room = max(1, self._updates // self.evaluations)
-        remedy = f": {room} makes room" if room < chunk else ""
+        remedy = f" --updates-per-chunk {room} would leave room for all." if room < chunk else ""
         return (
-            f"The run makes {possible} of {self.evaluations} evaluations, at the end of each chunk "
-            f"(--updates-per-chunk {chunk}){remedy}."
+            f"Only {possible} of the {self.evaluations} evaluations will run, because a run "
+            f"evaluates only at the end of a chunk (--updates-per-chunk {chunk}).{remedy}"
         )
 
     @property

@@ -26,6 +26,7 @@ from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
     claim_run_directory,
+    continues_episodes,
     make_run_setup,
     run_metadata,
 )
@@ -203,13 +204,14 @@ class Run:
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         frames = restored.metadata["experiment"]["frames"]
         if self.experiment.frames < frames and self.experiment.num_updates < restored.step:
-            frames_done = restored.step * self.experiment.driver.steps_per_update
             raise ConfigError(
                 f"frames is {self.experiment.frames:,}, but the run has made "
-                f"{frames_done:,} already."
+                f"{restored.step * self.experiment.driver.steps_per_update:,} already."
             )
         if self.is_main:
             update_config(self.directory, self.experiment)
+            if not continues_episodes(self.experiment, restored.state):
+                _LOG.warning("The environments begin new episodes; all else continues as saved.")
         self._add_topology(restored.metadata["topologies"])
         best = restored.metadata.get("best")
         self.recorder.restore(Totals(**restored.metadata["totals"]), best and Best(**best))

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from podracer.mesh import traced_for
+
 # Operations that only change shapes or types, which XLA fuses into their neighbors.
 _FREE = {
     *("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "slice", "concatenate"),
@@ -65,7 +67,8 @@ def count(function: Callable[..., Any], *arguments: Any) -> Work:
     Where a platform has a form of its own, it is that of an accelerator. What no result needs is
     not counted.
     """
-    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    with traced_for("gpu"):
+        jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
     return _count(jaxpr, [True] * len(jaxpr.outvars))
 
 

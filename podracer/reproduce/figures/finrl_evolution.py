@@ -101,11 +101,17 @@ def judge(measured: Measured) -> Verdict:
             best[rule].append(rounds.max())
             mean[rule].append(rounds[-1].mean())
     gains = np.subtract(best["evolution"], best["none"])
+    if gains.mean() <= 0:
+        effect = "makes the pods better, but not the best of them"
+    elif gains.min() < 0:
+        effect = "helps on average, but not with every seed, which the verdict asks for"
+    else:
+        effect = "helps"
     reason = (
         f"Over {len(SEEDS)} seeds the best agent reaches {np.mean(best['evolution']):.0f} with "
         f"evolution and {np.mean(best['none']):.0f} without (500 is the most), the mean of the "
         f"pods ends at {np.mean(mean['evolution']):.0f} and {np.mean(mean['none']):.0f}: evolution "
-        f"{'helps' if gains.mean() > 0 else 'makes the pods better, but not the best of them'}."
+        f"{effect}."
     )
     outcome = (
         Outcome.REPRODUCED if gains.min() >= 0 and gains.mean() > 0 else Outcome.NOT_REPRODUCED
