@@ -210,21 +210,39 @@ def _version(package: str) -> str | None:
 def table(record: dict[str, Any]) -> str:
     """Return the record as Markdown: one row for each figure, and where it was measured."""
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items() if v)
-    lines = ["| | fault and promise | goal | measured | commit |", "|---|---|---|---|---|"]
+    lines = [
+        "| | fault and promise | goal | passed | measured | commit |",
+        "|---" * 6 + "|",
+    ]
     for number, row in record["figures"].items():
         fault, goal = FIGURES[int(number)]
         commit = row["commit"] if row["tests"] else ""
-        lines.append(f"| {number} | {fault} | {goal} | {_measured(row)} | {commit} |")
+        notes = "; ".join(_summed(row["notes"]))
+        lines.append(f"| {number} | {fault} | {goal} | {_passed(row)} | {notes} | {commit} |")
     about = f"{record['date']}, {record['machine']}, {versions}:"
     commands = [f"- `{command}`" for command in record["commands"]]
     return "\n".join([*lines, "", about, "", *commands]) + "\n"
 
 
-def _measured(row: dict[str, Any]) -> str:
+def _passed(row: dict[str, Any]) -> str:
     if not row["tests"]:
         return "not run"
     failed = [f"**{len(row['failed'])} failed**"] if row["failed"] else []
-    return ", ".join([f"{row['passed']}/{row['total']}", *row["notes"], *failed])
+    return ", ".join([f"{row['passed']}/{row['total']}", *failed])
+
+
+def _summed(notes: Sequence[str]) -> list[str]:
+    """Return the notes of several tests, counts of one thing (such as "2 refused") as their sum."""
+    sums: dict[str, int] = {}
+    others = []
+    for note in notes:
+        counts = [part.split(" ", 1) for part in note.split(", ")]
+        if all(number.isdecimal() for number, *_ in counts):
+            for number, label in counts:
+                sums[label] = sums.get(label, 0) + int(number)
+        else:
+            others.append(note)
+    return [*(f"{number} {label}" for label, number in sums.items()), *others]
 
 
 def merged(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
