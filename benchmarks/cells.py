@@ -100,9 +100,9 @@ SAVE_RARELY = "--save-seconds 600"  # a replay is large
 
 _RAINBOW_REMARK = (
     "The learning rate is tuned for this game: after 0.4 M frames, seeds 0 and 1, 2.8, 6.0, 11.4, "
-    "13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3, where DQN, which has 5e-4, "
-    "is at 7.5 to 8.2 with 2.5e-4 to 2e-3. With 5e-4, as in the other games, Rainbow ends here at "
-    "29.4; with 2e-3 it ends there at 2.2 (Asterix), 52.6 (Freeway) and 124 (Space Invaders)."
+    "13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3. DQN has 5e-4, and is at "
+    "7.5 to 8.2 with 2.5e-4 to 2e-3. With 5e-4, as in the other games, Rainbow ends here at 29.4; "
+    "with 2e-3 it ends there at 2.2 (Asterix), 52.6 (Freeway) and 124 (Space Invaders)."
 )
 _FREEWAY_REMARK = (
     "Rainbow learns more slowly from 0.2 M frames on, and is near at the end; see Breakout for its "
