@@ -22,7 +22,6 @@ from podracer.tournament.config import Tournament
 from podracer.tournament.engine import EngineLost, RayEngine
 from podracer.tournament.events import Failed, Submitted
 from podracer.tournament.leaderboard import Leaderboard, read_events
-from podracer.types import ConfigError
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs ray")
 slow = pytest.mark.slow
@@ -300,12 +299,6 @@ def test_a_cluster_is_joined_and_shared_out(tmp_path: Path) -> None:
     finally:
         os.killpg(head.pid, signal.SIGKILL)
         head.wait()
-
-
-def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="tournament"):
-        RayEngine(tmp_path)
 
 
 @slow

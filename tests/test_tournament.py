@@ -644,6 +644,17 @@ def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
     assert not (tmp_path / "leaderboard.jsonl").exists()
 
 
+def test_what_no_pod_could_run_is_refused_before_anything_is_recorded(tmp_path, monkeypatch):
+    experiment = dataclasses.replace(TOURNAMENT.experiments[0], environment="gymnax:None-v0")
+    tournament = dataclasses.replace(TOURNAMENT, experiments=(experiment,))
+    with pytest.raises(ConfigError, match="gymnax"):
+        orchestrator.run_tournament(tournament, tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package ray: pip install"):
+        orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, engine="ray"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.figure(16)
 @pytest.mark.parametrize(
     "changes",

@@ -7,6 +7,7 @@ import datetime
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -234,6 +235,8 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
     from podracer.tournament.orchestrator import run_tournament
 
     own_recipes = tuple(dict.fromkeys(own_recipes))
+    if settings.engine != "inline":  # this process only makes environments: GPUs are for the pods
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with LiveStandings(settings.rounds, directory) as live:
         code = run_tournament(settings, directory, own_recipes, live.show)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]

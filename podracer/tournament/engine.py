@@ -171,23 +171,26 @@ START_SECONDS = 60.0  # for the first time
 CLOSE_SECONDS = 5.0  # to disconnect from Ray
 
 
+def check_ray_is_installed() -> None:
+    """Raise `ConfigError` if Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            'the engine ray needs the package ray: pip install -e ".[tournament]" in the clone.'
+        )
+
+
 class RayEngine:
     """Engine of processes on the machines of a Ray cluster, which all share the directory.
 
     `cpus` and `gpus` are what each attempt reserves, `recipes` those of `LocalEngine`, which all
     machines must be able to import. Ray retries nothing: only the orchestrator
     decides. Ray itself is held by a separate process, `podracer.tournament.cluster`,
-    because Ray ends the process that holds it when the cluster is lost. Raises `ConfigError` if Ray
-    is not installed.
+    because Ray ends the process that holds it when the cluster is lost.
     """
 
     def __init__(
         self, directory: Path, cpus: float = 1.0, gpus: float = 0.0, recipes: Sequence[str] = ()
     ) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError(
-                'the engine ray needs the package ray: pip install -e ".[tournament]" in the clone.'
-            )
         self._directory, self._log = directory, directory / "ray.txt"
         self._recipes, arguments = recipes, (str(cpus), str(gpus), *recipes)
         with open_log(self._log) as log:

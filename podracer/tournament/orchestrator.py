@@ -22,6 +22,7 @@ from typing import Any
 from podracer.drivers.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
 from podracer.experiments import recipes as recipes_by_name
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import to_json
 from podracer.io.signals import PREEMPTED, STOPPED, StopSignals
 from podracer.tournament import selection
@@ -33,7 +34,13 @@ from podracer.tournament.config import (
     restore_experiment,
     seeded,
 )
-from podracer.tournament.engine import Engine, InlineEngine, LocalEngine, RayEngine
+from podracer.tournament.engine import (
+    Engine,
+    InlineEngine,
+    LocalEngine,
+    RayEngine,
+    check_ray_is_installed,
+)
 from podracer.tournament.events import (
     Absent,
     Capacity,
@@ -81,6 +88,10 @@ def run_tournament(
     if tournament.engine == "inline":
         own = tournament.experiments
     check_pods_can_restore(tournament, own)
+    if tournament.engine == "ray":
+        check_ray_is_installed()
+    for experiment in tournament.experiments:  # or each pod would fail, and resuming, too
+        build(experiment)
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
