@@ -8,6 +8,7 @@ import hashlib
 import html
 import io
 import itertools
+import os
 import re
 import shutil
 from pathlib import Path
@@ -258,6 +259,16 @@ def test_the_standings_show_hostile_text_as_it_is():
         live.show(dataclasses.replace(state, pods={0: failed}))
     assert r"\x1b[31m [red]x[/nothing] \x9b2J" in out.getvalue()
     assert "\x1b[31m" not in out.getvalue()
+
+
+def test_a_tournament_goes_on_when_nobody_reads_its_standings(tournament):
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = os.fdopen(writer, "w")
+    with LiveStandings(3, Path("run"), file=file) as live:
+        live.show(replay(leaderboard.read_events(tournament)))
+    with pytest.raises(BrokenPipeError):  # the line was written
+        file.close()
 
 
 def test_what_is_no_tournament_is_refused(tmp_path):

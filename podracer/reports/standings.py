@@ -29,17 +29,26 @@ from podracer.tournament.events import Entry, PodState, State
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
 
 
+class _Lasting(Terminal):
+    """A terminal that falls silent when nobody reads it any more; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class LiveStandings:
     """Display of a tournament: a live table on a terminal, elsewhere a line for each entry.
 
-    A context manager. With `whole` the table is printed even where there is no terminal.
+    A context manager. With `whole` the table is printed even where there is no terminal, and the
+    process ends when nobody reads it any more, as in `... | head`; without, a tournament goes on.
     """
 
     def __init__(
         self, rounds: int, directory: Path, *, whole: bool = False, file: TextIO | None = None
     ) -> None:
         self._rounds, self._directory = rounds, directory
-        self._terminal = Terminal(file=sys.stdout if file is None else file)
+        terminal = Terminal if whole else _Lasting
+        self._terminal = terminal(file=sys.stdout if file is None else file)
         self._live = Live(console=self._terminal, auto_refresh=False)
         self._whole, self._known = whole, dict[int, int]()
 
