@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -16,7 +17,7 @@ from podracer.cli.arguments import find_experiment, parse_experiment
 from podracer.cli.main import main
 from podracer.cli.train import TrainOptions
 from podracer.experiments import recipes
-from podracer.experiments.serialization import to_json
+from podracer.experiments.serialization import from_json, to_json
 from podracer.io.checkpoint import fingerprint
 from podracer.io.differences import differences
 from podracer.types import check_ranges
@@ -294,6 +295,16 @@ def test_ranges_of_a_field_that_holds_a_class_are_not_asked_for():
 def test_values_that_are_not_numbers_equal_themselves_when_a_run_is_resumed():
     assert differences({"tilt": math.nan}, {"tilt": math.nan}) == {}
     assert list(differences({"tilt": math.nan}, {"tilt": 1.0})) == ["tilt"]
+
+
+def test_functions_with_other_bound_arguments_are_other_experiments():
+    function = partial(np.clip, -1.0, a_max=1.0)
+    assert to_json(function) == {
+        "kind": "partial", "function": "clip", "arguments": [-1.0], "keywords": {"a_max": 1.0},
+    }  # fmt: skip
+    assert from_json(to_json(function), like=function) is function
+    with pytest.raises(podracer.ConfigError, match="name its recipe"):
+        from_json(to_json(function), like=partial(np.clip, -2.0, a_max=1.0))
 
 
 def test_a_field_with_the_name_of_another_flag_is_refused_in_a_sentence():

@@ -7,6 +7,7 @@ recipe that the user names are created from it; a file never decides what is imp
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import typing
@@ -62,7 +63,7 @@ def to_json(value: Any) -> Any:
     """Return a configuration as plain JSON; dataclasses carry the name of their class as `kind`.
 
     `spec` and fields declared by `types.derived` are left out. An object that JSON cannot hold is
-    described by its name or by its class.
+    described by its name or by its class, a `functools.partial` also by the arguments it binds.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (f.name for f in dataclasses.fields(value) if not f.metadata.get("derived"))
@@ -74,6 +75,9 @@ def to_json(value: Any) -> Any:
         return {str(name): to_json(item) for name, item in value.items()}
     if value is None or isinstance(value, str | int | float):
         return value
+    if isinstance(value, functools.partial):
+        bound = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
+        return {"kind": "partial", **to_json(bound)}
     if isinstance(value, Environment | HostEnvironments):
         return {"kind": type(value).__name__}
     return getattr(value, "__qualname__", type(value).__name__)
