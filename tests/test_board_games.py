@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -161,6 +162,7 @@ def test_games_of_self_play_begin_with_random_moves_that_end_none():
     ("name", "sentence"),
     [
         ("pgx:tic_tac_toe,opponent=minmax", "there is no opponent 'minmax'"),
+        ("pgx:tic_tac_toe,opponent=runs/a", f"of a run, which would be {Path.cwd()}/runs/a;"),
         ("pgx:tic_tac_toe,opponent=minimax-7", "`minimax-1` to `minimax-6`"),
         ("pgx:tic_tac_toe,opponent=self,evaluate_against=self", "there is no opponent 'self'"),
         ("pgx:minatar-breakout,opponent=self", "needs no opponent"),

@@ -253,6 +253,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_market(tmp_path / "bars.parquet")
 
 
+def test_a_relative_path_is_named_by_where_it_was_looked_for(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/bars.csv cannot be read"):
+        load_market("bars.csv")
+
+
 def test_adjust_takes_the_jump_away(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = written(tmp_path / "bars.csv", (*ROWS[:3], "2019-05-24,B,40,41,39,40,10"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,7 +39,8 @@ def find_opponent(opponent: Opponent | str) -> Opponent:
         return minimax_move(int(match[1]))
     raise ConfigError(
         f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or the "
-        "directory of a run; self-play is the environment's `opponent=self`, without others."
+        f"directory of a run, which would be {Path(opponent).absolute()}; self-play is the "
+        "environment's `opponent=self`, without others."
     )
 
 

@@ -67,7 +67,7 @@ def _read(path: Path, arrow: Any, reader: Any) -> Any:
         options = reader.ConvertOptions(column_types={**kinds, "ticker": arrow.string()})
         return reader.read_csv(path, convert_options=options)
     except (OSError, arrow.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path.absolute()} cannot be read: {error}") from error
 
 
 def _times(path: Path, arrow: Any, column: Any) -> np.ndarray:
