@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
 import podracer
 from podracer.experiments import peers
-from podracer.experiments.hosts import Hosts, initialize_devices
+from podracer.experiments.hosts import Hosts, initialize_devices, use_compilation_cache
 from podracer.experiments.serialization import read_experiment
 from podracer.types import ConfigError
 
@@ -204,6 +205,17 @@ def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
     monkeypatch.setattr(peers._on_abort, "install", lambda: None)
     with pytest.raises(ConfigError, match=message):
         initialize_devices(hosts, 0)
+
+
+def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    kept = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert use_compilation_cache() is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
 
 
 @pytest.mark.slow

@@ -39,7 +39,8 @@ def doctor(arguments: Sequence[str]) -> int:
     print(f"{len(devices)} device(s) on {jax.process_count()} process(es):")
     for device in devices[:16]:
         print(f"  {device.id}: {device.platform} {device.device_kind}")
-    print(f"compiled programs are kept in {use_compilation_cache()}")
+    cache = use_compilation_cache()
+    print(f"compiled programs are kept in {cache or 'no directory, as the user has no home'}")
     checks: dict[str, Callable[[], None]] = {
         "compile and run": _compute,
         "average over all devices": _average,

@@ -118,14 +118,20 @@ def _launched_by_cluster() -> bool:
     return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
 
 
-def use_compilation_cache() -> Path:
-    """Keep compiled programs between processes and return where, unless the user set a cache."""
+def use_compilation_cache() -> Path | None:
+    """Keep compiled programs between processes and return where, unless the user set a cache.
+
+    A user without a home directory has none.
+    """
     import jax
 
     configured = getattr(jax.config, "jax_compilation_cache_dir", None)
     if configured is not None:
         return Path(configured)
-    cache = Path.home() / ".cache" / "podracer" / "xla"
+    try:
+        cache = Path.home() / ".cache" / "podracer" / "xla"
+    except RuntimeError:  # HOME is not set and nobody knows the user, as in some containers
+        return None
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     return cache
