@@ -171,6 +171,18 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch):
             command("~/none")
 
 
+def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
+    words = "no home directory for '~nosuchuser/x': write the path without '~'"
+    for train in (
+        partial(podracer.train, run_dir="~nosuchuser/x"),
+        partial(podracer.train, run_dir=tmp_path / "run", weights="~nosuchuser/x"),
+    ):
+        with pytest.raises(podracer.ConfigError, match=words):
+            train("catch_a2c")
+    with pytest.raises(podracer.ConfigError, match=words):
+        podracer.load("~nosuchuser/x")
+
+
 def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():
     pods = [podracer.drivers.population.Pod(1)]
     with pytest.raises(podracer.ConfigError, match=r"pods cannot be .*: write \(Pod\(seed=1, hy"):

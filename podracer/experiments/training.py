@@ -42,7 +42,7 @@ from podracer.experiments.weights import Begin, Weights, describe_begin, recorde
 from podracer.io import checkpoint
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
-from podracer.io.run_directory import RunLock
+from podracer.io.run_directory import RunLock, expand_home
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
@@ -84,7 +84,7 @@ def train(
     `NonFiniteError`, `CheckpointError`, `StorageError` or `DeviceError`, with the reason in
     `crash.json`.
     """
-    run_dir = None if run_dir is None else Path(run_dir).expanduser()
+    run_dir = None if run_dir is None else expand_home(run_dir)
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
         experiment = experiment.in_environment(overrides.get("environment", experiment.environment))

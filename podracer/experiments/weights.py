@@ -18,6 +18,7 @@ from podracer.experiments.run_setup import RunSetup
 from podracer.experiments.serialization import read_config
 from podracer.experiments.sweep import best_pod
 from podracer.io.checkpoint import load_part
+from podracer.io.run_directory import expand_home
 from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG
 from podracer.io.steps import identity_of
@@ -45,7 +46,7 @@ class Weights:
     """
 
     def __init__(self, run: str | Path, setup: RunSetup, experiment: Experiment) -> None:
-        directory = Path(run).expanduser()
+        directory = expand_home(run)
         if not (directory / CONFIG).is_file():
             raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
         restored = load_part(directory, ".learner.shared")

@@ -23,6 +23,19 @@ _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECAS
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a path with the home directory in the place of `~`.
+
+    Raises `ConfigError` if there is none.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"there is no home directory for {str(path)!r}: write the path without '~'."
+        ) from error
+
+
 def run_directory(root: Path, name: str) -> Path:
     """Return the path of the run `name` directly under `root`; create nothing.
 
