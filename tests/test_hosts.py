@@ -1,6 +1,7 @@
 """Several processes as one run, on loopback."""
 
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -198,6 +199,9 @@ def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
         (Hosts("127.0.0.1:1234", 2, 2), "--process-id 2 must lie below --num-processes 2"),
         (Hosts("127.0.0.1:1234", 2), "together"),
         (Hosts("127.0.0.1:1234", 2, 0, join_seconds=0.0), "--join-seconds must be above 0"),
+        (Hosts("127.0.0.1:1234", 2, 0, join_seconds=math.inf), "at most 604,800, but it is inf"),
+        (Hosts("127.0.0.1:0", 2, 1), "with a port from 1 to 65,535"),
+        (Hosts("127.0.0.1:65536", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("192.0.2.1:1234", 2, 0), "process 0 cannot listen on 192.0.2.1:1234"),
     ],
 )

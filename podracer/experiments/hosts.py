@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
+MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX takes no infinity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Hosts:
     process_id: int | None = None
     """Number of this process, from 0 to one less than the number of processes."""
     join_seconds: float = 300.0
-    """Time in seconds, above 0, within which all processes must have started; one that waits longer
-    ends with exit code 77."""
+    """Time in seconds, above 0 and at most a week, within which all processes must have started;
+    one that waits longer ends with exit code 77."""
 
     def with_environment(self) -> Hosts:
         """Return these settings, or with those of the environment variables if none is set."""
@@ -69,10 +70,18 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
         raise ConfigError(
             f"--process-id {hosts.process_id} must lie below --num-processes {hosts.num_processes}."
         )
-    if hosts.coordinator and not re.fullmatch(r".+:[0-9]{1,5}", hosts.coordinator):
-        raise ConfigError(f"--coordinator {hosts.coordinator} must be HOST:PORT.")
-    if not hosts.join_seconds > 0:
-        raise ConfigError(f"--join-seconds must be above 0, but it is {hosts.join_seconds:g}.")
+    if hosts.coordinator is not None:
+        address = re.fullmatch(r".+:([0-9]{1,5})", hosts.coordinator)
+        if address is None or not 1 <= int(address[1]) <= 65_535:
+            raise ConfigError(
+                f"--coordinator {hosts.coordinator} must be HOST:PORT, with a port from 1 to "
+                "65,535."
+            )
+    if not 0 < hosts.join_seconds <= MAX_JOIN_SECONDS:
+        raise ConfigError(
+            f"--join-seconds must be above 0 and at most {MAX_JOIN_SECONDS:,}, but it is "
+            f"{hosts.join_seconds:g}."
+        )
     if devices:
         if is_multi_process and devices % hosts.num_processes:  # type: ignore[operator]
             raise ConfigError(
