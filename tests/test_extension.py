@@ -163,6 +163,9 @@ def test_a_name_that_leads_nowhere_is_a_sentence(folder, capsys):
         ("nowhere.recipes:mine", "There is no module 'nowhere'"),
         ("lab.recipes:his", "There is no function 'his' in the module lab.recipes"),
         ("lab.recipes:Line", "must return an Experiment, not Line"),
+        ("json:dumps", "json:dumps needs --obj, which has no default"),
+        ("builtins:dict", "builtins:dict is no recipe"),
+        ("math:sqrt", "math:sqrt is no recipe"),
     ):
         assert podracer_command("train", name) == 78
         assert message in capsys.readouterr().err

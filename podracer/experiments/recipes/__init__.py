@@ -5,6 +5,7 @@ A module for each family of environments; importing it registers its recipes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -59,6 +60,12 @@ def find(name: str, **options: Any) -> Experiment:
     if name.endswith(".json"):
         return _of_file(Path(name), **options)
     function = _function(name)
+    for key, parameter in _parameters(name).items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigError(
+                f"{name} needs --{key.replace('_', '-')}, which has no default: add it, or name a "
+                "function that returns an Experiment."
+            )
     return function(**{key: _option(function, key, text) for key, text in options.items()})
 
 
@@ -70,7 +77,18 @@ def options_of(name: str) -> tuple[str, ...]:
     """
     if name.endswith(".json"):
         return ("environment", "recipe")
-    return tuple(inspect.signature(_function(name)).parameters)
+    return tuple(_parameters(name))
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a recipe's function that have a name of their own."""
+    function = _function(name)
+    with contextlib.suppress(ValueError):  # of a class or a function in C
+        parameters = inspect.signature(function).parameters
+        if not any(x.kind is x.POSITIONAL_ONLY for x in parameters.values()):
+            rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            return {key: x for key, x in parameters.items() if x.kind not in rest}
+    raise ConfigError(f"{name} is no recipe: name a function that returns an Experiment.")
 
 
 def _of_file(
