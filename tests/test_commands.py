@@ -420,6 +420,8 @@ MISTAKES = [
     ("export nowhere", "nowhere holds no run"),
     ("watch nowhere", "there is no directory nowhere"),
     ("watch ''", "watch needs a directory"),
+    ("watch . --host nosuch.invalid --port 0", "take another --host"),
+    ("watch . --host 192.0.2.1 --port 0", "take another --host"),
     ("fingerprint nowhere", "holds no run"),
     ("watch nowhere --port 70000", "--port must lie in [0, 65,535]"),
     ("eval nowhere --episodes 99999999999", "holds no run"),

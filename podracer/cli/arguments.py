@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import errno
 import inspect
 import itertools
 import os
+import socket
 import sys
 import textwrap
 import typing
@@ -327,6 +329,8 @@ def explained_address(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        flag = "--host" if is_of_host else "--port"
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror}; take another --port."
+            f"cannot listen at {host}, port {port}: {error.strerror}; take another {flag}."
         ) from error
