@@ -391,6 +391,8 @@ MISTAKES = [
     ("sweep catch_a2c --vary learning_rate=1:2 --draws 1e11", "a sweep has at most 65,536 pods"),
     ("sweep catch_a2c --vary learning_rate=1:2", "--draws N"),
     ("sweep catch_a2c --vary learning_rate=2:1 --draws 3", "cannot be read"),
+    ("sweep catch_a2c --vary=", "--vary needs a value"),
+    ("sweep catch_a2c --seeds 2 --vary", "--vary needs a value"),
     ("sweep catch_a2c --vary learning_rate", "cannot be read"),
     ("sweep catch_a2c --vary learning_rat=1", "learning_rate"),
     ("tournament --pods 1000000000", "pods must be at most 10,000"),

@@ -291,7 +291,10 @@ def _find_flag(arguments: Sequence[str], name: str) -> tuple[int, int, str] | No
 
 
 def join_values(arguments: Sequence[str], name: str) -> list[str]:
-    """Return the arguments with the values of every `--name` behind a single one, at the end."""
+    """Return the arguments with the values of every `--name` behind a single one, at the end.
+
+    Raises `ConfigError` for a `--name` without values.
+    """
     values: list[str] = []
     others: list[str] = []
     is_value = False
@@ -301,9 +304,15 @@ def join_values(arguments: Sequence[str], name: str) -> list[str]:
             is_value = flag == f"--{name}"
         if not argument.startswith("--") or not is_value:
             (values if is_value else others).append(argument)
-        elif joined:
+        elif "=" in argument:
             values.append(joined)
-    return [*others, f"--{name}", *values] if values else others
+    if len(others) == len(arguments):
+        return others
+    if not all(values) or not values:
+        from podracer.types import ConfigError
+
+        raise ConfigError(f"--{name} needs a value: write it behind the flag, or leave it out.")
+    return [*others, f"--{name}", *values]
 
 
 def peek_arch(arguments: Sequence[str]) -> Arch | None:
