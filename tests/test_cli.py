@@ -122,6 +122,7 @@ except SystemExit:
         (["--update_rule", "rule.npz", "x"], "rule.npz", ["x"]),
         (["--update-rule=", "x"], "", ["x"]),
         (["--update-rule", "-1"], "-1", []),
+        (["--update-rule", "x", "y", "--update-rule=z"], "z", ["y"]),
         (["--update-rule", "--seed"], None, ["--update-rule", "--seed"]),
         (["--update-rule"], None, ["--update-rule"]),
         (["--update-rules", "x"], None, ["--update-rules", "x"]),

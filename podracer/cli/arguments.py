@@ -259,12 +259,12 @@ def find_modules_here(recipe: str | None, environment: str | None) -> None:
 
 
 def pop_flag(arguments: list[str], name: str) -> str | None:
-    """Remove `--name` from the arguments and return its value, or None if it has none."""
-    if found := _find_flag(arguments, name):
-        start, count, value = found
+    """Remove every `--name` from the arguments, and return the value of the last, None without."""
+    value = peek_flag(arguments, name)
+    while found := _find_flag(arguments, name):
+        start, count, _ = found
         del arguments[start : start + count]
-        return value
-    return None
+    return value
 
 
 def peek_flag(arguments: Sequence[str], name: str) -> str | None:
@@ -276,9 +276,10 @@ def peek_flag(arguments: Sequence[str], name: str) -> str | None:
 def _find_flag(arguments: Sequence[str], name: str) -> tuple[int, int, str] | None:
     """Return the place of `--name`, how many arguments it and its value are, and the value.
 
-    Hyphens and underscores are the same. Returns None where it is not there or has no value.
+    Of several it is the last, which the parser of flags takes, too. Hyphens and underscores are the
+    same. Returns None where it is not there or has no value.
     """
-    for i, argument in enumerate(arguments):
+    for i, argument in reversed(list(enumerate(arguments))):
         flag, joined, value = argument.partition("=")
         if flag.replace("_", "-") != f"--{name}".replace("_", "-"):
             continue
