@@ -635,6 +635,8 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
             {"selection": selection.Generational(2), "experiments": MIXED},
             "need one agent, not DQN, PPO",
         ),
+        ({"anchor": "minimax-1"}, "--anchor is for leagues: add --opponents"),
+        ({"matches": 2}, "--matches is for leagues: add --opponents"),
         ({"experiments": (GENERATIONS_OF_200,), "round_frames": 10_000}, "never reached"),
     ],
 )

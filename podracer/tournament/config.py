@@ -124,8 +124,11 @@ class Tournament:
             )
         if self.opponents is not None:
             self._check_league()
-        elif self.train_against is not None:
-            raise ConfigError("--train-against is for leagues: add --opponents, such as past.")
+        else:
+            for name in ("train_against", "matches", "anchor"):
+                if getattr(self, name) != getattr(Tournament, name):
+                    flag = f"--{name.replace('_', '-')}"
+                    raise ConfigError(f"{flag} is for leagues: add --opponents, such as past.")
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
