@@ -401,6 +401,7 @@ MISTAKES = [
     ("tune catch_a2c --seconds nan", "--seconds must lie in"),
     ("bench anakin --repetitions 0", "--repetitions must lie in"),
     ("bench anakin --envs-per-device 0", "--envs-per-device must lie in"),
+    ("bench sebulba --parts", "--parts needs one or more of simulator, acting"),
     ("bench sebulba --seconds -1", "--seconds must lie in"),
     # files and directories
     ("train catch --run-dir runs/../../.x", "run name"),

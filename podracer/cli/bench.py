@@ -123,6 +123,10 @@ def _bench_sebulba(arguments: Sequence[str]) -> int:
     options = parsed.bench
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     require_in_range("--seconds", options.seconds, least=0.01, most=3600)
+    if not options.parts:
+        from podracer.types import ConfigError
+
+        raise ConfigError(f"--parts needs one or more of {', '.join(get_args(Part))}.")
     if options.devices <= 1:
         disable_async_dispatch()
     initialize_devices(Hosts(), options.devices)
