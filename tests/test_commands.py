@@ -360,7 +360,7 @@ MISTAKES = [
     # values of an agent and a driver
     ("train catch_a2c --learning-rate nan", "learning_rate must be finite"),
     ("train catch_a2c --learning-rate inf", "learning_rate must be finite"),
-    ("train catch_a2c --learning-rate 1e39", "must lie in [-3.4e+38, 3.4e+38], the range of a"),
+    ("train catch_a2c --learning-rate 1e39", "learning_rate must be finite as a float32"),
     ("train catch_a2c --learning-rate -1", "learning_rate must be at least 0"),
     ("train catch_a2c --learning-rate 1:2:", "START:END[:FRAMES]"),
     ("train catch_a2c --discount 2", "discount must lie in [0, 1]"),

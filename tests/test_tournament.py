@@ -31,7 +31,7 @@ from podracer.tournament import pod as pods
 from podracer.tournament.capacity import CAPACITY, CapacityFile
 from podracer.tournament.config import (
     Tournament,
-    check_pods_can_restore,
+    check_pods,
     read_tournament,
     seeded,
 )
@@ -714,7 +714,7 @@ def test_what_pods_could_not_make_again_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match="several recipes have the name 'mine'"):
         orchestrator.run_tournament(both, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    check_pods_can_restore(dataclasses.replace(alone, experiments=(own, own)), (own, own))
+    check_pods(dataclasses.replace(alone, experiments=(own, own)), (own, own))
 
 
 def test_a_log_gives_experiments_of_ones_own_back_with_their_recipe(tmp_path):

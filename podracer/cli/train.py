@@ -122,10 +122,10 @@ def resume(arguments: Sequence[str]) -> int:
     options = parse(ResumeOptions, "resume", arguments, about=about)
     changes = options.settings.changes()
     if is_tournament(options.run):
-        if changes:
+        if names := [*changes, *(["track"] if options.track else [])]:
             from podracer.types import ConfigError
 
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise ConfigError(f"a tournament goes on as it began: leave out {flags}.")
         from podracer.cli import pods
 

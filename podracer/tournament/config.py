@@ -21,6 +21,7 @@ from podracer.experiments.ranges import Range
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
 from podracer.schedules import over_run
+from podracer.tournament.engine import check_ray_is_installed
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.matches import game_of
@@ -250,8 +251,10 @@ def check_is_nameable(directory: Path) -> None:
         )
 
 
-def check_pods_can_restore(tournament: Tournament, own: Sequence[Experiment]) -> None:
-    """Raise `ConfigError` if pods that have `own` cannot restore the tournament's experiments."""
+def check_pods(tournament: Tournament, own: Sequence[Experiment]) -> None:
+    """Raise `ConfigError` if pods that have `own` cannot run the tournament's experiments."""
+    if tournament.engine == "ray":
+        check_ray_is_installed()
     names: dict[str, Experiment] = {}
     for experiment in own:
         if names.setdefault(experiment.recipe, experiment) != experiment and _is_own(experiment):
@@ -266,6 +269,7 @@ def check_pods_can_restore(tournament: Tournament, own: Sequence[Experiment]) ->
                 f"pods cannot make {experiment.recipe!r} again: name its recipe as MODULE:FUNCTION,"
                 f" which pods can import, or take the engine `inline`. ({error})"
             ) from error
+        build(experiment)  # fails as in each pod
 
 
 def _is_own(experiment: Experiment) -> bool:

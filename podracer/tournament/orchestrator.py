@@ -22,7 +22,6 @@ from typing import Any
 from podracer.drivers.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
 from podracer.experiments import recipes as recipes_by_name
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import to_json
 from podracer.io.signals import PREEMPTED, STOPPED, StopSignals
 from podracer.tournament import selection
@@ -30,17 +29,11 @@ from podracer.tournament.capacity import CapacityFile, weakest
 from podracer.tournament.config import (
     Tournament,
     check_is_nameable,
-    check_pods_can_restore,
+    check_pods,
     restore_experiment,
     seeded,
 )
-from podracer.tournament.engine import (
-    Engine,
-    InlineEngine,
-    LocalEngine,
-    RayEngine,
-    check_ray_is_installed,
-)
+from podracer.tournament.engine import Engine, InlineEngine, LocalEngine, RayEngine
 from podracer.tournament.events import (
     Absent,
     Capacity,
@@ -87,11 +80,7 @@ def run_tournament(
     own = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
         own = tournament.experiments
-    check_pods_can_restore(tournament, own)
-    if tournament.engine == "ray":
-        check_ray_is_installed()
-    for experiment in tournament.experiments:  # or each pod would fail, and resuming, too
-        build(experiment)
+    check_pods(tournament, own)
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())

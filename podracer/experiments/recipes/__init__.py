@@ -86,8 +86,8 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
     with contextlib.suppress(ValueError):  # of a class or a function in C
         parameters = inspect.signature(function).parameters
         if not any(x.kind is x.POSITIONAL_ONLY for x in parameters.values()):
-            rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-            return {key: x for key, x in parameters.items() if x.kind not in rest}
+            variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            return {key: x for key, x in parameters.items() if x.kind not in variadic}
     raise ConfigError(f"{name} is no recipe: name a function that returns an Experiment.")
 
 
