@@ -41,7 +41,7 @@ from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
 from podracer.tournament.report import reason_of_failure
-from podracer.types import ConfigError, PodracerError
+from podracer.types import ConfigError, PodracerError, struct
 
 TOURNAMENT = Tournament(
     (recipes.find("cartpole_ppo"),),
@@ -694,6 +694,7 @@ def test_links_in_a_tournament_are_not_followed(tmp_path):
     assert [path.name for path in outside.iterdir()] == ["log.txt"]
 
 
+@struct
 class Mine(A2C):
     """An agent that no file can bring back."""
 

@@ -269,6 +269,7 @@ def check_pods(tournament: Tournament, own: Sequence[Experiment]) -> None:
                 f"pods cannot make {experiment.recipe!r} again: name its recipe as MODULE:FUNCTION,"
                 f" which pods can import, or take the engine `inline`. ({error})"
             ) from error
+    for experiment in tournament.experiments:
         build(experiment)  # fails as in each pod
 
 
