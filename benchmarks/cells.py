@@ -105,8 +105,12 @@ _RAINBOW_REMARK = (
     "with 2e-3 it ends there at 2.2 (Asterix), 52.6 (Freeway) and 124 (Space Invaders)."
 )
 _FREEWAY_REMARK = (
-    "Rainbow learns more slowly from 0.2 M frames on, and is near at the end; see Breakout for its "
-    "learning rate."
+    "Rainbow learns more slowly from 0.2 M frames on, for one because its support, 0 to 25, is "
+    "wide for this game's values. After 0.45 M frames, seeds 0 and 1, with a learning rate of "
+    "1e-3, it is at 24.6 and 19.4; with a support of 0 to 6 at 26.5 and 33.5, where DQN is at 31 "
+    "to 32. Without noise it is at 24.3 and 19.5, without priorities at 23.5 and 22.2, with "
+    "returns of one reward at 20.4 and 19.3, without dueling streams at 0.0 and 0.1, and with "
+    "5e-4 and DQN's epsilon in Adam at 31.3 and 11.7."
 )
 
 
