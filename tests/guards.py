@@ -201,7 +201,7 @@ GUARDS = [
     # --- configurations ---
     Guard(
         "types.py",
-        "if not math.isfinite(value):",
+        "if not abs(value) <= float(np.finfo(np.float32).max):",
         "if False:",
         "test_training.py::test_impossible_values_are_refused_before_anything_is_made",
     ),

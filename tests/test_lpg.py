@@ -222,9 +222,10 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
         delta = data.reward[t] + discount * v[t + 1] - v[t]
         ahead = np.where(data.valid[t], delta + discount * 0.95 * ahead, 0.0)
         want[t] = ahead
-    lives = want.reshape(T, LIVES, ENVS)
-    mean, deviation = lives.mean((0, 2), keepdims=True), lives.std((0, 2), keepdims=True)
-    scaled = ((lives - mean) / (deviation + 1e-3)).reshape(T, B) * np.asarray(data.valid)
+    lives, valid = (np.asarray(x).reshape(T, LIVES, ENVS) for x in (want, data.valid))
+    assert not valid.all()
+    over = {"axis": (0, 2), "keepdims": True, "where": valid > 0}  # ignored steps do not count
+    scaled = ((lives - lives.mean(**over)) / (lives.std(**over) + 1e-3) * valid).reshape(T, B)
     np.testing.assert_allclose(got, scaled, rtol=1e-3, atol=1e-4)
     # Values that were seen move towards their targets, whose distance is the advantage.
     moved = np.asarray(after.params["value"] - values)[..., 0]
