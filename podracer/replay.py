@@ -309,12 +309,12 @@ class Buffer:
             final_carry=(),
         )
 
-    # --- stacks of frames ------------------------------------------------------------------------
-
     def _smallest_ring(self, rollout_length: int) -> int:
         """Return how many timesteps of an environment must fit for samples between two rollouts."""
         timesteps = rollout_length + self.length + self._history + self.stride
         return math.ceil(timesteps / self.stride) * self.stride
+
+    # --- stacks of frames ------------------------------------------------------------------------
 
     @property
     def _history(self) -> int:

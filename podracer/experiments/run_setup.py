@@ -361,13 +361,6 @@ def check_same_environment(directory: Path, env: Any) -> None:
         )
 
 
-def continues_episodes(experiment: Experiment, state: TrainState) -> bool:
-    """Return whether a run from a saved state goes on within the episodes of its environments."""
-    driver = experiment.driver
-    is_lock_step = not isinstance(driver, sebulba.SebulbaConfig) or driver.policy_lag == 0
-    return is_lock_step and bool(jax.tree.leaves(state.actor))
-
-
 def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
     """Return the run's directory: a new one, or with `resume` one that holds a run."""
     if run_dir is None:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from podracer.drivers.common import Progress, Request, TrainState
+from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
 from podracer.experiments.errors import classify_error, tag_component
@@ -26,7 +27,6 @@ from podracer.experiments.run_setup import (
     RunSetup,
     check_same_environment,
     claim_run_directory,
-    continues_episodes,
     make_run_setup,
     run_metadata,
 )
@@ -210,7 +210,8 @@ class Run:
             )
         if self.is_main:
             update_config(self.directory, self.experiment)
-            if not continues_episodes(self.experiment, restored.state):
+            driver, state = self.experiment.driver, restored.state
+            if isinstance(driver, SebulbaConfig) and not continues_episodes(driver, state):
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
         self._add_topology(restored.metadata["topologies"])
         best = restored.metadata.get("best")
@@ -270,10 +271,9 @@ class Run:
         watchdog: Watchdog,
     ) -> Result:
         """Record each chunk; at boundaries evaluate, call back, save and stop."""
-        times = Stopwatch()
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
-        exit_code, learner = 0, state.learner
+        times, exit_code, learner = Stopwatch(), 0, state.learner
         self._evaluated = int(np.max(jax.device_get(state.update)))
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:

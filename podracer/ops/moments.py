@@ -79,8 +79,8 @@ def moments_of_each(
 ) -> tuple[Moments, ...]:
     """Return the moments of several batches `[T, B, ...]`, in two all-reduces for all of them.
 
-    The weights of a batch, f32 `[T, B]`, are 0 for items that do not count, else 1; None counts
-    all of them.
+    The weights of a batch, f32 `[T, B]` or as its items, are 0 for what does not count, else 1;
+    None counts all of them.
     """
     # Without the barrier XLA fuses the sums with whatever computed the items, and they round
     # differently: Anakin and Sebulba would differ in the last bit.

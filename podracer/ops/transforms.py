@@ -40,7 +40,7 @@ def evenly_spaced(low: float, high: float, num: int) -> Float[Array, "Z"]:
     return jnp.asarray(np.linspace(low, high, num), jnp.float32)
 
 
-def squashed_mean(logits: Float[Array, "*b Z"], support: Float[Array, "Z"]) -> Float[Array, "*b"]:
+def unsquashed_mean(logits: Float[Array, "*b Z"], support: Float[Array, "Z"]) -> Float[Array, "*b"]:
     """Compute `unsquash` of the means of categorical distributions over squashed numbers."""
     # At full precision: TF32 or bfloat16 would round values to three or two digits.
     mean = jnp.matmul(jax.nn.softmax(logits), support, precision=jax.lax.Precision.HIGHEST)

@@ -19,7 +19,7 @@ from podracer.agents.common.search_actions import Samples, SearchActions
 from podracer.networks import CNN, MLP, Head, Network, NetworkBuilder, ResNet, TorsoNetwork, outputs
 from podracer.networks.plane_network import PlaneNetwork, Planes
 from podracer.ops.distributions import num_outputs
-from podracer.ops.transforms import evenly_spaced, squash, squashed_mean, two_hot
+from podracer.ops.transforms import evenly_spaced, squash, two_hot, unsquashed_mean
 from podracer.types import ArraySpec, ConfigError, Params, PyTree
 
 
@@ -111,7 +111,7 @@ class Model:
 
     def to_scalar(self, logits: jax.Array) -> jax.Array:
         """Return the values or rewards `[N]` that logits `[N, Z]` stand for."""
-        return squashed_mean(logits, self._support)
+        return unsquashed_mean(logits, self._support)
 
     def cross_entropy(self, logits: jax.Array, target: jax.Array) -> jax.Array:
         """Return the loss `[N]` of logits `[N, Z]` of values or rewards with targets `[N]`."""

@@ -12,7 +12,7 @@ from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.network import Outputs
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import retrace
-from podracer.ops.transforms import squashed_mean
+from podracer.ops.transforms import unsquashed_mean
 from podracer.types import struct
 
 _DECAY = 0.99  # of the moving averages, with which the rule was discovered
@@ -77,8 +77,8 @@ def estimate_values(
     trace_lambda: float | jax.Array,
 ) -> Values:
     """Return the values of a rollout, their advantages not normalized yet."""
-    q = squashed_mean(outputs.action_value, support)
-    target_q = squashed_mean(target_outputs.action_value, support)
+    q = unsquashed_mean(outputs.action_value, support)
+    target_q = unsquashed_mean(target_outputs.action_value, support)
     probabilities = jax.nn.softmax(outputs.policy)
     target_v = jnp.sum(probabilities * target_q, axis=-1)
     log_ratio = Categorical(outputs.policy[:-1]).log_prob(data.action)

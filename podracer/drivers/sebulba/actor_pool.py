@@ -157,6 +157,14 @@ def _final_actor_state(rollout: Rollout) -> ActorState:
 # --- construction --------------------------------------------------------------------------------
 
 
+def continues_episodes(config: SebulbaConfig, state: TrainState) -> bool:
+    """Return whether a run from a state goes on within the episodes of its environments.
+
+    It does in lock-step, with environments that can be saved.
+    """
+    return config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
+
+
 def make_actor_pool(
     agent: Agent,
     env: HostEnvironments,
@@ -179,7 +187,7 @@ def make_actor_pool(
     )
     buffer = jax.jit(make_buffer)(params)
     queues = _rollout_queues(config, split.threads, state)
-    keep_actor_state = config.policy_lag == 0 and bool(jax.tree.leaves(state.actor))
+    keep_actor_state = continues_episodes(config, state)
     contexts = _actor_contexts(agent, split, config, state, seed, resume=keep_actor_state)
     run_key = jax.random.wrap_key_data(on_one_device(jax.random.key_data(state.key)))
     keys = row_keys(run_key, contexts[0].indices)
