@@ -98,6 +98,12 @@ ROBOT_RATE = "--learning-rate 3e-4:0:1e6"
 SAVE_RARELY = "--save-seconds 600"  # a replay is large
 
 
+_RAINBOW_FLAGS = {
+    "Breakout": "",
+    "Asterix": " --learning-rate 5e-4",
+    "Freeway": " --learning-rate 5e-4",
+    "SpaceInvaders": " --learning-rate 1e-3 --high 40",
+}
 _RAINBOW_REMARK = (
     "The learning rate is tuned for this game: after 0.4 M frames, seeds 0 and 1, 2.8, 6.0, 11.4, "
     "13.8, 11.3 and 7.5 with 1.25e-4, 2.5e-4, 1e-3, 2e-3, 4e-3 and 8e-3. DQN has 5e-4, and is at "
@@ -120,8 +126,7 @@ def _minatar(game: str) -> list[Cell]:
     long, short = f"{flags} --frames 10000000", f"{flags} --frames 2000000 {SAVE_RARELY}"
     peers = ("rejax/ppo", "purejaxrl/ppo")
     remark = {"Breakout": _RAINBOW_REMARK, "Freeway": _FREEWAY_REMARK}.get(game, "")
-    rate = "" if game == "Breakout" else " --learning-rate 5e-4"
-    rainbow = f"breakout_rainbow {short}{rate}"
+    rainbow = f"breakout_rainbow {short}{_RAINBOW_FLAGS[game]}"
     return [
         Cell(ON_POLICY, task, "ppo", f"breakout_ppo {long} {ANNEALED}", 10, 14, peers),
         Cell(ON_POLICY, task, "ppo-cnn", f"breakout_cnn_ppo {long}", 5, 38),
