@@ -323,6 +323,8 @@ MISTAKES = [
     ("train cartpole_ppo --total_timesteps=9", "no flag --total_timesteps here: did you mean --fr"),
     ("train cartpole_ppo --batch-size 8", "did you mean --num-minibatches?"),
     ("train pendulum_sac --tau 0.1", "did you mean --target-update-rate?"),
+    ("sweep catch --learning-rate 1e-3 1e-4", "write --vary learning_rate=1e-3,1e-4."),
+    ("sweep catch --vary optimizer.epsilom=1e-5", "did you mean optimizer.epsilon"),
     ("resume nowhere --lr 1e-3", "Unrecognized options"),
     ("train catch --frames", "Missing argument"),
     ("train catch --arch sebluba", "sebluba"),

@@ -31,6 +31,7 @@ from podracer.experiments.hosts import Hosts
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
+    from podracer.agent import Agent
     from podracer.experiments.experiment import Experiment
     from podracer.experiments.sweep import Configuration
     from podracer.tournament.config import Tournament
@@ -68,6 +69,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
     recipe, flags = split_recipe(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
+    _refuse_several_values(experiment.agent, flags)
     kind = RULES.get(peek_flag(flags, "select") or "")
     options, experiment, rules = parse_experiment(
         f"sweep {recipe}", join_values(flags, "vary"), experiment, SweepOptions(),
@@ -88,6 +90,23 @@ def sweep(arguments: Sequence[str]) -> int:
         resume=False, recipe=own_recipe(recipe, arguments), track=options.track,
         num_devices=num_cores(),
     )  # fmt: skip
+
+
+def _refuse_several_values(agent: Agent, flags: Sequence[str]) -> None:
+    """Raise `ConfigError` for the flag of a hyperparameter that several values follow."""
+    from podracer.drivers.population import hyperparameters
+    from podracer.types import ConfigError
+
+    names = {
+        f"--{name.replace('.', '-').replace('_', '-')}": name for name in hyperparameters(agent)
+    }
+    for i, flag in enumerate(flags):
+        values = list(itertools.takewhile(lambda x: not x.startswith("--"), flags[i + 1 :]))
+        name = names.get(flag.replace("_", "-"))
+        if name is not None and len(values) > 1:
+            raise ConfigError(
+                f"{flag} takes one value: to try several, write --vary {name}={','.join(values)}."
+            )
 
 
 def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = None) -> None:
