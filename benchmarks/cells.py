@@ -101,7 +101,7 @@ SAVE_RARELY = "--save-seconds 600"  # a replay is large
 _RAINBOW_FLAGS = {
     "Breakout": "",
     "Asterix": " --learning-rate 5e-4",
-    "Freeway": " --learning-rate 5e-4",
+    "Freeway": " --learning-rate 5e-4 --high 4",
     "SpaceInvaders": " --learning-rate 1e-3 --high 40",
 }
 _RAINBOW_REMARK = (
@@ -141,12 +141,13 @@ def _sticky(game: str) -> str:
 
 
 def _mujoco(robot: str) -> list[Cell]:
-    task = robot.lower()
-    flags = f"--environment gymnasium:{robot}-v5 --frames 1000000 {SAVE_RARELY}"
+    task, environment = robot.lower(), f"--environment gymnasium:{robot}-v5"
+    long = f"{environment} --frames 1000000 {SAVE_RARELY} {ROBOT_RATE}"
+    short = f"{environment} --frames 250000 {SAVE_RARELY}"  # a frame takes 7 ms
     return [
-        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {flags}", 3, 190, ("sb3/sac", "sbx/sac")),
-        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {flags}", 3, 145, ("sb3/td3", "sbx/td3")),
-        Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {flags} {ROBOT_RATE}", 3, 30, ("sb3/ppo",)),
+        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 96, ("sb3/sac", "sbx/sac")),
+        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 72, ("sb3/td3", "sbx/td3")),
+        Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {long}", 3, 30, ("sb3/ppo",)),
     ]
 
 
@@ -311,11 +312,11 @@ REFERENCES: tuple[Reference, ...] = (
         Reference(robot.lower(), library, agent, settings, cpu_minutes)
         for robot in ROBOTS
         for library, agent, settings, cpu_minutes in (
-            ("sb3", "sac", _ZOO_REPLAY, 680),
-            ("sb3", "td3", _ZOO_TD3, 500),
+            ("sb3", "sac", _ZOO_REPLAY, 170),
+            ("sb3", "td3", _ZOO_TD3, 125),
             ("sb3", "ppo", {**_ZOO_PPO[robot], "normalize": True}, 60),
-            ("sbx", "sac", _ZOO_REPLAY, 250),
-            ("sbx", "td3", _ZOO_TD3, 200),
+            ("sbx", "sac", _ZOO_REPLAY, 63),
+            ("sbx", "td3", _ZOO_TD3, 50),
         )
     ),
     Reference("trading", "sb3", "ppo", _FINRL_PPO, 60),
