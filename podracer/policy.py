@@ -89,7 +89,8 @@ class Policy:
         """Return the action for an observation as `spec` has it, or actions `[B, ...]` for a batch.
 
         `reward`, of the step that led here, a number or `[B]`, matters only to agents that observe
-        it, such as R2D2. Raises `ConfigError` where shapes do not fit.
+        it, such as R2D2. Raises `ConfigError` where shapes do not fit, or numbers that are not of
+        the environment's integers.
         """
         if isinstance(self.spec.observation, ArraySpec) and isinstance(observation, list):
             observation = np.asarray(observation)
@@ -105,9 +106,7 @@ class Policy:
                 )
             self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
         observations = jax.tree.map(
-            lambda spec, x: (x if isinstance(x, jax.Array) else np.asarray(x, spec.dtype)).reshape(
-                rows, *spec.shape
-            ),
+            lambda spec, x: _as_dtype(spec, x).reshape(rows, *spec.shape),
             self.spec.observation,
             observation,
         )
@@ -127,6 +126,21 @@ class Policy:
         if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(observation)):
             actions = np.asarray(actions)
         return actions[0] if batch_size is None else actions
+
+
+def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
+    """Return an array with the dtype of a spec. Raises `ConfigError` if integers would change."""
+    is_exact = not jnp.issubdtype(spec.dtype, jnp.floating)
+    if isinstance(x, jax.Array):
+        if is_exact and jnp.issubdtype(x.dtype, jnp.floating):
+            raise ConfigError(f"observations are {spec.dtype}, but these are {x.dtype}.")
+        return x
+    array = np.asarray(x)
+    with np.errstate(invalid="ignore"):
+        converted = array.astype(spec.dtype, copy=False)
+    if is_exact and array.dtype != spec.dtype and not np.array_equal(converted, array):
+        raise ConfigError(f"observations are {spec.dtype}, but these have other numbers.")
+    return converted
 
 
 def _act(

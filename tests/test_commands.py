@@ -336,6 +336,7 @@ MISTAKES = [
     ("tournament no_recipe", "There is no recipe 'no_recipe'"),
     ("tournament --selection Best", "There is no selection rule 'Best'"),
     ("bench nothing", "nothing"),
+    ("bench --repetitions 1 sebulba", "write the name first: podracer bench sebulba."),
     ("bench recipe nothing", "There is no recipe 'nothing'"),
     ("bench sebulba --environment nothing", "There is no environment 'nothing'"),
     # values of an experiment

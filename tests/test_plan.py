@@ -281,6 +281,23 @@ def test_numbers_of_a_users_file_are_above_0(small, kind, part, name, value):
         read_catalog(small)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices_per_host": 1.5}, "devices_per_host of small must be a whole number"),
+        ({"memory_share": 75}, "memory_share of small must be at most 1"),
+        ({"price": 3}, "the price of small must be an object"),
+        ({"colour": 1}, "small has an unknown field 'colour'"),
+    ],
+)
+def test_an_entry_of_a_users_file_is_checked(small, changes, message):
+    data = json.loads(small.read_text())
+    data["devices"]["small"] |= changes
+    small.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=message):
+        read_catalog(small)
+
+
 def test_prices_are_for_so_many_devices_and_have_a_source():
     assert Price(1.0, 2.0, 8, "", "").of(16, 3.0) == (6.0, 12.0)
     for device in read_catalog().devices.values():

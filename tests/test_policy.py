@@ -113,6 +113,17 @@ def test_what_does_not_fit_is_one_sentence():
         policy([0.0, 1.0], reward=np.zeros(4))
 
 
+@pytest.mark.parametrize("wrong", [1.5, 300, np.float32(0.25)])
+def test_no_observation_is_silently_cut_to_an_integer(wrong):
+    spec = EnvironmentSpec("picture", ArraySpec((2,), np.uint8), Discrete(3))
+    policy = Policy(*build("a2c", spec))
+    assert int(policy(np.array([1, 255]))) == int(policy(np.array([1.0, 255.0])))
+    with pytest.raises(ConfigError, match="observations are uint8, but these"):
+        policy(np.array([wrong, 0]))
+    with pytest.raises(ConfigError, match="observations are uint8, but these are float32"):
+        policy(jnp.zeros(2))
+
+
 SHIFTED = EnvironmentSpec(
     "shifted",
     {"cell": ArraySpec((), np.int32, num_values=5), "x": ArraySpec((2,))},

@@ -29,7 +29,7 @@ from podracer.reports.curves import (
     interquartile_mean,
     running_mean,
 )
-from podracer.reports.run import write_report
+from podracer.reports.run import _load, write_report
 from podracer.reports.selection import lineages, returns_of
 from podracer.reports.timeline import segments
 from podracer.reports.video import write_video
@@ -233,6 +233,32 @@ def test_a_pod_that_met_a_fault_is_not_the_best():
     }
     drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
     assert set(drawn[0].winner[..., 1].ravel()) == {0.0}
+
+
+def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):
+    records = [{"evaluation_return": 9.0, "evaluation_unfinished": 3}, {"evaluation_return": 1.0}]
+    records = [{"updates": i, "seconds": i, **record} for i, record in enumerate(records, 1)]
+    config = {"experiment": {"target_return": 5.0}}
+    assert RunRecords("run", config, records, {}).best_evaluation == 1.0
+    assert RunRecords("run", config, records[:1], {}).best_evaluation is None
+    assert RunRecords("run", config, records[:1], {}).early_end == ""
+    whole = [records[0], records[1] | {"evaluation_return": 5.0}]
+    assert RunRecords("run", config, whole, {}).early_end == "target_return"
+    pods = {"episodes": [8, 8], "evaluation_return": [9.0, 1.0], "evaluation_unfinished": [3, 0]}
+    np.testing.assert_array_equal(returns_of(pods, "evaluation_return"), [np.nan, 1.0])
+
+
+def test_a_pod_has_its_part_of_the_pace_and_all_times(tmp_path):
+    pods = [{"seed": seed, "hyperparameters": []} for seed in range(2)]
+    experiment = {"seed": 0, "agent": {}, "pods": pods}
+    path = make_run(tmp_path / "run", records=0, experiment=experiment)
+    whole = {"updates": 1, "seconds": 9.0, "frames_per_second": 500.0, "time_evaluate": 3.0}
+    (path / "metrics.jsonl").write_text(json.dumps(whole) + "\n")
+    (path / "pods.jsonl").write_text('{"updates": 1, "frames": [70, 80]}\n')
+    first, second = _load(path, "run")
+    assert second.last("frames") == 80
+    for run in (first, second):
+        assert (run.last("frames_per_second"), run.last("time_evaluate")) == (250.0, 3.0)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

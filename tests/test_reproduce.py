@@ -15,6 +15,7 @@ import pytest
 from podracer.bench import machine
 from podracer.cli.main import main
 from podracer.reproduce import measure
+from podracer.reproduce.chart import _Axis
 from podracer.reproduce.figure import (
     SCALES,
     Axes,
@@ -174,6 +175,19 @@ def test_records_of_two_machines_are_not_mixed():
     shipped = [Record("a", "one", "laptop", {}, {}), Record("b", "one", "laptop", {}, {})]
     own = [Record("a", "two", "laptop", {}, {})]
     assert shown_records(own, shipped) == [own[0], shipped[1]]
+
+
+def test_a_case_that_failed_hides_no_measured_points():
+    shipped = [Record("a", "one", "laptop", {}, {})]
+    failed = [Record(figure, "two", "laptop", {}, {}, error="lost") for figure in ("a", "b")]
+    assert shown_records(failed, shipped) == [failed[1], shipped[0]]
+
+
+@pytest.mark.parametrize("rates", [(2.2e6, 4.2e6), (3.0, 3.1), (1.0, 900.0), (1e3, 1e9)])
+def test_a_logarithmic_axis_has_ticks(rates):
+    ticks = _Axis(rates, True, 0, 100).ticks()
+    assert 1 < len(ticks) <= 12
+    assert all(rates[0] / 2 < tick < 2 * rates[1] for tick in ticks)
 
 
 def test_a_torn_line_of_records_is_replaced(tmp_path):

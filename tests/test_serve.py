@@ -69,6 +69,17 @@ def test_sessions_remember_apart_from_each_other(recurrent):
                 assert recurrent.act(request)["action"] == int(expected[i](x)), (episode, step)
 
 
+def test_sessions_are_remembered_up_to_a_number_of_observations(recurrent, monkeypatch):
+    monkeypatch.setattr("podracer.serve.service.MAX_SESSION_ROWS", 7)
+    batch = OBSERVATIONS[0, :3].tolist()
+    for name in ("a", "b", "c"):
+        recurrent.act({"observation": batch, "session": name, "reset": True})
+    assert recurrent.num_sessions == 2
+    with pytest.raises(RequestError, match="there is no session 'a', or no more"):
+        recurrent.act({"observation": batch, "session": "a"})
+    recurrent.act({"observation": batch, "session": "b"})
+
+
 def test_rows_of_a_batch_begin_new_episodes_of_their_own(recurrent):
     expected = recurrent.model.policy.copy()
     for step, rows in enumerate(OBSERVATIONS):

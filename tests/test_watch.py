@@ -191,6 +191,17 @@ def test_several_runs_and_seeds_are_compared(tmp_path):
     assert "There is no run here yet" in Watcher(tmp_path / "link" / "nothing").parts()["overview"]
 
 
+def test_runs_that_are_left_out_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("podracer.reports.watch.watcher._RUNS", 2)
+    for number in (3, 1, 2):
+        path = make_run(tmp_path / f"run-{number}", [record(1)])
+        for name in ("config.json", "metrics.jsonl"):
+            os.utime(path / name, (number, number))
+    overview = Watcher(tmp_path).parts()["overview"]
+    assert [f"run-{number}" in overview for number in (1, 2, 3)] == [False, True, True]
+    assert "1 more runs, which wrote earlier, are not shown" in overview
+
+
 def test_a_sweep_shows_its_pods_best_configuration_first(tmp_path):
     pods = [
         {"seed": seed, "hyperparameters": [{"name": "rate", "value": rate}]}
@@ -284,6 +295,13 @@ def test_no_request_reaches_another_file(tmp_path, cases):
     (run / "play.gif").write_bytes(b"GIF89a")
     with served(run) as server:
         get(server, "/").read()
+        part = get(server, "/film/0", Range="bytes=3-")
+        assert (part.status, part.read()) == (206, b"89a")
+        assert part.headers["Content-Range"] == "bytes 3-5/6"
+        part = get(server, "/film/0", Range="bytes=1-2")
+        assert (part.status, part.read()) == (206, b"IF")
+        for range_ in ("bytes=9-", "bytes=-2", "lines=1-2"):  # unknown ones are left out
+            assert get(server, "/film/0", Range=range_).read() == b"GIF89a"
         film = get(server, "/film/0?5")
         assert (film.status, film.read()) == (200, b"GIF89a")
         assert film.headers["Content-Type"] == "image/gif"

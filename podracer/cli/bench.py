@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -104,6 +105,10 @@ def bench(arguments: Sequence[str]) -> int:
         return _bench_recipe(arguments[1:])
     about = "Measure acting and training of the recipe `catch`, compile time apart."
     options = parse(AnakinOptions, "bench", arguments, about=about)
+    if options.name != "anakin":
+        from podracer.types import ConfigError
+
+        raise ConfigError(f"write the name first: podracer bench {options.name}.")
     require_in_range("--envs-per-device", options.envs_per_device)
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     initialize_devices(Hosts(), options.devices)
@@ -186,7 +191,7 @@ def tune(arguments: Sequence[str]) -> int:
     else:
         measured = _measured(experiment, options.seconds)
     if not options.json:
-        print(f"{'steps/s':>10}{'idle: actors, learner':>22}{'lag':>4}", flush=True)
+        print(f"{'steps/s':>10}{'actors idle':>13}{'learner idle':>14}{'lag':>6}", flush=True)
     trials = []
     for trial in measured:
         trials.append(trial)
@@ -195,7 +200,8 @@ def tune(arguments: Sequence[str]) -> int:
         best = max(trials, key=lambda trial: trial.steps_per_second).flags()
         for name in ("seconds", *re.findall("--([a-z-]+)", best)):
             pop_flag(flags, name)
-        print("\nFastest:", " ".join(["podracer train", recipe, *flags, "--arch sebulba", best]))
+        own = shlex.join([recipe, *flags])
+        print(f"\nFastest: podracer train {own} --arch sebulba {best}")
         print("More environments make larger batches: the learning rate may have to follow.")
     return next(filter(None, codes), 0)  # a process that failed said why
 
@@ -244,5 +250,5 @@ def _measured_by_processes(
 
 
 def _row(trial: Trial) -> str:
-    idle = f"{trial.actor_idle:>6.0%}{trial.learner_idle:>9.0%}"
+    idle = f"{trial.actor_idle:>13.0%}{trial.learner_idle:>14.0%}"
     return f"{trial.steps_per_second:>10,.0f}{idle}{trial.lag_mean:>6.1f}   {trial.flags()}"

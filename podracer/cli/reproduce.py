@@ -13,7 +13,7 @@ from podracer.cli.arguments import parse
 from podracer.io.names import nearest
 
 if TYPE_CHECKING:
-    from podracer.reproduce.figure import Figure, Record
+    from podracer.reproduce.figure import Figure, Record, Scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def reproduce(arguments: Sequence[str]) -> int:
             raise ConfigError(f"There is no figure {name!r}: {nearest(name, FIGURES)}")
     figures = [FIGURES[name] for name in options.figures or FIGURES]
     if options.list:
-        _print_list(figures, _records(options.out / RECORDS))
+        _print_list(figures, _records(options.out / RECORDS), options.scale)
         return 0
 
     def write() -> None:
@@ -88,11 +88,12 @@ def _write_pages(figures: Sequence[Figure], out: Path) -> None:
     write_bytes(out / "reproduction.md", markdown_page(figures, records).encode())
 
 
-def _print_list(figures: Sequence[Figure], records: Sequence[Record]) -> None:
+def _print_list(figures: Sequence[Figure], records: Sequence[Record], scale: Scale) -> None:
     from podracer.reproduce.figure import verdict
 
     for figure in figures:
-        minutes = f"{figure.minutes:.0f} min" if figure.cases("laptop") else "-"
+        is_known = scale == "laptop" and figure.cases(scale)
+        minutes = f"{figure.minutes:.0f} min" if is_known else "-"
         outcome = verdict(figure, records).outcome.value
         print(f"  {figure.name:24} {minutes:>7}  {outcome:18} {figure.title}")
 

@@ -249,8 +249,8 @@ class Checkpointer:
         remains = [path.rename(path.with_suffix(_REMOVED)) for path in old]
         if remains:
             fsync_directory(self.directory)
-        for path in remains:
-            shutil.rmtree(path)
+        for path in remains:  # where a reader holds one open, the next start removes what is left
+            shutil.rmtree(path, ignore_errors=True)
 
     def _is_own(self, path: Path) -> bool:
         try:

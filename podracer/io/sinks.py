@@ -82,6 +82,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def whole_return(record: Record) -> float | None:
+    """Return the mean return of a record's evaluation.
+
+    None without one, and if episodes did not end: such a mean is never the best, and reaches no
+    target.
+    """
+    value = record.get("evaluation_return")
+    is_whole = (
+        value is not None and math.isfinite(value) and not record.get("evaluation_unfinished")
+    )
+    return value if is_whole else None
+
+
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     path = Path(path)
     if path.exists() and not path.is_file():

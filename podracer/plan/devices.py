@@ -137,6 +137,9 @@ def read_catalog(own: Path | None = None) -> Catalog:
 
 def _device(name: str, entry: dict[str, Any]) -> Device:
     price = entry.get("price")
+    _check_fields(name, Device, {**entry, "name": name})
+    if price:
+        _check_fields(f"the price of {name}", Price, price)
     device = Device(**{**entry, "name": name, "price": Price(**price) if price else None})
     _check_numbers(name, device)
     if device.price is not None:
@@ -145,9 +148,22 @@ def _device(name: str, entry: dict[str, Any]) -> Device:
 
 
 def _simulator(name: str, entry: dict[str, Any]) -> Simulator:
+    _check_fields(name, Simulator, entry)
     simulator = Simulator(**entry)
     _check_numbers(name, simulator)
     return simulator
+
+
+def _check_fields(name: str, kind: type, entry: Any) -> None:
+    """Raise `TypeError` where an entry is no object, or lacks fields or has others."""
+    if not isinstance(entry, dict):
+        raise TypeError(f"{name} must be an object")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if others := sorted(entry.keys() - fields.keys()):
+        raise TypeError(f"{name} has an unknown field {others[0]!r}")
+    required = (n for n, field in fields.items() if field.default is dataclasses.MISSING)
+    if missing := [n for n in required if n not in entry]:
+        raise TypeError(f"{name} lacks {', '.join(missing)}")
 
 
 def _check_numbers(name: str, part: Device | Price | Simulator) -> None:
@@ -158,6 +174,10 @@ def _check_numbers(name: str, part: Device | Price | Simulator) -> None:
             continue
         if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
             raise TypeError(f"{field} of {name} must be a finite number above 0")
+        if float not in kinds and not isinstance(value, int):
+            raise TypeError(f"{field} of {name} must be a whole number")
+        if field.endswith("_share") and value > 1:
+            raise TypeError(f"{field} of {name} must be at most 1")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from podracer.io.sinks import Record, group, read_metrics
+from podracer.io.sinks import Record, group, read_metrics, whole_return
 
 if TYPE_CHECKING:
     from podracer.experiments.result import RunInfo
@@ -171,10 +171,10 @@ class Console:
 
     def _remember(self, record: Record) -> None:
         self._latest |= {key: value for key, value in record.items() if value is not None}
-        value, evaluation = record.get("episode_return"), record.get("evaluation_return")
+        value, evaluation = record.get("episode_return"), whole_return(record)
         if value is not None and math.isfinite(value):
             self._returns.append(value)
-        if evaluation is not None and math.isfinite(evaluation):
+        if evaluation is not None:
             self._best = evaluation if self._best is None else max(self._best, evaluation)
         if "seconds" in self._latest:
             self._pace.append((self._latest["updates"], self._latest["seconds"]))
@@ -355,7 +355,8 @@ def summarize(
         parts.append(f"episode return {number(last['episode_return'])}")
     if evaluations:
         name = f"{_acting_of(run)} evaluation".lstrip()
-        parts.append(f"{name} {number(evaluations[-1])} (best {number(max(evaluations))})")
+        best = max((x for x in map(whole_return, records) if x is not None), default=None)
+        parts.append(f"{name} {number(evaluations[-1])} (best {number(best)})")
     if reason:
         parts.append(reason)
     where = shlex.quote(str(run))

@@ -25,6 +25,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from podracer.io.differences import leaves
+from podracer.io.sinks import whole_return
 from podracer.reports.console import acting_text
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
@@ -63,10 +64,11 @@ class RunRecords:
         envs, length, frames = map(self._limit, names)
         return min((self.last("updates") or 0) * envs * length / (frames or math.nan), 1.0)
 
-    def has_reached(self, setting: str, key: str) -> bool:
-        """Return whether the last value of a metric is at least that of a setting."""
-        value = self.last(key)
-        return value is not None and value >= self._limit(setting)
+    @property
+    def best_evaluation(self) -> float | None:
+        """Highest mean return of an evaluation of whole episodes."""
+        returns = [whole_return(record) for record in self.records]
+        return max((value for value in returns if value is not None), default=None)
 
     def _limit(self, setting: str) -> float:
         """Return a number of the experiment, NaN where there is none."""
@@ -78,9 +80,13 @@ class RunRecords:
     @property
     def early_end(self) -> str:
         """Field of the experiment by which the run ended before its frames, "" if it has not."""
-        rules = {"target_return": "evaluation_return", "max_seconds": "seconds"}
-        ended_by = (rule for rule, key in rules.items() if self.has_reached(rule, key))
-        return "" if self.progress == 1 else next(ended_by, "")
+        if self.progress == 1:
+            return ""
+        evaluations = [r for r in self.records if r.get("evaluation_return") is not None]
+        reached = whole_return(evaluations[-1]) if evaluations else None
+        if reached is not None and reached >= self._limit("target_return"):
+            return "target_return"
+        return "max_seconds" if (self.last("seconds") or 0) >= self._limit("max_seconds") else ""
 
     @property
     def settings(self) -> dict[str, str]:

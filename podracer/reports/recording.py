@@ -110,18 +110,22 @@ def _host_frames(
     max_steps: int,
 ) -> tuple[np.ndarray, list[float]]:
     env, draw, observe = _host_drawer(env)
+    frames, returns, total = list[np.ndarray](), list[float](), 0.0
     act_compiled = jax.jit(partial(rule.act, agent))
 
     def act(params: Params, carry: Any, timestep: TimeStep, *args: Any) -> Any:
+        if not frames:  # the first timestep, which is before all steps
+            frames.append(draw(timestep.observation))
         timestep = dataclasses.replace(timestep, observation=observe(timestep.observation))
         return act_compiled(params, carry, timestep, *args)
 
-    frames, returns, total = [], [], 0.0
     done, logged = np.zeros(1, bool), set[str]()
     steps = host_steps(agent, env, act, params, run_key, update, done, logged)
     with contextlib.closing(steps):
         for previous_last, _, timestep in itertools.islice(steps, max_steps):
             frames.append(draw(timestep.observation))
+            if timestep.begins_after_loss(previous_last)[0]:
+                total = 0.0
             total += float(timestep.reward[0])
             if timestep.ends_episode(previous_last)[0]:
                 returns.append(total)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -101,7 +102,9 @@ def _pods(
 ) -> list[RunRecords]:
     """Each pod of a population as a run with its seed and hyperparameters."""
     whole = {record["updates"]: record for record in run.records}
-    shared = ("updates", "seconds", "frames_per_second", "time_step", "time_compile")
+    shared = {
+        k for r in run.records for k in r if k in ("updates", "seconds") or group(k) == "time"
+    }
     series = [record for record in series if record["updates"] in whole]
     experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
     members = []
@@ -115,8 +118,10 @@ def _pods(
         for record in series:
             own = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
             frames += own["frames"]
-            record_of_member = {k: v for k, v in whole[record["updates"]].items() if k in shared}
-            records.append({**record_of_member, **own, "frames": frames})
+            of_all = whole[record["updates"]]
+            of_member = {key: of_all[key] for key in shared & of_all.keys()}
+            pace = (of_all.get("frames_per_second") or math.nan) / len(pods)
+            records.append({**of_member, "frames_per_second": pace, **own, "frames": frames})
         crash = {} if index else run.crash  # it ended all pods, and is told once
         members.append(RunRecords(f"{run.name} pod {index}", config, records, crash))
     return members
@@ -204,7 +209,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
     versions_text = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
     return {
         "Final evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
-        "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
+        "Best evaluation": number(run.best_evaluation),
         "Final return": number(final_mean(returns)),
         "Frames": compact(run.last("frames")),
         "Updates": f"{run.last('updates') or 0:,}",

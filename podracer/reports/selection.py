@@ -33,10 +33,15 @@ def has_selection(experiment: Mapping[str, Any]) -> bool:
 
 
 def returns_of(record: Mapping[str, Any], key: str) -> np.ndarray:
-    """Return each pod's mean return in a record, f64 `[P]`; NaN without one or after a fault."""
+    """Return each pod's mean return in a record, f64 `[P]`.
+
+    NaN without one, after a fault, and for an evaluation with episodes that did not end.
+    """
     returns = np.array(record[key], float)
     if key == "evaluation_return" and "episodes" in record:  # a fault leaves the last sound state's
         returns[[episodes is None for episodes in record["episodes"]]] = np.nan
+    if key == "evaluation_return":
+        returns[np.asarray(record.get("evaluation_unfinished", 0)) > 0] = np.nan
     return returns
 
 

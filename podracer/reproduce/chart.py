@@ -82,12 +82,14 @@ class _Axis:
             powers = range(math.floor(self.low), math.ceil(self.high) + 1)
             values = [m * 10.0**p for p in powers for m in steps]
             shown = [v for v in values if self.low <= math.log10(v) <= self.high]
-            return shown[:: -(-len(shown) // 7)]
-        rough = (self.high - self.low) / 5
+            if len(shown) > 1:
+                return shown[:: -(-len(shown) // 7)]
+        low, high = (10**self.low, 10**self.high) if self.log else (self.low, self.high)
+        rough = (high - low) / 5
         size = 10 ** math.floor(math.log10(rough))
         step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= rough)
-        first = math.ceil(self.low / step)
-        return [i * step for i in range(first, math.floor(self.high / step) + 1)]
+        first = math.ceil(low / step)
+        return [i * step for i in range(first, math.floor(high / step) + 1)]
 
 
 def _grid(x_axis: _Axis, y_axis: _Axis, axes: Axes) -> str:

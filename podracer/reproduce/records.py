@@ -48,10 +48,13 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def shown_records(own: Iterable[Record], shipped: Iterable[Record]) -> list[Record]:
-    """Return a user's records, and the project's of those figures that he has not run.
+    """Return a user's records, and the project's of those figures that he has not measured.
 
-    A user's records and the project's are never mixed within a figure.
+    A user's records and the project's are never mixed within a figure: failures alone give way to
+    the project's.
     """
     own = list(own)
-    run = {record.figure for record in own}
-    return [*own, *(record for record in shipped if record.figure not in run)]
+    measured = {record.figure for record in own if not record.error}
+    kept = [record for record in shipped if record.figure not in measured]
+    shown = measured | ({record.figure for record in own} - {record.figure for record in kept})
+    return [*(record for record in own if record.figure in shown), *kept]

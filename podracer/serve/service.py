@@ -27,6 +27,7 @@ from podracer.trading.delivery import RECORD, current_model
 from podracer.types import ArraySpec, ConfigError, PodracerError, StorageError
 
 MAX_SESSIONS = 10_000
+MAX_SESSION_ROWS = 100_000  # in all sessions together: each has a memory
 MAX_ROWS = 4096
 KEYS = ("observation", "session", "reset", "reward")
 
@@ -180,6 +181,8 @@ class Service:
         if reset is True:  # also a session that played with an older model
             policy = model.policy.copy(next(self._seeds))
             self._sessions[name] = Session(model, policy, rows)
+            self._sessions.move_to_end(name)
+            self._forget()
         elif name not in self._sessions:
             raise RequestError(
                 f'there is no session {name!r}, or no more: send "reset": true with the first '
@@ -188,13 +191,17 @@ class Service:
             )
         session = self._sessions[name]
         self._sessions.move_to_end(name)
-        while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
         if session.rows != rows:
             raise RequestError(f"session {name!r} has {session.rows} observations, not {rows}.")
         if isinstance(reset, list):
             session.policy.reset(_rows_of(reset, rows))
         return session.model, session.policy
+
+    def _forget(self) -> None:
+        """End the sessions that were used least recently, if there are too many."""
+        num_rows = sum(session.rows for session in self._sessions.values())
+        while len(self._sessions) > MAX_SESSIONS or num_rows > MAX_SESSION_ROWS:
+            num_rows -= self._sessions.popitem(last=False)[1].rows
 
     def _keep_two_models(self, model: Model) -> None:
         """End the sessions of all models but the current one and the one before."""

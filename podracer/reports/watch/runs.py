@@ -33,7 +33,6 @@ from podracer.reports.watch.chart import HEIGHT, Chart, extent
 from podracer.reports.watch.files import Tail, read_object, signature
 
 FILMS = ("play.mp4", "play.gif")
-_RUNS = 60  # shown at most, those that wrote last
 _WAITING = 4  # runs of which is shown who waits
 _METRICS = 12  # panels
 _NAMED = 12  # groups in a legend
@@ -106,7 +105,7 @@ class WatchedRun:
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Return the directories of the runs at or directly below a directory, newest last."""
+    """Return the directories of the runs at or directly below a directory, by their last change."""
     if _holds_run(directory):
         return [directory]
     try:
@@ -114,7 +113,7 @@ def find_runs(directory: Path) -> list[Path]:
     except OSError:
         return []
     found = [path for path in children if _holds_run(path)]
-    return sorted(sorted(found, key=_last_change)[-_RUNS:], key=lambda path: path.name)
+    return sorted(found, key=_last_change)
 
 
 def _holds_run(path: Path) -> bool:
@@ -126,11 +125,13 @@ def _last_change(path: Path) -> int:
                 if (mark := signature(path / name))), default=0)  # fmt: skip
 
 
-def run_sections(runs: Sequence[WatchedRun]) -> Iterator[tuple[str, str]]:
+def run_sections(runs: Sequence[WatchedRun], num_found: int) -> Iterator[tuple[str, str]]:
     """Yield the parts of the page: a name and HTML, empty where there is nothing to show."""
     records = [run.records for run in runs]
     groups = group_runs(records)
-    yield "overview", _overview(runs)
+    left_out = num_found - len(runs)
+    note = f"<p>{left_out:,} more runs, which wrote earlier, are not shown.</p>" if left_out else ""
+    yield "overview", _overview(runs) + note
     yield "crashes", "".join(crash_note(run) for run in records if run.crash)
     for title, _, _, panels in CURVES:
         yield title.lower(), section(title, _panels(groups, panels))
@@ -168,7 +169,7 @@ def _facts(run: WatchedRun) -> dict[str, str]:
     )
     return {
         "Evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
-        "Best evaluation": number(float(evaluations.max()) if len(evaluations) else None),
+        "Best evaluation": number(records.best_evaluation),
         "Episode return": number(final_mean(returns)),
         "Progress": percent(run.progress),
         "Frames": compact(records.last("frames")),

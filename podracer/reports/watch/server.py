@@ -10,8 +10,8 @@ import hashlib
 import html
 import http.server
 import json
+import os
 import re
-import shutil
 import sys
 import time
 from http import HTTPStatus
@@ -27,6 +27,7 @@ _FILM = re.compile(r"/film/([0-9]{1,4})")
 _SECONDS = 0.5  # between two looks for changes
 _SIGN_OF_LIFE = 10.0  # seconds after which a silent connection is tried
 _PATIENCE = 30.0  # seconds in which a browser takes or sends something
+_PIECE = 1 << 20  # bytes of a film that are read at a time
 _VIEWERS = 32  # connections that wait for changes
 
 
@@ -83,8 +84,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         name = name.rpartition(":")[0] if re.search(r":[0-9]+$", name) else name
         return self.server.names is None or name.strip("[]") in self.server.names
 
-    def _head(self, kind: str, **headers: str) -> None:
-        self.send_response(HTTPStatus.OK)
+    def _head(self, kind: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", _POLICY)
@@ -106,8 +107,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         with file:
-            self._head("video/mp4" if path.suffix == ".mp4" else "image/gif")
-            shutil.copyfileobj(file, self.wfile)
+            size = os.fstat(file.fileno()).st_size
+            begin, end = 0, size
+            asked = re.fullmatch(
+                r"bytes=([0-9]{1,15})-([0-9]{1,15})?", self.headers.get("Range", "")
+            )
+            if asked and int(asked[1]) < size:
+                begin = int(asked[1])
+                end = min(size, max(begin, int(asked[2] or size)) + 1)
+            headers = {"Accept_Ranges": "bytes", "Content_Length": str(end - begin)}
+            status = HTTPStatus.OK
+            if end - begin < size:
+                status = HTTPStatus.PARTIAL_CONTENT
+                headers["Content_Range"] = f"bytes {begin}-{end - 1}/{size}"
+            self._head("video/mp4" if path.suffix == ".mp4" else "image/gif", status, **headers)
+            file.seek(begin)
+            for place in range(begin, end, _PIECE):
+                self.wfile.write(file.read(min(_PIECE, end - place)))
 
     def _stream(self) -> None:
         """Send what changes, until the browser is gone."""

@@ -15,6 +15,7 @@ from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
 
 Parts = dict[str, str]  # HTML by the name of the part, in their order
 
+_RUNS = 60  # shown at most, those that wrote last
 _SHORTEST_PAUSE = 1.0  # seconds between two looks at the files
 _SHARE = 0.05  # of a core, at most, that making the page may take
 
@@ -60,7 +61,8 @@ class Watcher:
                 self._parts = _collect(lambda: _tournament(self._directory))
             self._signature = log
             return
-        paths = find_runs(self._directory)
+        found = find_runs(self._directory)
+        paths = sorted(found[-_RUNS:], key=lambda path: path.name)
         has_changed = paths != list(self._runs) or not self._parts
         self._runs = {path: self._runs.get(path) or WatchedRun(path) for path in paths}
         for run in self._runs.values():
@@ -68,7 +70,7 @@ class Watcher:
                 has_changed = run.update() or has_changed
         if has_changed:
             runs = list(self._runs.values())
-            self._parts = _collect(lambda: run_sections(runs)) if runs else _NOTHING
+            self._parts = _collect(lambda: run_sections(runs, len(found))) if runs else _NOTHING
 
 
 _NOTHING = {"overview": "<p>There is no run here yet.</p>"}
