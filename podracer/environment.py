@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.types import (
+    ConfigError,
     Discrete,
     EnvironmentFault,
     EnvironmentSpec,
@@ -310,14 +311,16 @@ class AutoReset:
     resets_per_step: int = 0
 
     def __post_init__(self) -> None:
+        if type(count := self.resets_per_step) is not int or count < 0:
+            raise ConfigError(f"resets_per_step must be 0, 1, 2 and so on, not {count!r}.")
         # Optional features of the inner environment, set on the instance, where `isinstance` looks.
         if isinstance(self.inner, Renderable):
             object.__setattr__(self, "render", self._render)
         if isinstance(self.inner, HasEvaluation):
             object.__setattr__(self, "for_evaluation", self._for_evaluation)
         if isinstance(self.inner, HasWorlds):
-            for name, feature in (("kinds", self.inner.kinds), ("draw", self.inner.draw)):
-                object.__setattr__(self, name, feature)
+            object.__setattr__(self, "kinds", self.inner.kinds)
+            object.__setattr__(self, "draw", self.inner.draw)
             object.__setattr__(self, "enter", self._enter)
 
     @property
@@ -391,8 +394,7 @@ def auto_reset(environment: Any, *, resets_per_step: int = 0) -> AutoReset:
     """Return an environment that restarts by itself, as drivers expect, from one that does not.
 
     `environment` has a device environment's methods and only marks ends (`last`, `discount`).
-    Under `vmap` a reset is computed for every environment at every step. Where that is expensive,
-    `resets_per_step` is the number of resets to compute for the whole batch at each step;
-    if more environments end in one step, some of them share an initial state.
+    Under `vmap` each step computes a reset for every environment. Where that is expensive take
+    `resets_per_step` resets for the whole batch: if more end in one step, some begin alike.
     """
     return AutoReset(environment, resets_per_step)

@@ -270,8 +270,7 @@ class Buffer:
         samples were overwritten get 0.
         """
         B, ring_size = state.num_added.shape[0], _ring_size(state)
-        newest = self._start_range(state)[1]
-        oldest = state.num_added[0] + self._history - ring_size
+        oldest, newest = self._start_range(state)
         # From the first start that became complete, around the ring, to the last overwritten one.
         count = math.ceil((T + self.length + self._history) / self.stride)
         first = newest - T + 1

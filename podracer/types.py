@@ -226,8 +226,8 @@ class ArraySpec:
     shifts the previous one by one new frame, or consists of copies of its newest frame, or of its
     newest frame after blank ones (all 0). A replay buffer then stores each frame once.
     With `num_values` the observation is a number in 0 .. num_values - 1, such as a state's index.
-    An environment may count from another `start`: so do the observations that a `Policy` takes,
-    while agents count from 0.
+    An environment of the host may convert from numbers that begin at `start`: so do those that a
+    `Policy` takes.
     """
 
     shape: tuple[int, ...]
@@ -256,8 +256,8 @@ NO_ACTION = (
 class Discrete:
     """Actions 0 .. num_actions - 1, int32.
 
-    An environment may count from another `start`: so do the actions that a `Policy` returns, while
-    agents count from 0.
+    An environment of the host may convert to numbers that begin at `start`: so do the actions that
+    a `Policy` returns.
 
     Where an observation is a dictionary with the key `action_mask`, bool `[num_actions]`, agents
     choose only actions that are True there. At least one must be, except where `last` is set.
@@ -279,8 +279,8 @@ class Discrete:
 class MultiDiscrete:
     """Several discrete actions at once, int32 `[n]`; component i is 0 .. num_actions[i] - 1.
 
-    An environment may count each component from another `start`: so do the actions that a `Policy`
-    returns, while agents count from 0; `()` means 0 for all.
+    An environment of the host may convert each component to numbers that begin at `start`: so do
+    the actions that a `Policy` returns; `()` means 0 for all.
 
     An `action_mask` (see `Discrete`) has the entries of all components, one component after
     another, bool `[sum(num_actions)]`; at least one of each component must be True. Binary actions

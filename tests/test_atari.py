@@ -299,6 +299,22 @@ def test_the_protocols_state_themselves() -> None:
     assert hash(impala("pong")) == hash(impala("pong"))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("stack", 0, "at least 1"),
+        ("max_frames", 0, "at least 1"),
+        ("noop_max", -5, "at least 0"),
+        ("frame_skip", 1.5, "a whole number"),
+        ("repeat_action_probability", 2.0, "lie in"),
+        ("size", 84, "a height and a width"),
+    ],
+)
+def test_a_protocol_has_possible_numbers(field: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} must .*{words}"):
+        Atari("pong", **{field: value})
+
+
 def test_an_unknown_game_is_refused_with_its_neighbors() -> None:
     with pytest.raises(ConfigError, match="no game 'SpaceInvaders': did you mean space_invaders"):
         impala("SpaceInvaders")

@@ -338,6 +338,14 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "a mask of another length": (masked((3,), np.bool_), ("bool[2]", "bool[3]")),
     "a mask of integers": (masked((2,), np.int8), ("bool[2]", "int8[2]")),
+    "actions from 1 on": (
+        mutant(spec=EnvironmentSpec("one", ArraySpec((2,)), Discrete(3, start=1))),
+        ("counts from 0", "`start`"),
+    ),
+    "a width beyond float32": (
+        mutant(spec=EnvironmentSpec("wide", ArraySpec((2,)), Continuous((-3e38,), (3e38,)))),
+        ("as far apart in float32",),
+    ),
     "a mask of continuous actions": (
         masked((2,), np.bool_, action=Continuous((0.0,), (1.0,))),
         ("only discrete actions",),
@@ -441,3 +449,9 @@ def test_what_jax_remembers_of_functions_is_no_change() -> None:
     state, _ = reset(jax.random.key(0))
     jax.eval_shape(step_twice, jax.random.key(0), state, jnp.int32(0))
     assert check_environment(environment) is SPEC
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True])
+def test_resets_are_counted(number: Any) -> None:
+    with pytest.raises(ConfigError, match=r"resets_per_step must be 0, 1, 2 and so on"):
+        auto_reset(mutant(), resets_per_step=number)

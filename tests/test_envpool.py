@@ -200,6 +200,10 @@ def test_observations_may_be_dictionaries() -> None:
         assert shown.observation[name].dtype == array.dtype
 
 
+def test_a_state_index_is_a_number_of_values() -> None:
+    assert envpool("FrozenLake-v1").spec.observation == ArraySpec((), np.int32, num_values=16)
+
+
 REFUSED = [
     ("Pong-v4", {}, "no task 'Pong-v4': did you mean Pong-v5"),
     ("CartPole-v1", {"max_steps": 3}, "no option 'max_steps': did you mean max_episode_steps"),

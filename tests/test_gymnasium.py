@@ -130,6 +130,7 @@ class Platform(Push):
         return np.full(2, os.environ.get("JAX_PLATFORMS") == "cpu", np.float32), {}
 
 
+CODES = spaces.Box(0, 9, (8, 8, 3), np.int64)  # no image: its values are codes
 SEEN = spaces.Box(-10, 10, (3,), np.float64)
 BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
     "raise": "raised",
@@ -143,7 +144,6 @@ BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
     "shape": "wrong_shape",
     "ragged": "wrong_shape",
     "reward_shape": "wrong_shape",
-    "bounds": "out_of_space",
     "none": "malformed",
     "reward_none": "malformed",
     "flag_none": "malformed",
@@ -152,7 +152,7 @@ BAD_ROWS = {  # what a row's step may do wrong, and what it counts as
 LOST_WORKERS = {"exit": "died", "kill": "died", "segfault": "died", "hang": "hung"}
 DEEDS = ["good", *BAD_ROWS, *LOST_WORKERS]
 # By default one of each kind, and what only a guard of its own finds.
-ROWS = ("raise", "nan_reward", "infinite", "strings", "shape", "bounds", "none")
+ROWS = ("raise", "nan_reward", "infinite", "strings", "shape", "none")
 
 
 class Naughty(gymnasium.Env):
@@ -201,7 +201,6 @@ class Naughty(gymnasium.Env):
             "dictionary": {"x": seen},
             "shape": seen[:2],
             "ragged": [[1, 2], [3]],
-            "bounds": [10.1, 0, 0],
             "none": None,
         }
         return observations.get(DEEDS[action], seen), *good[1:]
@@ -279,6 +278,13 @@ class Odd(gymnasium.Env):
         self.observation_space, self.action_space = observation_space, action_space
         if error:
             raise RuntimeError(error)
+
+
+class Spaceless(gymnasium.Env):
+    observation_space = SEEN
+
+
+MOST = float(np.finfo(np.float32).max)
 
 
 # --- the reference -------------------------------------------------------------------------------
@@ -559,6 +565,11 @@ def local():
         (local(), "define it at the top of a module"),
         (dict, "must make a gymnasium.Env, but it made dict"),
         (7, "neither a registered id nor something to call"),
+        (Spaceless, "has no action_space: set one of gymnasium.spaces"),
+        (
+            functools.partial(Odd, SEEN, spaces.Box(-MOST, MOST, (2,))),
+            "finite bounds, low < high in each coordinate",
+        ),
         (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers, Discrete"),
         (functools.partial(Odd, spaces.Dict({"x": spaces.Sequence(SEEN)})), "['x'] space"),
         (
@@ -583,8 +594,22 @@ def test_what_cannot_be_is_one_sentence(environment, words, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+def test_spaces_are_arrays_as_agents_want_them():
+    inspect = library("envs.host.gymnasium_spec").inspect_environment
+    mask = spaces.Box(0, 1, (2,), np.float32)
+    image = spaces.Box(0, 255, (8, 8, 3), np.int64)
+    space = spaces.Dict({"action_mask": mask, "image": image, "x": SEEN, "codes": CODES})
+    leaves = inspect(functools.partial(Odd, space))[1].observation
+    kinds = {name: str(leaf.dtype) for name, leaf in leaves.items()}
+    assert kinds == {"action_mask": "bool", "image": "uint8", "x": "float32", "codes": "int32"}
+    assert leaves["x"].low is None  # many environments exceed the bounds of their floats
+    assert leaves["codes"].high.max() == 9
+
+
 def test_bad_settings_and_a_missing_package(monkeypatch):
     error = library("types").ConfigError
+    with pytest.raises(error, match=r"functools\.partial\(gymnasium\.make, ID"):
+        library().gymnasium("CartPole-v1", config={"size": 3})
     for settings in ({"step_seconds": 0}, {"reset_seconds": float("nan")}, {"max_restarts": -1}):
         with pytest.raises(error):
             library().Gymnasium("CartPole-v1", **settings)

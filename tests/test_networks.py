@@ -443,6 +443,7 @@ def test_gradients_through_the_gradients_are_the_plain_ones():
         (SMALL_CNN, VECTOR, "CNN needs an image observation"),
         (SMALL_RESNET, {"vector": VECTOR}, "ResNet needs an image observation"),
         (CNN(), ArraySpec((10, 10, 4)), "leaves nothing of a .* image"),
+        (ResNet(), ArraySpec((4, 84, 84)), "has its channels first, it seems: move that axis"),
         (
             CNN((32, 64), (3,), (1,)),
             ArraySpec((10, 10, 4)),
@@ -591,3 +592,12 @@ def test_orthogonal_weights_under_vmap_are_made_in_turn(key):
         np.testing.assert_array_equal(weights[index], make(keys[index]))
     matrix = weights[1, 1].reshape(-1, 8)
     np.testing.assert_allclose(matrix.T @ matrix, 0.25 * np.eye(8), atol=1e-6)
+
+
+def test_an_entry_of_any_name_is_seen_by_the_torso():
+    def sizes(name):
+        network = make(observation={name: VECTOR, "x": VECTOR})
+        params = jax.eval_shape(network.init, jax.random.key(0))
+        return sorted(x.shape for x in jax.tree.leaves(params))
+
+    assert sizes("last_step") == sizes("a")

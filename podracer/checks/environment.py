@@ -83,7 +83,16 @@ def check_spec(environment: Any) -> EnvironmentSpec:
     else:
         _refuse_space(spec.name, spec.action)
     _check_action_mask(spec)
+    spaces = [spec.action, *leaves]
+    if not isinstance(environment, HostEnvironments) and any(map(_has_start, spaces)):
+        raise ConfigError(
+            f"{spec.name}: an environment in JAX counts from 0, so leave `start` out."
+        )
     return spec
+
+
+def _has_start(space: Any) -> bool:
+    return bool(np.any(getattr(space, "start", 0)))
 
 
 def _read_spec(environment: Any) -> EnvironmentSpec:
@@ -161,9 +170,11 @@ def _check_bounds(name: str, space: Continuous) -> None:
     low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
     if low.shape != high.shape or not low.size:
         raise ConfigError(f"{name}: Continuous needs as many lower as upper bounds, at least one.")
-    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        widths = high.astype(np.float32) - low.astype(np.float32)
+    if not (np.isfinite(widths).all() and (low < high).all()):
         raise ConfigError(
-            f"{name}: Continuous needs finite bounds with low < high, "
+            f"{name}: Continuous needs bounds with low < high, finite and as far apart in float32, "
             f"but they are {space.low} and {space.high}."
         )
 

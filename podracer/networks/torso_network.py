@@ -144,8 +144,8 @@ def _one_hot(spec: ArraySpec, x: jax.Array) -> jax.Array:
 
 def _split_last_step(observation: PyTree) -> tuple[PyTree, PyTree]:
     """Return the parts of an observation, or of its spec, that the torso sees and does not see."""
-    if not (isinstance(observation, dict) and LAST_STEP in observation):
-        return observation, ()
+    if not (isinstance(observation, dict) and observation.keys() == {"observation", LAST_STEP}):
+        return observation, ()  # an environment's own may have an entry of this name
     torso_input = {name: part for name, part in observation.items() if name != LAST_STEP}
     return torso_input, observation[LAST_STEP]
 

@@ -184,6 +184,11 @@ def make_convolutions(
 ) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
     """Return convolution layers, and the shape `[H, W, C]` of their output."""
     height, width, channels = shape
+    if height <= 4 and min(width, channels) > 16:
+        raise ConfigError(
+            f"an image of {shape} has its channels first, it seems: move that axis to the end, "
+            "[H, W, C]."
+        )
     layers = []
     if isinstance(config, CNN):
         counts = [len(x) for x in (config.channels, config.kernels, config.strides)]
@@ -202,7 +207,7 @@ def make_convolutions(
             height, width = (height - size) // stride + 1, (width - size) // stride + 1
             channels = outputs
         if height < 1 or width < 1:
-            raise ConfigError(f"{config} leaves nothing of a {shape} image.")
+            raise ConfigError(f"{config} leaves nothing of a {shape} image, [H, W, C].")
     elif isinstance(config, ResNet):
         for outputs, stage in zip(
             config.channels, jax.random.split(key, len(config.channels)), strict=True

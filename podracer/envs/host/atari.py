@@ -27,6 +27,8 @@ from podracer.types import (
     EnvironmentSpec,
     PyTree,
     TimeStep,
+    bounded,
+    check_ranges,
 )
 
 
@@ -78,21 +80,21 @@ class Atari:
 
     game: str
     """Name of the game in ale-py, in snake case."""
-    noop_max: int = 30
+    noop_max: int = bounded(30)
     """Largest number of no-ops that begin a game, drawn from 0 on; DQN's wrappers draw from 1."""
     use_fire_reset: bool = False
     """Whether FIRE is pressed, where a game has it, at its start and after each lost life."""
-    frame_skip: int = 4
+    frame_skip: int = bounded(4, low=1)
     """Emulator frames that each action is repeated for."""
     max_pool: bool = True
     """Whether an observation is the maximum over the last two frames of a step."""
-    stack: int = 4
+    stack: int = bounded(4, low=1)
     """Observations of consecutive steps that are stacked in one."""
     size: tuple[int, int] = (84, 84)
     """Height and width of observations, resized by averages over areas."""
     grayscale: bool = True
     """Whether observations are gray, with one channel for each stacked frame."""
-    repeat_action_probability: float = 0.0
+    repeat_action_probability: float = bounded(0.0, high=1.0)
     """Probability that a frame repeats the previous action (sticky actions), in [0, 1]."""
     life_loss_ends_episode: bool = True
     """Whether a lost life ends an episode, without a new game."""
@@ -100,10 +102,17 @@ class Atari:
     """Whether the reward of each step is clipped to [-1, 1]."""
     full_action_set: bool = False
     """Whether all 18 actions are available, not only those with a meaning in the game."""
-    max_frames: int = 108_000
+    max_frames: int = bounded(108_000, low=1)
     """Emulator frames, without no-ops, after which a time-out cuts a game: 30 minutes of play."""
 
     def __post_init__(self) -> None:
+        check_ranges(self, f"atari:{self.game}")
+        for name in ("noop_max", "frame_skip", "stack", "max_frames"):
+            if type(getattr(self, name)) is not int:
+                raise ConfigError(f"{name} must be a whole number, not {getattr(self, name)!r}.")
+        size = self.size
+        if not (isinstance(size, tuple) and len(size) == 2 and all(_is_length(x) for x in size)):
+            raise ConfigError(f"size must be a height and a width, such as (84, 84), not {size!r}.")
         _actions(self.game, self.full_action_set)
 
     @property
@@ -124,6 +133,10 @@ class Atari:
     def make(self, num_envs: int, num_threads: int) -> AtariBatch:
         """Make `num_envs` games on `num_threads` threads of ale-py, at most one per core."""
         return AtariBatch(self, num_envs, num_threads)
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
 class AtariBatch:

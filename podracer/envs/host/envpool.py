@@ -214,4 +214,6 @@ def _action(task: str, space: Any) -> Discrete | Continuous:
 def _array_specs(space: Any) -> Any:
     if hasattr(space, "spaces"):
         return {key: _array_specs(inner) for key, inner in space.spaces.items()}
+    if hasattr(space, "n") and space.start == 0:
+        return ArraySpec((), np.int32, num_values=int(space.n))
     return ArraySpec(space.shape, narrower(space.dtype))

@@ -37,7 +37,7 @@ from podracer.envs.host.gymnasium_protocol import (
     WorkerSetup,
     map_shared_memory,
 )
-from podracer.envs.host.gymnasium_spec import inspect_environment, with_pictures
+from podracer.envs.host.gymnasium_spec import check_options, inspect_environment, with_pictures
 from podracer.types import ConfigError, EnvironmentFault, EnvironmentSpec, TimeStep
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ _FORK_SECONDS = 10.0  # once it is imported
 def gymnasium(name: str, **options: Any) -> Gymnasium:
     """Return the environment `name` of Gymnasium's registry.
 
-    `options` are fields of `Gymnasium`, and the environment's own, such as `is_slippery` of
-    FrozenLake. `observe` joins its names by `+`.
+    `options` are fields of `Gymnasium` and the environment's own; `observe` joins names by `+`.
     """
     fields = {field.name for field in dataclasses.fields(Gymnasium)} - {"environment", "options"}
     settings = {key: options.pop(key) for key in fields & options.keys()}
@@ -112,6 +111,7 @@ class Gymnasium:
             value = getattr(self, field)
             if not isinstance(value, int | float) or not low <= value < float("inf"):
                 raise ConfigError(f"{field} must be finite and {low} or more, not {value}.")
+        check_options(self.environment, self.options)
         self._inspect()
 
     def _inspect(self) -> tuple[EnvironmentSpec, WorkerSetup]:

@@ -51,6 +51,17 @@ _PACKAGES = {
 }
 
 
+def check_options(environment: Any, options: Options) -> None:
+    """Raise `ConfigError` for options whose values are lists or dictionaries."""
+    try:
+        hash(options)
+    except TypeError:
+        raise ConfigError(
+            f"options of gymnasium:{environment} must be numbers and texts: for lists and "
+            "dictionaries give functools.partial(gymnasium.make, ID, ...) as the environment."
+        ) from None
+
+
 @functools.cache
 def inspect_environment(
     environment: str | Callable[[], Env],
@@ -82,6 +93,12 @@ def inspect_environment(
     if not isinstance(env, library.Env):
         raise ConfigError(f"{name} must make a gymnasium.Env, but it made {type(env).__name__}.")
     try:
+        for attribute in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, attribute, None), library.Space):
+                raise ConfigError(
+                    f"{name} has no {attribute}: set one of gymnasium.spaces in the class or in "
+                    "its __init__."
+                )
         observation = _observation(name, env.observation_space, "observation")
         action = _action(name, env.action_space)
         setup = WorkerSetup(
@@ -183,7 +200,10 @@ def _factory(name: str, environment: Any, options: Options, observe: tuple[str, 
     if isinstance(environment, str):
         make = _registered(environment, options)
     elif not callable(environment):
-        raise ConfigError(f"{name} is neither a registered id nor something to call.")
+        raise ConfigError(
+            f"{name} is neither a registered id nor something to call, such as the class of an "
+            "environment."
+        )
     elif options:
         raise ConfigError(f"{name} is called without arguments: bind them by functools.partial.")
     return Filtered(make, observe) if observe else make
@@ -260,7 +280,8 @@ def _observation(name: str, space: Any, path: str) -> Any:
     if isinstance(space, spaces.Dict) and space.spaces:
         leaves = {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
         mask = leaves.get(ACTION_MASK)
-        if isinstance(mask, Leaf) and mask.dtype.kind in "iu":  # Gymnasium's are often int8
+        # Gymnasium's are often int8, RLlib's floats.
+        if isinstance(mask, Leaf) and _has_bounds(space.spaces[ACTION_MASK], 0, 1):
             leaves[ACTION_MASK] = Leaf(mask.name, mask.shape, np.dtype(np.bool_), mask.source)
         return leaves
     if isinstance(space, spaces.Tuple) and space.spaces:
@@ -286,15 +307,22 @@ def _observation(name: str, space: Any, path: str) -> Any:
             "the others: `observe=NAME+NAME`."
         )
     dtype = narrower(space.dtype)
-    low, high = space.low, space.high
-    min_value, max_value = -np.inf, np.inf
-    if dtype.kind in "iu":
-        min_value, max_value = np.iinfo(dtype.name).min, np.iinfo(dtype.name).max
-        low, high = np.maximum(low, min_value), np.minimum(high, max_value)
-    if dtype.kind == "b" or not ((low > min_value) | (high < max_value)).any():
+    if dtype.kind not in "iu":  # many environments exceed the bounds of their floats
         return Leaf(path, space.shape, dtype, space.dtype)
-    with np.errstate(over="ignore"):  # rounding keeps the order, so values stay within bounds
-        return Leaf(path, space.shape, dtype, space.dtype, low.astype(dtype), high.astype(dtype))
+    if len(space.shape) == 3 and (space.low == 0).all() and (space.high == 255).all():
+        dtype = np.dtype(np.uint8)  # an image
+    limits = np.iinfo(dtype.name)
+    low, high = np.maximum(space.low, limits.min), np.minimum(space.high, limits.max)
+    if not ((low > limits.min) | (high < limits.max)).any():
+        return Leaf(path, space.shape, dtype, space.dtype)
+    return Leaf(path, space.shape, dtype, space.dtype, low.astype(dtype), high.astype(dtype))
+
+
+def _has_bounds(space: Any, low: float, high: float) -> bool:
+    """Return whether a space is a Box of numbers from `low` to `high`, or MultiBinary for 0, 1."""
+    if not hasattr(space, "low"):
+        return type(space).__name__ == "MultiBinary"
+    return bool((space.low == low).all() and (space.high == high).all())
 
 
 def _action(name: str, space: Any) -> ActionSpace:
@@ -310,11 +338,14 @@ def _action(name: str, space: Any) -> ActionSpace:
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
         low = _round_inward(space.low, np.float32(np.inf), np.less)
         high = _round_inward(space.high, np.float32(-np.inf), np.greater)
-        if low.size and np.isfinite([low, high]).all() and (low < high).all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_bounded = np.isfinite(high - low).all()  # in float32
+        if low.size and is_bounded and (low < high).all():
             return Continuous(tuple(low.tolist()), tuple(high.tolist()))
     raise ConfigError(
         f"{name}: the action space {space} cannot be used: it must be Discrete, or have "
-        "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds. Give a "
+        "one axis and be MultiDiscrete, MultiBinary, or a Box of floats with finite bounds, "
+        "low < high in each coordinate. Give a "
         "function that makes the environment and wraps it, such as in "
         "gymnasium.wrappers.TransformAction(env, FUNCTION, SPACE) with SPACE as one of these."
     )
