@@ -770,14 +770,14 @@ def test_a_deletion_cut_short_leaves_debris_and_not_a_damaged_step(
     save(tmp_path, 1)
 
     def half(path: Path, ignore_errors: bool = False) -> None:
-        if not ignore_errors:
+        if path.suffix == ".removed":
             (path / "meta.json").unlink()
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if not ignore_errors:  # as where a reader of a network's disk holds a file open
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.shutil, "rmtree", half)
-        with pytest.raises(StorageError, match="Input/output"):
-            save(tmp_path, 2, keep=1)
+        save(tmp_path, 2, keep=1)
     assert (tmp_path / "checkpoints" / "000000000001.removed").is_dir()
     reports: list[str] = []
     with Checkpointer(tmp_path, report=reports.append) as checkpointer:
