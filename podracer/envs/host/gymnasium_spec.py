@@ -280,8 +280,7 @@ def _observation(name: str, space: Any, path: str) -> Any:
     if isinstance(space, spaces.Dict) and space.spaces:
         leaves = {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
         mask = leaves.get(ACTION_MASK)
-        # Gymnasium's are often int8, RLlib's floats.
-        if isinstance(mask, Leaf) and _has_bounds(space.spaces[ACTION_MASK], 0, 1):
+        if isinstance(mask, Leaf) and _is_mask(space.spaces[ACTION_MASK]):
             leaves[ACTION_MASK] = Leaf(mask.name, mask.shape, np.dtype(np.bool_), mask.source)
         return leaves
     if isinstance(space, spaces.Tuple) and space.spaces:
@@ -318,11 +317,10 @@ def _observation(name: str, space: Any, path: str) -> Any:
     return Leaf(path, space.shape, dtype, space.dtype, low.astype(dtype), high.astype(dtype))
 
 
-def _has_bounds(space: Any, low: float, high: float) -> bool:
-    """Return whether a space is a Box of numbers from `low` to `high`, or MultiBinary for 0, 1."""
-    if not hasattr(space, "low"):
-        return type(space).__name__ == "MultiBinary"
-    return bool((space.low == low).all() and (space.high == high).all())
+def _is_mask(space: Any) -> bool:
+    """Return whether a space holds integers, or floats from 0 to 1, as RLlib's masks are."""
+    is_float = np.dtype(space.dtype).kind == "f"
+    return not is_float or bool((space.low == 0).all() and (space.high == 1).all())
 
 
 def _action(name: str, space: Any) -> ActionSpace:
