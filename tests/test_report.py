@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
-from podracer.io.sinks import read_metrics
+from podracer.io.sinks import read_metrics, returns_of
 from podracer.reports import curves, video
 from podracer.reports import run as run_report
 from podracer.reports.curves import (
@@ -30,7 +30,7 @@ from podracer.reports.curves import (
     running_mean,
 )
 from podracer.reports.run import _load, write_report
-from podracer.reports.selection import lineages, returns_of
+from podracer.reports.selection import lineages
 from podracer.reports.timeline import segments
 from podracer.reports.video import write_video
 from podracer.types import ConfigError, PodracerError

@@ -26,7 +26,7 @@ from podracer.io.checkpoint import Restored
 from podracer.io.jsonl import holds_sealed, read_records
 from podracer.io.run_directory import write_json
 from podracer.io.seal import CONFIG
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics, returns_of
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
 RECORDS = "pods.jsonl"
@@ -143,7 +143,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     experiment = read_experiment(directory, recipe)
     records = _read_pods(directory)
     evaluation = _last_evaluation(directory, records)
-    returns = _returns(evaluation)
+    returns = returns_of(evaluation, "evaluation_return")
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, values in enumerate(_hyperparameters(experiment, records, evaluation["updates"])):
         groups.setdefault(values, []).append(number)
@@ -166,7 +166,8 @@ def best_pod(directory: Path, restored: Restored) -> int:
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."
         )
-    returns = _returns(_last_evaluation(directory, _read_pods(directory), restored.step))
+    evaluation = _last_evaluation(directory, _read_pods(directory), restored.step)
+    returns = returns_of(evaluation, "evaluation_return")
     if np.isnan(returns).all():
         raise ConfigError(
             f"{directory} has no best pod: in the last evaluation each of them met a fault or had "
@@ -271,15 +272,3 @@ def _hyperparameters(
         tuple(Hyperparameter(name, column[number]) for name, column in values.items())
         for number in range(len(experiment.pods))
     ]
-
-
-def _returns(record: dict[str, Any]) -> np.ndarray:
-    """Return each pod's return in an evaluation, f64 `[P]`.
-
-    NaN for one that met a fault, and for one with episodes that did not end.
-    """
-    # JSON has null for what is not finite.
-    returns = np.asarray(record["evaluation_return"], float)
-    failed = [episodes is None for episodes in record["episodes"]]
-    are_partial = np.asarray(record.get("evaluation_unfinished", 0)) > 0
-    return np.where(failed | are_partial, np.nan, returns)

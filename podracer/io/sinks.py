@@ -14,9 +14,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 Record = Mapping[str, Any]
 TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
@@ -93,6 +95,25 @@ def whole_return(record: Record) -> float | None:
         value is not None and math.isfinite(value) and not record.get("evaluation_unfinished")
     )
     return value if is_whole else None
+
+
+def best_return(records: Iterable[Record]) -> float | None:
+    """Return the highest mean return of the evaluations of whole episodes, None without one."""
+    returns = map(whole_return, records)
+    return max((value for value in returns if value is not None), default=None)
+
+
+def returns_of(record: Mapping[str, Any], key: str) -> np.ndarray:
+    """Return each pod's mean return in a record, f64 `[P]`.
+
+    NaN without one, after a fault, and for an evaluation with episodes that did not end.
+    """
+    returns = np.array(record[key], float)
+    if key == "evaluation_return" and "episodes" in record:  # a fault leaves the last sound state's
+        returns[[episodes is None for episodes in record["episodes"]]] = np.nan
+    if key == "evaluation_return":
+        returns[np.asarray(record.get("evaluation_unfinished", 0)) > 0] = np.nan
+    return returns
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:

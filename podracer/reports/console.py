@@ -28,7 +28,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from podracer.io.sinks import Record, group, read_metrics, whole_return
+from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
 
 if TYPE_CHECKING:
     from podracer.experiments.result import RunInfo
@@ -355,8 +355,8 @@ def summarize(
         parts.append(f"episode return {number(last['episode_return'])}")
     if evaluations:
         name = f"{_acting_of(run)} evaluation".lstrip()
-        best = max((x for x in map(whole_return, records) if x is not None), default=None)
-        parts.append(f"{name} {number(evaluations[-1])} (best {number(best)})")
+        best = number(best_return(records))
+        parts.append(f"{name} {number(evaluations[-1])} (best {best})")
     if reason:
         parts.append(reason)
     where = shlex.quote(str(run))

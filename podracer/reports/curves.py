@@ -25,7 +25,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from podracer.io.differences import leaves
-from podracer.io.sinks import whole_return
+from podracer.io.sinks import best_return, whole_return
 from podracer.reports.console import acting_text
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
@@ -67,8 +67,7 @@ class RunRecords:
     @property
     def best_evaluation(self) -> float | None:
         """Highest mean return of an evaluation of whole episodes."""
-        returns = [whole_return(record) for record in self.records]
-        return max((value for value in returns if value is not None), default=None)
+        return best_return(self.records)
 
     def _limit(self, setting: str) -> float:
         """Return a number of the experiment, NaN where there is none."""

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics, returns_of
 from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
 
 LEGEND = (("a pod", POD), ("the best pod and its ancestors", WINNER))
@@ -30,19 +30,6 @@ class Lineage(NamedTuple):
 def has_selection(experiment: Mapping[str, Any]) -> bool:
     """Return whether pods of an experiment, given as JSON, start from others while they train."""
     return (experiment.get("exchange") or {}).get("kind") == "Selection"
-
-
-def returns_of(record: Mapping[str, Any], key: str) -> np.ndarray:
-    """Return each pod's mean return in a record, f64 `[P]`.
-
-    NaN without one, after a fault, and for an evaluation with episodes that did not end.
-    """
-    returns = np.array(record[key], float)
-    if key == "evaluation_return" and "episodes" in record:  # a fault leaves the last sound state's
-        returns[[episodes is None for episodes in record["episodes"]]] = np.nan
-    if key == "evaluation_return":
-        returns[np.asarray(record.get("evaluation_unfinished", 0)) > 0] = np.nan
-    return returns
 
 
 def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.io.sinks import TASK_REWARD, group
+from podracer.io.sinks import TASK_REWARD, group, returns_of
 from podracer.reports.console import clock, compact, number, percent
 from podracer.reports.curves import (
     COLORS,
@@ -27,7 +27,7 @@ from podracer.reports.curves import (
 )
 from podracer.reports.page import section, table, tiles
 from podracer.reports.run import CURVES, configuration, crash_note, group_runs
-from podracer.reports.selection import LEGEND, has_selection, lineages, returns_of
+from podracer.reports.selection import LEGEND, has_selection, lineages
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, verdict
 from podracer.reports.watch.chart import HEIGHT, Chart, extent
 from podracer.reports.watch.files import Tail, read_object, signature
