@@ -19,10 +19,10 @@ from podracer.drivers.common import Progress
 from podracer.drivers.population import Pod
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import Evaluation, make_evaluator
-from podracer.experiments import sweep
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Best, Recorder
 from podracer.experiments.run_setup import make_run_setup
+from podracer.io.sinks import returns_of
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
 from podracer.tournament.config import Tournament
@@ -386,7 +386,7 @@ def test_the_best_pod_is_one_whose_episodes_ended():
     assert record["evaluation_unfinished"] == 1
     assert progress.pods is not None
     of_pods = {name: values.tolist() for name, values in progress.pods.items()}
-    np.testing.assert_array_equal(sweep._returns(of_pods), [1.5, np.nan])
+    np.testing.assert_array_equal(returns_of(of_pods, "evaluation_return"), [1.5, np.nan])
 
 
 def test_scores_of_a_tournament_are_compared_only_under_one_policy():

@@ -126,7 +126,7 @@ class Configuration:
 
     hyperparameters: tuple[Hyperparameter, ...]
     pods: tuple[int, ...]  # their numbers
-    returns: np.ndarray  # [pods], of the last evaluation; NaN where a pod failed, see `_returns`
+    returns: np.ndarray  # [pods], of the last evaluation; NaN where a pod failed, see `returns_of`
 
     @property
     def score(self) -> float:
