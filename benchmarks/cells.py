@@ -160,7 +160,7 @@ def _sticky(game: str) -> str:
 def _mujoco(robot: str) -> list[Cell]:
     task, environment = robot.lower(), f"--environment gymnasium:{robot}-v5"
     long = f"{environment} --frames 1000000 {SAVE_RARELY} {ROBOT_RATE}"
-    short = f"{environment} --frames 250000 {SAVE_RARELY}"  # a frame takes 7 ms
+    short = f"{environment} --frames 100000 {SAVE_RARELY}"  # a frame takes 7 to 14 ms
     return [
         Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 96, ("sb3/sac", "sbx/sac")),
         Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 72, ("sb3/td3", "sbx/td3")),
