@@ -92,9 +92,8 @@ def unchecked(cls: type[T]) -> type[T]:
 def check_ranges(config: Any, path: str) -> None:
     """Raise `ConfigError` if a field is outside the range that `bounded` or `static` declared.
 
-    Fields that are dataclasses are checked too: the range of such a field holds for those of its
-    numbers that have none of their own. `path` is the name of `config` in the message, which may be
-    empty.
+    A field of integers takes no other numbers. Fields that are dataclasses are checked too; the
+    range of such a field holds for its numbers without one. `path` names `config` in the message.
     """
     _check_ranges(config, path, None)
 
@@ -110,10 +109,11 @@ def _check_ranges(config: Any, path: str, default_range: tuple[float, float] | N
         if limits_of_field is not None and value is not None:
             if isinstance(value, list):
                 raise ConfigError(f"{name} must be a tuple, {tuple(value)}, and no list.")
-            numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-            for number in numbers:
-                if not isinstance(number, int | float):
-                    raise ConfigError(f"{name} must be a number, but it is {value!r}.")
+            is_whole = str(field.type).startswith(("int", "tuple[int", "<class 'int'"))
+            for number in value if isinstance(value, tuple) else (value,):
+                if type(number) is bool or not isinstance(number, int if is_whole else int | float):
+                    kind = "whole number" if is_whole else "number"
+                    raise ConfigError(f"{name} must be a {kind}, but it is {value!r}.")
                 if violation := _violation(number, *limits_of_field):
                     raise ConfigError(f"{name} must {violation}, but it is {value}.")
 

@@ -307,7 +307,10 @@ def test_the_protocols_state_themselves() -> None:
         ("noop_max", -5, "at least 0"),
         ("frame_skip", 1.5, "a whole number"),
         ("repeat_action_probability", 2.0, "lie in"),
-        ("size", 84, "a height and a width"),
+        ("stack", True, "a whole number"),
+        ("size", 84, r"a tuple such as \(84, 84\)"),
+        ("size", (84, 84.0), "a whole number"),
+        ("size", (84, 0), "at least 1"),
     ],
 )
 def test_a_protocol_has_possible_numbers(field: str, value: Any, words: str) -> None:

@@ -295,6 +295,21 @@ def test_ranges_of_a_field_that_holds_a_class_are_not_asked_for():
     check_ranges(Holder(), "holder")
 
 
+@pytest.mark.parametrize("number", [1.5, True, np.float32(2)])
+def test_a_field_of_integers_takes_no_other_numbers(number):
+    @podracer.struct
+    class Layers:
+        count: int = podracer.static(default=1, low=1)
+        sizes: tuple[int, ...] = podracer.static(default=(1,), low=1)
+        rate: float = podracer.bounded(1)
+
+    check_ranges(Layers(2, (3, 4), 0.5), "layers")
+    with pytest.raises(podracer.ConfigError, match=r"layers.count must be a whole number"):
+        check_ranges(Layers(number), "layers")
+    with pytest.raises(podracer.ConfigError, match=r"layers.sizes must be a whole number"):
+        check_ranges(Layers(sizes=(2, number)), "layers")
+
+
 def test_values_that_are_not_numbers_equal_themselves_when_a_run_is_resumed():
     assert differences({"tilt": math.nan}, {"tilt": math.nan}) == {}
     assert list(differences({"tilt": math.nan}, {"tilt": 1.0})) == ["tilt"]

@@ -76,6 +76,7 @@ def test_missing_or_old_sprites_are_named_and_nothing_is_asked(version, tmp_path
         ("jaxtari:pomg", "has no game 'pomg': did you mean pong"),
         ("jaxtari:breakout", r"cannot make 'breakout': .*No such file"),
         ("jaxtari:pong,frame_skip=0", "frame_skip must be at least 1"),
+        ("jaxtari:pong,stack=1.5", "stack must be a whole number, but it is 1.5"),
         ("jaxtari:pong,repeat_action_probability=2", "must be at most 1.0"),
         ("jaxtari:pong,lives=3", "unexpected keyword argument 'lives'"),
     ],

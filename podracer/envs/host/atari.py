@@ -90,7 +90,7 @@ class Atari:
     """Whether an observation is the maximum over the last two frames of a step."""
     stack: int = bounded(4, low=1)
     """Observations of consecutive steps that are stacked in one."""
-    size: tuple[int, int] = (84, 84)
+    size: tuple[int, int] = bounded((84, 84), low=1)
     """Height and width of observations, resized by averages over areas."""
     grayscale: bool = True
     """Whether observations are gray, with one channel for each stacked frame."""
@@ -107,12 +107,8 @@ class Atari:
 
     def __post_init__(self) -> None:
         check_ranges(self, f"atari:{self.game}")
-        for name in ("noop_max", "frame_skip", "stack", "max_frames"):
-            if type(getattr(self, name)) is not int:
-                raise ConfigError(f"{name} must be a whole number, not {getattr(self, name)!r}.")
-        size = self.size
-        if not (isinstance(size, tuple) and len(size) == 2 and all(_is_length(x) for x in size)):
-            raise ConfigError(f"size must be a height and a width, such as (84, 84), not {size!r}.")
+        if not (isinstance(self.size, tuple) and len(self.size) == 2):
+            raise ConfigError(f"size must be a tuple such as (84, 84), not {self.size!r}.")
         _actions(self.game, self.full_action_set)
 
     @property
@@ -133,10 +129,6 @@ class Atari:
     def make(self, num_envs: int, num_threads: int) -> AtariBatch:
         """Make `num_envs` games on `num_threads` threads of ale-py, at most one per core."""
         return AtariBatch(self, num_envs, num_threads)
-
-
-def _is_length(value: object) -> bool:
-    return type(value) is int and value > 0
 
 
 class AtariBatch:
