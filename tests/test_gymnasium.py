@@ -572,6 +572,7 @@ def local():
         ),
         (functools.partial(Odd, spaces.Text(4)), "must be a Box of numbers, Discrete"),
         (functools.partial(Odd, spaces.Dict({"x": spaces.Sequence(SEEN)})), "['x'] space"),
+        (functools.partial(Odd, spaces.Dict({"x": SEEN, 1: SEEN})), "must be of one type"),
         (
             functools.partial(Odd, spaces.MultiDiscrete([2, 2], start=[0, 1])),
             "MultiDiscrete with one `start` for all",

@@ -278,6 +278,10 @@ def _observation(name: str, space: Any, path: str) -> Any:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict) and space.spaces:
+        if len({type(key) for key in space.spaces}) > 1:  # which JAX cannot sort
+            raise ConfigError(
+                f"{name}: keys of {path} must be of one type, but they are {list(space.spaces)}."
+            )
         leaves = {k: _observation(name, x, f"{path}[{k!r}]") for k, x in space.spaces.items()}
         mask = leaves.get(ACTION_MASK)
         if isinstance(mask, Leaf) and _is_mask(space.spaces[ACTION_MASK]):
