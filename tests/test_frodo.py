@@ -90,6 +90,10 @@ def test_inconsistency_by_hand():
                 total += 0.5 * (later - targets[t, b]) ** 2
     close(AGENT._inconsistency(jnp.asarray(targets), trajectory), total / ((T - 1) * B))
 
+    steps = jax.tree.map(lambda x: x[:1], trajectory.steps)  # no target of one step has a later one
+    short = dataclasses.replace(trajectory, steps=steps)
+    assert AGENT._inconsistency(jnp.asarray(targets[:1]), short) == 0.0
+
 
 def test_each_environment_is_held_out_in_turn():
     _, trajectory = begin(AGENT)

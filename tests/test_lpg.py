@@ -65,9 +65,11 @@ WORLDS = f"lifetimes:worlds:small+chain_short,envs={ENVS},steps=40"
 def test_a_rule_does_not_learn_by_self_play():
     """It sees neither a discount of -1 nor whose turn it is."""
     spec = EnvironmentSpec("board", ArraySpec((4,)), Discrete(3), takes_turns=True)
-    for name in ("lpg_student", "disco"):
+    lifetimes = dataclasses.replace(SPEC, name="board", takes_turns=True)
+    students = [dataclasses.replace(AGENTS[name], spec=spec) for name in ("lpg_student", "disco")]
+    for agent in (*students, dataclasses.replace(SMALL, spec=lifetimes)):
         with pytest.raises(ConfigError, match="cannot learn by self-play, as in board"):
-            dataclasses.replace(AGENTS[name], spec=spec).init(jax.random.key(0), 2)
+            agent.init(jax.random.key(0), LIVES * ENVS)
 
 
 @functools.cache

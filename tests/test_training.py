@@ -18,6 +18,7 @@ from child import records
 import podracer
 from podracer import cgroups
 from podracer.agents.a2c import A2C
+from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
@@ -33,6 +34,7 @@ from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
+from podracer.replay import Replay
 from podracer.types import (
     ArraySpec,
     CheckpointError,
@@ -81,6 +83,22 @@ def test_evaluations_that_have_no_room_are_said():
     assert len(roomy.evaluation_updates) == 10
     short = few.with_fields({"frames": 1})
     assert short.lacking_evaluations.endswith("(--updates-per-chunk 1).")
+
+
+def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
+    long = DQN(replay=Replay(10_000, warmup=40 * STEPS + 1))
+    podracer.train(EXPERIMENT, agent=long, evaluations=0, run_dir=tmp_path / "run")
+    assert "Nothing will be learned: the replay's warm-up takes" in caplog.text
+    last = dataclasses.replace(EXPERIMENT, agent=DQN(replay=Replay(10_000, warmup=40 * STEPS)))
+    assert last.num_steps == 40 * STEPS
+    assert not last.lacking_updates
+    assert not EXPERIMENT.lacking_updates
+
+
+def test_a_finished_run_that_is_resumed_has_its_last_record(finished):
+    again = podracer.train(EXPERIMENT, run_dir=finished.run_dir, resume=True)
+    assert again.metrics.items() >= records(finished.run_dir)[-1].items()
+    assert again.evaluation is None
 
 
 @pytest.mark.parametrize(
@@ -201,6 +219,8 @@ def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):
         assert (run / "metrics.jsonl").read_bytes() == metrics
         (run / "saved.json").unlink(missing_ok=True)
     (run / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="seed"):
+        podracer.train(EXPERIMENT, seed=7, run_dir=run, resume=True)
     podracer.train(EXPERIMENT, run_dir=run, resume=True)
     assert "ended before its first save, so it begins again" in caplog.text
     assert records(run)[0]["updates"] == 5

@@ -14,12 +14,16 @@ from child import call, records
 
 import podracer
 from podracer.agents.dqn import DQN
+from podracer.agents.lpg import LPG, UpdateRule
+from podracer.agents.lpg.rule_file import encode_rule
+from podracer.agents.lpg.student import lpg_student
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals
-from podracer.experiments.weights import describe_begin
+from podracer.experiments.run_setup import make_run_setup
+from podracer.experiments.weights import Weights, describe_begin
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
@@ -233,6 +237,47 @@ def test_the_state_of_an_agent_may_be_empty_or_one_array(tmp_path):
     words = r"its learner has no shared, this one's float32\[\] at shared\.$"
     with pytest.raises(ConfigError, match=words):
         podracer.train(own, agent=Scalar(), weights=run, run_dir=tmp_path / "third")
+
+
+def test_a_student_obeys_the_rule_of_its_own_run(tmp_path):
+    rule, learned = UpdateRule(units=4, embedding=3, predictions=3), []
+    own = [rule.init(jax.random.key(seed)) for seed in range(2)]
+    for number, params in enumerate(own):
+        path = tmp_path / f"rule{number}.npz"
+        path.write_bytes(encode_rule(rule, params, {}))
+        weights = tmp_path / "run0" if number else None
+        learned.append(
+            podracer.train(
+                EXPERIMENT,
+                agent=lpg_student(rule, NETWORK, learning_rate=0.0, rule_file=str(path)),
+                frames=5 * STEPS,
+                run_dir=tmp_path / f"run{number}",
+                weights=weights,
+            ).state.shared
+        )
+    jax.tree.map(np.testing.assert_array_equal, learned[1].params, learned[0].params)
+    jax.tree.map(np.testing.assert_array_equal, learned[1].rule, own[1])
+
+
+def test_a_rule_goes_on_in_other_worlds_with_new_lifetimes(tmp_path):
+    agent = LPG(inner_updates=3, rollout_length=4, rule=UpdateRule(4, 3, 3))
+    experiment = Experiment(
+        recipe="test",
+        environment="lifetimes:worlds:small,envs=2,steps=40",
+        agent=agent,
+        driver=AnakinConfig(4, 4, 2),
+        frames=5 * 16,
+        evaluations=0,
+        devices=1,
+    )
+    first = podracer.train(experiment, run_dir=tmp_path / "first")
+    assert int(first.state.shared.num_rollouts) > 0
+    others = dataclasses.replace(experiment, environment="lifetimes:worlds:medium,envs=2,steps=40")
+    setup = make_run_setup(others)
+    shared = Weights(first.run_dir, setup, others)(setup)[0].learner.shared
+    jax.tree.map(np.testing.assert_array_equal, shared.rule, first.state.shared.rule)
+    assert int(shared.num_rollouts) == 0
+    assert "reward_medium" in shared.metrics
 
 
 @pytest.mark.parametrize(

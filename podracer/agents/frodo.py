@@ -209,7 +209,7 @@ class Frodo:
         discount = self.discount * next_timesteps.discount[:-1]
         later = jax.lax.stop_gradient(next_timesteps.reward[:-1] + discount * targets[1:])
         has_later = valid[:-1] & (valid[1:] | (discount == 0))
-        return 0.5 * jnp.mean(has_later * (later - targets[:-1]) ** 2)
+        return 0.5 * jnp.sum(has_later * (later - targets[:-1]) ** 2) / max(1, later.size)
 
     @property
     def _outer_agent(self) -> Impala:

@@ -20,6 +20,7 @@ from podracer.environment import Environment, HostEnvironments
 from podracer.envs.catalog import runs_on_host
 from podracer.evaluate import MAX_EPISODES, ActingRule, PolicyKind
 from podracer.io.names import OTHER_NAMES, nearest
+from podracer.replay import Replay
 from podracer.types import ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
@@ -152,6 +153,22 @@ class Experiment:
             f"Only {possible} of the {self.evaluations} evaluations will run, because a run "
             f"evaluates only at the end of a chunk (--updates-per-chunk {chunk}).{remedy}"
         )
+
+    @property
+    def lacking_updates(self) -> str:
+        """Sentence that says why the agent will never learn from its replay, "" if it will."""
+        replay = getattr(self.agent, "replay", None)
+        if not isinstance(replay, Replay) or replay.warmup <= self.num_steps:
+            return ""
+        return (
+            f"Nothing will be learned: the replay's warm-up takes {replay.warmup:,} frames "
+            f"(--warmup), and the run has {self.num_steps:,}."
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences that say what the run will lack."""
+        return [text for text in (self.lacking_evaluations, self.lacking_updates) if text]
 
     @property
     def _updates(self) -> int:

@@ -387,3 +387,12 @@ def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resu
     if not exists and any(directory.glob("*/config.json")):
         raise ConfigError(f"{directory} holds other runs: name one in it, {directory / 'NAME'}.")
     return directory
+
+
+def check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
+    """Raise `ConfigError` for what would fail only at the first boundary."""
+    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
+        if not isinstance(functions, Sequence) or isinstance(functions, str):
+            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
+    if wrong := [callback for callback in callbacks if not callable(callback)]:
+        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")

@@ -25,6 +25,7 @@ from podracer.experiments.records import Best, Recorder, Totals, check_metadata,
 from podracer.experiments.result import Boundary, Callback, MakeSink, Result, RunInfo
 from podracer.experiments.run_setup import (
     RunSetup,
+    check_functions,
     check_same_environment,
     claim_run_directory,
     make_run_setup,
@@ -32,6 +33,7 @@ from podracer.experiments.run_setup import (
 )
 from podracer.experiments.serialization import (
     check_same_experiment,
+    read_config,
     recipe_name,
     saved_devices,
     to_json,
@@ -45,7 +47,7 @@ from podracer.io.jsonl import JsonlSink
 from podracer.io.run_directory import RunLock, expand_home
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
-from podracer.io.sinks import Sink, Sinks, TensorBoardSink
+from podracer.io.sinks import Sink, Sinks, TensorBoardSink, read_metrics
 from podracer.mesh import any_process, wait_for_all_processes
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
@@ -91,14 +93,15 @@ def train(
     experiment = experiment.with_fields(overrides)
     check_types(experiment)
     experiment.check()
-    _check_functions(sinks, callbacks)
+    check_functions(sinks, callbacks)
     use_compilation_cache()
     saved = saved_devices(run_dir) if resume and run_dir is not None else 0
     if resume and run_dir is not None and (name := recipe_name(run_dir)):
         experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name
     setup = make_run_setup(experiment, saved)
-    if (lack := experiment.lacking_evaluations) and jax.process_index() == 0:
-        _LOG.warning(lack)
+    if jax.process_index() == 0:
+        for sentence in experiment.warnings:
+            _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": weights}
         peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
@@ -118,15 +121,6 @@ def train(
             if not (resume and isinstance(error, ConfigError)):  # a refusal harms no run
                 run.report_fault(error)
             raise error from error.__cause__
-
-
-def _check_functions(sinks: Sequence[Any], callbacks: Sequence[Any]) -> None:
-    """Raise `ConfigError` for what would fail only at the first boundary."""
-    for name, functions in (("sinks", sinks), ("callbacks", callbacks)):
-        if not isinstance(functions, Sequence) or isinstance(functions, str):
-            raise ConfigError(f"{name} must be a list, but it is {functions!r}.")
-    if wrong := [callback for callback in callbacks if not callable(callback)]:
-        raise ConfigError(f"a callback must be a function of the boundary, not {wrong[0]!r}.")
 
 
 class Run:
@@ -189,16 +183,18 @@ class Run:
 
     def _restored_state(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
+        check_same_environment(self.directory, self.env)
         if not checkpointer.has_saved():
             if shows_saves(self.directory / "metrics.jsonl"):
                 raise CheckpointError(
                     f"{self.directory} has no checkpoint, but its records show that one was "
                     "saved: bring it back, or begin a new run."
                 )
+            began = read_config(self.directory / CONFIG)["experiment"]
+            check_same_experiment(began, to_json(self.experiment))
             if self.is_main:
                 _LOG.warning("The run ended before its first save, so it begins again.")
             return None
-        check_same_environment(self.directory, self.env)
         restored = checkpointer.restore(self.setup.abstract_state)
         check_metadata(restored.metadata)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
@@ -310,6 +306,8 @@ class Run:
                     break
         with tag_component("checkpointer"):
             checkpointer.wait()
+        if not record:  # the run was over before
+            record = read_metrics(self.directory / "metrics.jsonl")[-1]
         reason = "signal" if exit_code else self._reason_to_end() or "callback"
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code, reason)
 

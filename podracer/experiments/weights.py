@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from podracer.agent import Agent, MetaLearner, NeedsFile
 from podracer.drivers.common import TrainState
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals
@@ -22,19 +23,22 @@ from podracer.io.run_directory import expand_home
 from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG
 from podracer.io.steps import identity_of
-from podracer.types import CheckpointError, ConfigError, PyTree
+from podracer.types import CheckpointError, ConfigError
 
 Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
 """Function that returns the first state of a new run, in place of `RunSetup.init`."""
 
 _FRAMES = (".frames", "['frames']")  # of an agent's own class, or of its dictionary
+_OF_FILE = (".rule",)  # of a student: what it read from its `data_file`
+_OF_LIFETIMES = (".num_rollouts", ".metrics")  # of a rule that is learned
 
 
 class Weights:
     """First state of a run, whose learner is that of another run's newest checkpoint.
 
     It has the other's parameters, targets, optimizer and statistics. The frames that schedules
-    count, environments, replay and random numbers begin anew.
+    count, environments, lifetimes, replay and random numbers begin anew, and an update rule that
+    is not learned is that of the new run's file.
 
     Args:
         run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
@@ -60,17 +64,24 @@ class Weights:
             "id": identity.get("id", ""),
             "updates": restored.step,
         }
-        num_pods = len(experiment.pods)
-        _check_same(directory, self._shared, setup.abstract_state.learner.shared, num_pods)
+        self._shared = {
+            name: array for name, array in self._shared.items() if not _is_new(setup.agent, name)
+        }
+        new = {
+            name: leaf
+            for name, leaf in leaves_by_path(setup.abstract_state.learner.shared).items()
+            if not _is_new(setup.agent, name)
+        }
+        _check_same(directory, self._shared, new, len(experiment.pods))
 
     def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
         """Return the first state, and counters at 0."""
         state = setup.init()
 
         def put(path: Any, new: jax.Array) -> jax.Array:
-            if jax.tree_util.keystr(path) in _FRAMES:
+            old = self._shared.get(jax.tree_util.keystr(path))
+            if old is None:
                 return new
-            old = self._shared[jax.tree_util.keystr(path)]
             return jax.device_put(jnp.broadcast_to(old, new.shape), new.sharding)
 
         shared = jax.tree_util.tree_map_with_path(put, state.learner.shared)
@@ -119,9 +130,19 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
     return weights
 
 
-def _check_same(run: Path, old: dict[str, Any], new: PyTree, num_pods: int) -> None:
+def _is_new(agent: Agent, name: str) -> bool:
+    """Return whether a leaf of the learner's shared state begins anew."""
+    parts = _FRAMES
+    if isinstance(agent, NeedsFile):
+        parts += _OF_FILE
+    if isinstance(agent, MetaLearner):
+        parts += _OF_LIFETIMES
+    return any(name == part or name.startswith((f"{part}.", f"{part}[")) for part in parts)
+
+
+def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: int) -> None:
     """Raise `ConfigError` unless one learner has the shapes of the others, `[P, ...]` of pods."""
-    old_shapes, new_shapes = _shapes(old), _shapes(leaves_by_path(new))
+    old_shapes, new_shapes = _shapes(old), _shapes(new)
     lead = (num_pods,) if num_pods else ()
     for name in dict.fromkeys((*new_shapes, *old_shapes)):
         there, here = old_shapes.get(name), new_shapes.get(name)

@@ -12,6 +12,7 @@ prediction of the student, where GROOVE stops them. That is the exact gradient, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -140,7 +141,8 @@ class LPG:
 
     @property
     def _students(self) -> LPGStudents:
-        num_actions = value_based.require_discrete(self.spec).num_actions
+        spec = dataclasses.replace(require_spec(self.spec), extension=None)
+        num_actions = value_based.require_discrete(value_based.require_for_rule(spec)).num_actions
         heads = student_heads(num_actions, self.rule.predictions)
         network = self.network.build(self._observation_spec, heads)
         if jax.tree.leaves(network.carry(1)):
