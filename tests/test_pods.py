@@ -192,6 +192,19 @@ def test_who_takes_over_another_draws_its_own_random_numbers(tmp_path):
         assert np.array_equal(learned(tmp_path, entry)[1], jax.random.key_data(state.key))
 
 
+def test_a_pod_that_returns_to_an_older_entry_does_not_repeat_its_next_round(tmp_path):
+    tournament = dataclasses.replace(TOURNAMENT, selection=selection.Uniform(), pods=1, rounds=4)
+    entries = play(tmp_path, tournament)
+    parents = [entry.parents[0] for entry in entries.values() if entry.parents]
+    again = [parent for parent in parents if parents.count(parent) > 1]
+    assert again, parents
+    children = [entry for entry in entries.values() if entry.parents == (again[0],)]
+    one, two = (learned(tmp_path, entry) for entry in children[:2])
+    assert not np.array_equal(one[1], two[1])
+    weights = [jax.tree.leaves(state[0].shared.params) for state in (one, two)]
+    assert not all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
+
+
 def test_the_key_of_a_round_is_no_other_key_of_its_run():
     """Selection inside the round's sweep folds numbers into a purpose's key, too: of updates."""
     own = jax.random.key(3)

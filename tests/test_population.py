@@ -311,6 +311,13 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     monkeypatch.setattr(sweep, "holds_sealed", lambda *_: True)
     restored = Restored(5, None, {"records": {sweep.RECORDS: {}}})
     assert sweep.best_pod(tmp_path, restored) == 1
+    later = {"updates": 8, "parent": [1, 1, 0]}  # of a selection after that evaluation
+    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record, later])
+    at_8 = dataclasses.replace(restored, step=8)
+    assert [sweep.best_pod(tmp_path, r) for r in (restored, at_8)] == [1, 1]
+    later["parent"] = [1, 2, 0]  # only pod 0 descends from the best
+    assert sweep.best_pod(tmp_path, at_8) == 0
+    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
     record["evaluation_unfinished"] = [1, 2, 4]
     with pytest.raises(ConfigError, match="has no best pod"):
         sweep.best_pod(tmp_path, restored)

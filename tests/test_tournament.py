@@ -19,7 +19,7 @@ import pytest
 from killing import killed
 
 from podracer.agents.a2c import A2C
-from podracer.drivers.population import Pod
+from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.selection import Selection, Truncation
 from podracer.envs.catch import Catch
 from podracer.experiments import recipes
@@ -51,6 +51,11 @@ TOURNAMENT = Tournament(
     episodes=10,
 )
 MIXED = (recipes.find("cartpole_ppo"), recipes.find("cartpole_dqn"))
+TWO_RATES = tuple(MIXED[0].with_fields({"agent": {"learning_rate": rate}}) for rate in (1e-4, 1e-3))
+SWEEP = dataclasses.replace(
+    MIXED[0],
+    pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3)),
+)
 GENERATIONS_OF_200 = dataclasses.replace(
     recipes.find("catch_a2c"),
     pods=tuple(Pod(seed) for seed in range(64)),
@@ -193,6 +198,15 @@ def test_faults_change_no_result(pods, rounds, tmp_path, cases):
     assert equal
     assert [e.id for e in faulty.board] == [e.id for e in plain.board]
     assert all(count == 2 for count in engine.attempts.values())
+
+
+def test_a_pod_that_was_killed_for_its_silence_says_so(tmp_path):
+    def fate(pod, round, attempt):
+        return "hang" if (pod, attempt) == (2, 1) else "done"
+
+    play(tmp_path, engine=Pretence(fate))
+    reasons = {event.reason for event in read_events(tmp_path) if isinstance(event, Failed)}
+    assert reasons == {"recorded nothing for 1800 s (--stall-seconds)"}
 
 
 def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go_on(tmp_path):
@@ -634,6 +648,18 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         (
             {"selection": selection.Generational(2), "experiments": MIXED},
             "need one agent, not DQN, PPO",
+        ),
+        (
+            {"selection": selection.Generational(2), "experiments": TWO_RATES},
+            "2 pods of a group are fused, so they need one recipe, not 2",
+        ),
+        (
+            {"experiments": (recipes.find("cartpole_ppo"), recipes.find("catch_a2c"))},
+            "need the same one, not cartpole, catch",
+        ),
+        (
+            {"experiments": (SWEEP,), "selection": selection.PopulationBased()},
+            "the sweep 'cartpole_ppo' chooses hyperparameters by itself",
         ),
         ({"anchor": "minimax-1"}, "--anchor is for leagues: add --opponents"),
         ({"matches": 2}, "--matches is for leagues: add --opponents"),

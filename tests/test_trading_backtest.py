@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from podracer.envs.trading.synthetic import synthetic_market
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.reports import trading
 from podracer.trading.backtest import POLICY, backtest, evaluate_policy, simulate
 from podracer.trading.baselines import buy_and_hold
 from podracer.trading.delivery import promote
@@ -234,3 +236,15 @@ def test_an_environment_is_compared_with_the_runs(run: Path) -> None:
     check_same_environment(run, auto_reset(Trading(cut)))
     with pytest.raises(ConfigError, match=r"inner\.cash, inner\.cost changed since"):
         check_same_environment(run, auto_reset(Trading(cut, cash=1e5, cost=0.5)))
+
+
+def test_long_curves_are_drawn_to_their_end_and_with_their_extremes():
+    length = 2 * trading.POINTS + 3
+    curves = np.ones((2, length))
+    curves[0, 7], curves[1, 1501] = 0.5, 2.0
+    period = Period(synthetic_market(tickers=1, bars=length))
+    result = SimpleNamespace(period=period)
+    times, drawn = trading._thinned(result, curves)
+    assert (drawn.min(), drawn.max()) == (0.5, 2.0)
+    assert times[-1] == period.times[-1]
+    assert len(times) == drawn.shape[1] < trading.POINTS

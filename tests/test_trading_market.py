@@ -124,6 +124,7 @@ def test_a_date_ends_with_its_day() -> None:
         ((0.8, 0.6), "leave 48, -12, 24 bars"),
         (("2009-01-01", 0.5), "leave 0, 30, 30 bars"),
         ((0.5, 1.5), "validate_until=1.5 is neither a fraction"),
+        (("today", 0.5), "train_until=today is not a date"),
         (("24/05/2019", 0.5), "train_until=24/05/2019 is not a date: write it as 2019-05-25"),
     ],
 )
@@ -347,6 +348,13 @@ def test_turbulence_of_dependent_returns_is_finite() -> None:
     index = turbulence_index(wave_market(tickers=4, bars=300))  # rank 1
     assert (index[252:] > 0).all()
     assert (index < 2).all()
+
+
+def test_turbulence_of_more_tickers_than_a_year_can_tell_apart_is_0() -> None:
+    """Up to half as many as days, its mean over days is that of the formula."""
+    assert not turbulence_index(synthetic_market(tickers=127, bars=300)).any()
+    index = turbulence_index(synthetic_market(tickers=126, bars=500))[252:]
+    assert index.mean() == pytest.approx(252 * 126 / (250 - 126), rel=0.25)
 
 
 # --- made markets --------------------------------------------------------------------------------

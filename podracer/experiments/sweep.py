@@ -157,6 +157,7 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
 def best_pod(directory: Path, restored: Restored) -> int:
     """Return the number of the pod that was best in the last evaluation before a checkpoint.
 
+    Where a selection came between them, pods have the returns of those that they descend from.
     Raises `CheckpointError` if the records have changed since it was saved, and `ConfigError` if no
     pod has a return.
     """
@@ -166,14 +167,21 @@ def best_pod(directory: Path, restored: Restored) -> int:
             f"{path} is not as it was when the checkpoint was saved, so the best pod is unknown: "
             "bring it back, or name a pod."
         )
-    evaluation = _last_evaluation(directory, _read_pods(directory), restored.step)
+    records = _read_pods(directory)
+    evaluation = _last_evaluation(directory, records, restored.step)
+    since = [r for r in _selections(records) if evaluation["updates"] < r["updates"]]
+    since = [record for record in since if record["updates"] <= restored.step]
     returns = returns_of(evaluation, "evaluation_return")
+    origins = np.array(ancestors(since)) if since else np.arange(len(returns))
+    returns = returns[origins]
     if np.isnan(returns).all():
         raise ConfigError(
             f"{directory} has no best pod: in the last evaluation each of them met a fault or had "
             "episodes that did not end. Name a pod."
         )
-    return int(np.nanargmax(returns))
+    best = int(np.nanargmax(returns))
+    origin = int(origins[best])
+    return origin if origins[origin] == origin else best  # itself rather than its copies
 
 
 def write_best(directory: Path, experiment: Experiment, winner: Configuration) -> Path:

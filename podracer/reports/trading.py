@@ -121,9 +121,7 @@ def _period(name: str, result: PeriodResult) -> str:
     def areas(figure: Figure) -> None:
         axes = figure.add_subplot()
         shares = np.stack(list(components.values())) / result.portfolio.equity
-        times = _thinned(result, shares[0])[0]
-        heights = np.stack([_thinned(result, share)[1] for share in shares])
-        axes.stackplot(times, heights, colors=list(area_colors.values()), lw=0)
+        axes.stackplot(*_thinned(result, shares), colors=list(area_colors.values()), lw=0)
         axes.set(ylim=(0, 1))
         _title(axes, "Holdings of the policy: fractions of its equity")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
@@ -161,10 +159,16 @@ def _width(label: str) -> float:
     return 1.8 if label == POLICY else 1.0
 
 
-def _thinned(result: PeriodResult, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return times and values, few enough to draw."""
-    every = slice(None, None, -(-len(curve) // POINTS))
-    return result.period.times[every], curve[every]
+def _thinned(result: PeriodResult, curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return times `[n]` and values `[..., n]`, few enough to draw, with the extremes and the end.
+
+    `curves` are `[..., N]`.
+    """
+    length = curves.shape[-1]
+    bars = {*range(0, length, -(-length // POINTS)), length - 1}
+    bars |= set(np.ravel([curves.argmin(axis=-1), curves.argmax(axis=-1)]).tolist())
+    kept = sorted(bars)
+    return result.period.times[kept], curves[..., kept]
 
 
 def _title(axes: Axes, title: str) -> None:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from podracer.agent import MetaLearner
-from podracer.drivers.population import with_hyperparameters
+from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
+from podracer.drivers.selection import Selection
 from podracer.envs.opponents import find_opponent
 from podracer.evaluate import MAX_EPISODES
 from podracer.experiments.experiment import Experiment
@@ -85,8 +86,9 @@ class Tournament:
     """GPUs that a pod reserves on a Ray cluster; it sees no others. Below 1, pods share a GPU."""
     retries: int = 3
     """Number of failed attempts without progress after which a pod is quarantined."""
-    stall_seconds: float = 600.0
-    """Time in seconds after which a pod that records nothing is killed."""
+    stall_seconds: float = 1800.0
+    """Time in seconds after which a pod that records nothing is killed; the evaluation of a round
+    records nothing before its end."""
     straggler_seconds: float = 600.0
     """Time in seconds that a generation waits for its slowest pods once one has finished."""
 
@@ -117,19 +119,24 @@ class Tournament:
                 name = type(experiment.agent).__name__
                 raise ConfigError(f"pods compete by their policies' returns: {name} has no policy.")
             self._check_round(experiment)
-        agents = {type(experiment.agent) for experiment in self.experiments}
-        if isinstance(self.selection, Generational) and len(agents) > 1:
-            names = ", ".join(sorted(agent.__name__ for agent in agents))
-            raise ConfigError(
-                f"generations fuse learners, so all recipes need one agent, not {names}."
-            )
+        if isinstance(self.selection, Generational):
+            self._check_generations(self.selection)
         if self.opponents is not None:
             self._check_league()
         else:
-            for name in ("train_against", "matches", "anchor"):
-                if getattr(self, name) != getattr(Tournament, name):
-                    flag = f"--{name.replace('_', '-')}"
-                    raise ConfigError(f"{flag} is for leagues: add --opponents, such as past.")
+            self._check_comparable()
+
+    def _check_comparable(self) -> None:
+        environments = {str(to_json(experiment.environment)) for experiment in self.experiments}
+        if len(environments) > 1:
+            raise ConfigError(
+                "returns in different environments cannot be compared, so all recipes of a "
+                f"tournament need the same one, not {', '.join(sorted(environments))}."
+            )
+        for name in ("train_against", "matches", "anchor"):
+            if getattr(self, name) != getattr(Tournament, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is for leagues: add --opponents, such as past.")
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
@@ -140,6 +147,27 @@ class Tournament:
                 for value in (bound.low, bound.high):
                     agent = with_hyperparameters(experiment.agent, {bound.name: value})
                     dataclasses.replace(experiment, agent=agent).check()
+            varied = {item.name for pod in experiment.pods for item in pod.hyperparameters}
+            varied &= {bound.name for bound in self.selection.bounds}
+            if varied or isinstance(experiment.exchange, Selection):
+                raise ConfigError(
+                    f"the sweep {experiment.recipe!r} chooses hyperparameters by itself, which "
+                    "PopulationBased would overwrite: take another --selection, such as Truncation."
+                )
+
+    def _check_generations(self, rule: Generational) -> None:
+        """Raise `ConfigError` if pods that are fused may differ."""
+        agents = {type(experiment.agent) for experiment in self.experiments}
+        if len(agents) > 1:
+            names = ", ".join(sorted(agent.__name__ for agent in agents))
+            raise ConfigError(
+                f"generations fuse learners, so all recipes need one agent, not {names}."
+            )
+        if rule.group_size > 1 and len(self.experiments) > 1:
+            raise ConfigError(
+                f"the {rule.group_size} pods of a group are fused, so they need one recipe, not "
+                f"{len(self.experiments)}."
+            )
 
     def _check_league(self) -> None:
         find_opponent(self.anchor)
@@ -207,6 +235,12 @@ def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
         for index, pod_ in enumerate(experiment.pods, 1)
     )
     return dataclasses.replace(experiment, seed=own, pods=pods)
+
+
+def with_values(pod: Pod, values: Mapping[str, float]) -> Pod:
+    """Return a member of a population with other hyperparameters."""
+    merged = {item.name: item.value for item in pod.hyperparameters} | dict(values)
+    return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))
 
 
 _KINDS = {**KINDS, **SELECTION_RULES, "Tournament": Tournament, "Range": Range}

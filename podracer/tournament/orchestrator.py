@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podracer.drivers.population import Hyperparameter, Pod, hyperparameters, with_hyperparameters
+from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes as recipes_by_name
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import to_json
@@ -32,6 +32,7 @@ from podracer.tournament.config import (
     check_pods,
     restore_experiment,
     seeded,
+    with_values,
 )
 from podracer.tournament.engine import Engine, InlineEngine, LocalEngine, RayEngine
 from podracer.tournament.events import (
@@ -120,9 +121,9 @@ class Orchestrator:
         self._heartbeats = Heartbeats()
         self._stopping: dict[int, str] = {}  # token to why its pod retires, "" if it does not
         self._ready: dict[int, float] = {}  # generation to the time of its first ready pod
-        self._shown = -1
+        self._stalled: set[int] = set()  # tokens that were killed, as they recorded nothing
         self._capacity_file = CapacityFile(board.directory)
-        self._is_paused = False
+        self._shown, self._is_paused = -1, False
 
     @property
     def state(self) -> State:
@@ -193,6 +194,8 @@ class Orchestrator:
         # One that was stopped, perhaps by a signal to all processes, has not failed.
         if reason is None or token in self._stopping or self._signals.exit_code:
             return
+        if token in self._stalled:
+            reason = f"recorded nothing for {self.tournament.stall_seconds:g} s (--stall-seconds)"
         pod_state = self.state.pods[pod]
         assert pod_state.attempt is not None
         steps = self._restored(pod_state.attempt.experiment).driver.steps_per_update
@@ -279,7 +282,7 @@ class Orchestrator:
         current = hyperparameters(experiment.agent)
         changed = {k: v for k, v in start.hyperparameters.items() if current.get(k) != v}
         agent = with_hyperparameters(experiment.agent, changed)
-        pods = tuple(_changed(member, changed) for member in experiment.pods)
+        pods = tuple(with_values(member, changed) for member in experiment.pods)
         return dataclasses.replace(experiment, agent=agent, pods=pods)
 
     def _start(self, pod: int, round: int, decision: dict[str, Any]) -> None:
@@ -327,6 +330,7 @@ class Orchestrator:
             directory = self.directory(pod, self.state.pods[pod].round)
             grace = GRACE_SECONDS if token in self._stopping else self.tournament.stall_seconds
             if self._heartbeats.silence(token, directory) > grace:
+                self._stalled.add(token)
                 self.engine.kill(token)
 
     def _stop(self, token: int, reason: str) -> None:
@@ -392,9 +396,3 @@ class Orchestrator:
                 ", ".join(map(str, sorted(self._running.values()))),
             )
         return self._signals.exit_code or PREEMPTED
-
-
-def _changed(pod: Pod, values: Mapping[str, float]) -> Pod:
-    """Return a member of a population with other hyperparameters."""
-    merged = {item.name: item.value for item in pod.hyperparameters} | dict(values)
-    return Pod(pod.seed, tuple(Hyperparameter(name, value) for name, value in merged.items()))

@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
         experiment,
         run_dir=directory,
         resume=_continues(directory, experiment),
-        begin=partial(begin, parents, experiment, task.round) if parents else None,
+        begin=partial(begin, parents, experiment, _branch(task, parents)) if parents else None,
     )
     if result.exit_code:
         return result.exit_code
@@ -203,36 +203,37 @@ def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
     )
 
 
+def _branch(task: Task, parents: Sequence[Path]) -> int | None:
+    """Return the round whose random numbers a pod draws, None if it continues its newest entry."""
+    newest = f"p{task.pod}r{task.round - 1}"
+    return None if parents[0].parents[1].name == newest else task.round
+
+
 def begin(
-    parents: Sequence[Path], experiment: Experiment, round: int, setup: RunSetup
+    parents: Sequence[Path], experiment: Experiment, branch: int | None, setup: RunSetup
 ) -> tuple[TrainState, Totals]:
     """Return the initial state of a round: its parent's, or the fusion of several parents.
 
-    A pod that continues an entry of its own keeps its random numbers, so it continues to the bit;
-    starting from another pod's entry it uses its own.
+    With `branch` None the pod keeps its parent's random numbers, so it continues to the bit. Else
+    they are its own of the round `branch`: it does not repeat what the parent did next.
     """
     restored = [
         checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)) for path in parents
     ]
     check_metadata(restored[0].metadata)
     state = fuse([restored_parent.state for restored_parent in restored])
-    if _seeds(restored[0].metadata["experiment"]) != _seeds(to_json(experiment)):
+    if branch is not None:
         pods, seed = experiment.pods, experiment.seed
         own = population.run_keys(pods) if pods else jax.random.key(seed)
-        branch = partial(_round_key, round)
-        key = jax.device_put((jax.vmap(branch) if pods else branch)(own), state.key.sharding)
+        to_round = partial(_round_key, branch)
+        key = jax.device_put((jax.vmap(to_round) if pods else to_round)(own), state.key.sharding)
         state = dataclasses.replace(state, key=key)
     return state, Totals(**restored[0].metadata["totals"])
 
 
 def _round_key(round: int, run_key: jax.Array) -> jax.Array:
-    """Return the key of a round that starts from another pod's entry."""
+    """Return the key of a round that starts from another entry than the pod's newest."""
     return jax.random.fold_in(purpose_key(run_key, Purpose.START_ROUND), round)
-
-
-def _seeds(experiment: Mapping[str, Any]) -> list[int]:
-    """Return the seeds of an experiment, given as JSON."""
-    return [pod["seed"] for pod in experiment["pods"]] or [experiment["seed"]]
 
 
 def fuse(states: Sequence[TrainState]) -> TrainState:

@@ -83,8 +83,9 @@ def turbulence_index(market: Market) -> np.ndarray:
 
         dₜ = (yₜ - μ) Σ⁺ (yₜ - μ)ᵀ
 
-    with mean and covariance of the previous 252 days; 0 for the first 252 days. For D tickers it
-    has a mean of about D. A bar has the index of its own day where a day is one bar, and of the
+    with mean and covariance of the previous 252 days; 0 for the first 252 days, and for more than
+    126 tickers, whose covariance so few days do not tell. For D tickers it has a mean of about
+    252 D / (250 - D). A bar has the index of its own day where a day is one bar, and of the
     previous day where a day has several bars, because its last price is not known yet. Source:
     Kritzman and Li 2010.
     """
@@ -99,8 +100,10 @@ def turbulence_index(market: Market) -> np.ndarray:
 
 def _daily_turbulence(close: np.ndarray) -> np.ndarray:
     """Return the index of each day, f64 `[N]`, from closes `[N, D]`."""
-    returns = close[1:] / close[:-1] - 1  # row t - 1 is the return of day t
     index = np.zeros(len(close))
+    if close.shape[1] > TURBULENCE_DAYS // 2:
+        return index
+    returns = close[1:] / close[:-1] - 1  # row t - 1 is the return of day t
     for day in range(TURBULENCE_DAYS, len(close)):
         window = returns[max(day - 1 - TURBULENCE_DAYS, 0) : day - 1]
         deviation = returns[day - 1] - window.mean(axis=0)

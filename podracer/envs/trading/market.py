@@ -169,6 +169,8 @@ def _num_bars_until(market: Market, name: str, until: float | str) -> int:
     """Return the number of bars before the end of a period."""
     if isinstance(until, str):
         try:
+            if not until[:1].isdigit():  # such as "today", which moves
+                raise ValueError
             last = np.datetime64(until)
             unit: Any = np.datetime_data(last)[0]
             end = last + np.timedelta64(1, unit)  # a date ends with its day
