@@ -145,7 +145,10 @@ class HasLastAction(Protocol):
 
 @runtime_checkable
 class NeedsFile(Agent, Protocol):
-    """Agent that is initialized from the content of a file, filled in as `spec` is."""
+    """Agent that is initialized from the content of a file, filled in as `spec` is.
+
+    In a run with the weights of another, `rule` in the learner's shared state is still the file's.
+    """
 
     @property
     def data_file(self) -> str:

@@ -236,7 +236,7 @@ def _last_evaluation(
 ) -> dict[str, Any]:
     """Return the pods' record of the run's last evaluation up to an update."""
     evaluation = _last_evaluated(records, updates)
-    whole_run = _last_evaluated(_read_run(directory), updates)
+    whole_run = _last_evaluated(read_run(directory), updates)
     if whole_run and (evaluation is None or evaluation["updates"] < whole_run["updates"]):
         raise ConfigError(
             f"{directory / RECORDS} lacks the evaluation at update {whole_run['updates']}, by "
@@ -251,7 +251,7 @@ def _last_evaluation(
     return evaluation
 
 
-def _read_run(directory: Path) -> list[dict[str, Any]]:
+def read_run(directory: Path) -> list[dict[str, Any]]:
     """Return the records of the run as a whole; none where their file is lost or damaged."""
     try:
         return read_metrics(directory / "metrics.jsonl")

@@ -39,7 +39,7 @@ from podracer.experiments.serialization import (
     to_json,
     update_config,
 )
-from podracer.experiments.sweep import RECORDS
+from podracer.experiments.sweep import RECORDS, read_run
 from podracer.experiments.weights import Begin, Weights, describe_begin, recorded_begin
 from podracer.io import checkpoint
 from podracer.io.crash import CRASH, retire_crash, write_crash
@@ -47,7 +47,7 @@ from podracer.io.jsonl import JsonlSink
 from podracer.io.run_directory import RunLock, expand_home
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
-from podracer.io.sinks import Sink, Sinks, TensorBoardSink, read_metrics
+from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.mesh import any_process, wait_for_all_processes
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
@@ -307,7 +307,7 @@ class Run:
         with tag_component("checkpointer"):
             checkpointer.wait()
         if not record:  # the run was over before
-            record = read_metrics(self.directory / "metrics.jsonl")[-1]
+            record = [{}, *read_run(self.directory)][-1]
         reason = "signal" if exit_code else self._reason_to_end() or "callback"
         return Result(self.agent, learner, record, evaluation, self.directory, exit_code, reason)
 

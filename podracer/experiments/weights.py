@@ -29,8 +29,8 @@ Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
 """Function that returns the first state of a new run, in place of `RunSetup.init`."""
 
 _FRAMES = (".frames", "['frames']")  # of an agent's own class, or of its dictionary
-_OF_FILE = (".rule",)  # of a student: what it read from its `data_file`
-_OF_LIFETIMES = (".num_rollouts", ".metrics")  # of a rule that is learned
+_OF_FILE = ".rule."  # of a student: what it read from its `data_file`
+_OF_LIFETIMES = (".num_rollouts", ".metrics[")  # of a rule that is learned
 
 
 class Weights:
@@ -132,12 +132,9 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
 
 def _is_new(agent: Agent, name: str) -> bool:
     """Return whether a leaf of the learner's shared state begins anew."""
-    parts = _FRAMES
-    if isinstance(agent, NeedsFile):
-        parts += _OF_FILE
     if isinstance(agent, MetaLearner):
-        parts += _OF_LIFETIMES
-    return any(name == part or name.startswith((f"{part}.", f"{part}[")) for part in parts)
+        return name in _FRAMES or name.startswith(_OF_LIFETIMES)
+    return name in _FRAMES or (isinstance(agent, NeedsFile) and name.startswith(_OF_FILE))
 
 
 def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: int) -> None:
