@@ -162,8 +162,8 @@ def _mujoco(robot: str) -> list[Cell]:
     long = f"{environment} --frames 1000000 {SAVE_RARELY} {ROBOT_RATE}"
     short = f"{environment} --frames 100000 {SAVE_RARELY}"  # a frame takes 7 to 14 ms
     return [
-        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 96, ("sb3/sac", "sbx/sac")),
-        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 72, ("sb3/td3", "sbx/td3")),
+        Cell(MUJOCO, task, "sac", f"halfcheetah_sac {short}", 3, 61, ("sb3/sac", "sbx/sac")),
+        Cell(MUJOCO, task, "td3", f"halfcheetah_td3 {short}", 3, 46, ("sb3/td3", "sbx/td3")),
         Cell(MUJOCO, task, "ppo", f"halfcheetah_ppo {long}", 3, 30, ("sb3/ppo",)),
     ]
 
@@ -329,11 +329,11 @@ REFERENCES: tuple[Reference, ...] = (
         Reference(robot.lower(), library, agent, settings, cpu_minutes)
         for robot in ROBOTS
         for library, agent, settings, cpu_minutes in (
-            ("sb3", "sac", _ZOO_REPLAY, 170),
-            ("sb3", "td3", _ZOO_TD3, 125),
+            ("sb3", "sac", _ZOO_REPLAY, 134),
+            ("sb3", "td3", _ZOO_TD3, 100),
             ("sb3", "ppo", {**_ZOO_PPO[robot], "normalize": True}, 60),
-            ("sbx", "sac", _ZOO_REPLAY, 63),
-            ("sbx", "td3", _ZOO_TD3, 50),
+            ("sbx", "sac", _ZOO_REPLAY, 50),
+            ("sbx", "td3", _ZOO_TD3, 40),
         )
     ),
     Reference("trading", "sb3", "ppo", _FINRL_PPO, 60),
