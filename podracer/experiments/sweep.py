@@ -169,8 +169,8 @@ def best_pod(directory: Path, restored: Restored) -> int:
         )
     records = _read_pods(directory)
     evaluation = _last_evaluation(directory, records, restored.step)
-    since = [r for r in _selections(records) if evaluation["updates"] < r["updates"]]
-    since = [record for record in since if record["updates"] <= restored.step]
+    evaluated = evaluation["updates"]
+    since = [r for r in _selections(records) if evaluated < r["updates"] <= restored.step]
     returns = returns_of(evaluation, "evaluation_return")
     origins = np.array(ancestors(since)) if since else np.arange(len(returns))
     returns = returns[origins]

@@ -64,14 +64,9 @@ class Weights:
             "id": identity.get("id", ""),
             "updates": restored.step,
         }
-        self._shared = {
-            name: array for name, array in self._shared.items() if not _is_new(setup.agent, name)
-        }
-        new = {
-            name: leaf
-            for name, leaf in leaves_by_path(setup.abstract_state.learner.shared).items()
-            if not _is_new(setup.agent, name)
-        }
+        self._shared = _without_new(setup.agent, self._shared)
+        shared = leaves_by_path(setup.abstract_state.learner.shared)
+        new = _without_new(setup.agent, shared)
         _check_same(directory, self._shared, new, len(experiment.pods))
 
     def __call__(self, setup: RunSetup) -> tuple[TrainState, Totals]:
@@ -128,6 +123,10 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
             f"{record['updates']}, which has learned since or is another run: begin a new run."
         )
     return weights
+
+
+def _without_new(agent: Agent, leaves: dict[str, Any]) -> dict[str, Any]:
+    return {name: leaf for name, leaf in leaves.items() if not _is_new(agent, name)}
 
 
 def _is_new(agent: Agent, name: str) -> bool:
