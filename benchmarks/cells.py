@@ -91,6 +91,7 @@ ROBOTS = ("HalfCheetah", "Hopper", "Walker2d", "Ant")  # of MuJoCo in Gymnasium
 ON_POLICY, REPLAY = "MinAtar, 10 M frames", "MinAtar, 2 M frames"
 STICKY = "MinAtar with sticky actions, 10 M frames"  # of pgx
 CLASSIC, MEMORY, MUJOCO = "Classic control", "bsuite", "MuJoCo"
+NEWER = "Newer agents"
 EVALUATION = "--evaluations 20 --evaluation-episodes 128"
 ANNEALED = "--learning-rate 5e-3:0:1e7"
 PQN_EPSILON = "--epsilon 1:0.05:2e5"  # over a tenth of the frames, as its authors have it
@@ -168,6 +169,24 @@ def _mujoco(robot: str) -> list[Cell]:
     ]
 
 
+def _newer() -> list[Cell]:
+    hidden = f"--environment partial:pendulum,hide=2 {EVALUATION} --frames 24000"
+    fast = f"pendulum_fast_td3 {EVALUATION} --batch-size 2048"  # 32,768 is for accelerators
+    r2d2, sac = ("podracer/r2d2",), ("podracer/sac",)
+    return [
+        Cell(NEWER, "cartpole", "pqn", f"cartpole_pqn {EVALUATION}", 10, 3, ("podracer/ppo",)),
+        Cell(NEWER, "memorychain-15", "pqn-gru", f"memorychain_pqn {EVALUATION}", 10, 10, r2d2),
+        Cell(NEWER, "catch", "impala", f"catch_impala {EVALUATION}", 10, 1),
+        Cell(NEWER, "catch", "stacx", f"catch_stacx {EVALUATION}", 10, 3, ("podracer/impala",)),
+        Cell(NEWER, "catch", "frodo", f"catch_frodo {EVALUATION}", 10, 5, ("podracer/impala",)),
+        Cell(NEWER, "pendulum", "qt-opt", f"pendulum_qt_opt {EVALUATION}", 10, 8, sac),
+        Cell(NEWER, "pendulum", "muzero", f"pendulum_muzero {EVALUATION}", 5, 12, sac),
+        Cell(NEWER, "pendulum", "fast-td3", fast, 5, 12),
+        Cell(NEWER, "partial-pendulum", "sac", f"pendulum_sac {hidden}", 5, 1),
+        Cell(NEWER, "partial-pendulum", "sac-lstm", f"pendulum_recurrent_sac {hidden}", 5, 15, sac),
+    ]
+
+
 _ACROBOT = f"--environment gymnax:Acrobot-v1 {EVALUATION}"
 _ACROBOT_PPO = f"cartpole_ppo {_ACROBOT}"
 _ACROBOT_REMARK = (
@@ -219,6 +238,7 @@ CELLS: tuple[Cell, ...] = (
     Cell(MEMORY, "deepsea-8", "dqn", f"cartpole_dqn {_DEEPSEA}", 10, 3),
     Cell(MEMORY, "umbrella-20", "ppo", f"cartpole_ppo {_UMBRELLA}", 10, 2),
     Cell(MEMORY, "umbrella-20", "dqn", f"cartpole_dqn {_UMBRELLA}", 10, 3),
+    *_newer(),
     *(cell for robot in ROBOTS for cell in _mujoco(robot)),
     Cell("Trading", "trading", "ppo", "trading_ppo", 10, 10, ("sb3/ppo",)),
     Cell("Atari", "pong", "ppo", "pong_ppo", 1, 60),

@@ -257,7 +257,8 @@ class Panel(NamedTuple):
 def panels(family: str, groups: Groups) -> Iterator[Panel]:
     """Yield a panel for each agent with a reference, and one for the other agents of a task."""
     drawn = [cell for cell in cells.CELLS if cell.family == family and cell.name in groups]
-    agents = dict.fromkeys(cell.agent for cell in drawn)
+    names = [name for cell in drawn for name in (*cell.reference_names, cell.name)]
+    agents = dict.fromkeys(name.split("/")[-1] for name in names if "/podracer/" in name)
     colors = dict(zip(agents, itertools.cycle(COLORS), strict=False))
     for task in dict.fromkeys(cell.task for cell in drawn):
         labels: dict[str, str] = {}  # agents of podracer that no other library stands beside
