@@ -26,7 +26,7 @@ from podracer import cgroups
 from podracer.types import ConfigError, LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
-DATA, POD = "data", "pod"
+DATA, POD, HOST = "data", "pod", "host"
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(DATA)
 LEARNER_SPEC = LearnerState(REPLICATED, SHARDED)  # type: ignore[arg-type]
@@ -196,6 +196,11 @@ def check_divisible(what: str, count: int, num_devices: int) -> None:
 def num_shards(axis: str | None) -> int:
     """Return the number of shards along a mesh axis; 1 if `axis` is None."""
     return 1 if axis is None else jax.lax.axis_size(axis)
+
+
+def num_hosts_apart() -> int:
+    """Return the number of hosts of the traced program that learn apart, else 1."""
+    return jax.sharding.get_abstract_mesh().shape.get(HOST, 1)
 
 
 def global_mean(tree: PyTree, axis: str | None) -> PyTree:

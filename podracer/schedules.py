@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from podracer.mesh import num_shards
+from podracer.mesh import num_hosts_apart, num_shards
 from podracer.types import ConfigError, Trajectory, bounded, struct
 
 Config = TypeVar("Config")
@@ -89,8 +89,11 @@ def _parts(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def frames_of(trajectory: Trajectory, axis: str | None) -> int:
-    """Return the number of timesteps T x B of a trajectory, those of all shards together."""
-    return trajectory.steps.timestep.reward.size * num_shards(axis)
+    """Return the number of timesteps T x B of a trajectory, those of all shards together.
+
+    They are those of the whole run, also where hosts learn apart.
+    """
+    return trajectory.steps.timestep.reward.size * num_shards(axis) * num_hosts_apart()
 
 
 def init_frames() -> jax.Array:

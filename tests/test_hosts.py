@@ -97,6 +97,24 @@ def test_processes_reach_a_limit_of_seconds_together(tmp_path):
     assert newest == records(run)[-1]["updates"]
 
 
+@pytest.mark.slow
+def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    sebulba = (
+        "train", "catch", "--arch", "sebulba", "--num-envs", 16, "--rollout-length", 9,
+        "--updates-per-chunk", 10, "--hidden", 16, "--devices", 2, "--policy-lag", 0,
+        "--evaluations", 2, "--frames", 16 * 9 * 40,
+    )  # fmt: skip
+    average = ("--average-hosts", "ring", "--average-every", 4)
+    end(hosts((*sebulba, *average, "--run-dir", run)), 0)
+    end(hosts((*sebulba, "--run-dir", plain)), 0)
+    assert [r["updates"] for r in records(run)] == [10, 20, 30, 40]
+    assert records(run)[0]["loss"] != records(plain)[0]["loss"]
+    code, _, error = finish(start("resume", run, "--frames", 16 * 9 * 60, "--devices", 1))
+    assert code == 0, error
+    assert records(run)[-1]["updates"] == 60
+
+
 # --- a process that is lost -----------------------------------------------------------------------
 
 SURVIVAL_SECONDS = 60  # of the heartbeats' 10, on a machine that does other things

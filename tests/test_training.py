@@ -20,6 +20,8 @@ from podracer import cgroups
 from podracer.agents.a2c import A2C
 from podracer.agents.dqn import DQN
 from podracer.agents.ppo import PPO
+from podracer.agents.r2d2 import R2D2
+from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
@@ -93,6 +95,21 @@ def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
     assert last.num_steps == 40 * STEPS
     assert not last.lacking_updates
     assert not EXPERIMENT.lacking_updates
+
+
+def test_timesteps_that_a_recurrent_agent_never_learns_are_said():
+    memory = TorsoNetwork(MLP((8,)), memory="gru")
+
+    def said(agent, length):
+        run = dataclasses.replace(EXPERIMENT, agent=agent)
+        return run.with_fields({"driver": {"rollout_length": length}}).warnings
+
+    for agent in (R2D2(), SAC(network=memory)):
+        (text,) = said(agent, 21)
+        assert text.startswith("Of the 21 timesteps of a rollout 1 are never learned")
+        assert not said(agent, 20)
+    for agent in (SAC(), PPO(network=memory)):
+        assert not said(agent, 21)
 
 
 def test_a_finished_run_that_is_resumed_has_its_last_record(finished):

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
-from podracer.drivers.exchange import is_due
+from podracer.drivers.exchange import Peers, is_due, partners_in
 from podracer.mesh import POD, REPLICATED
 from podracer.types import ConfigError, PyTree
-
-Peers = Literal["all", "hypercube", "ring"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +36,6 @@ class Averaging:
     reached all pods; or the pod before in a directed `ring`, as in GALA."""
     every: int
     """Number of updates between two averages: whole chunks."""
-
-    def partners(self, num_pods: int, round: jax.Array) -> jax.Array:
-        """Return the pod that each pod averages with in a round, i32 `[P]`; not for `all`."""
-        pods = jnp.arange(num_pods)
-        if self.peers == "ring":
-            return (pods - 1) % num_pods
-        return pods ^ (1 << (round % (num_pods.bit_length() - 1)))
 
     def check(self, pods: Sequence[Any]) -> None:
         """Raise `ConfigError` if the peers do not fit the number of pods."""
@@ -83,7 +74,7 @@ def average_states(
     whole, sharded = (NamedSharding(mesh, spec) for spec in (REPLICATED, PartitionSpec(POD)))
     num_pods = is_sound.shape[0]
     is_sound = jax.lax.with_sharding_constraint(is_sound, whole)
-    partners = None if averaging.peers == "all" else averaging.partners(num_pods, round)
+    partners = None if averaging.peers == "all" else partners_in(averaging.peers, num_pods, round)
 
     def average(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):

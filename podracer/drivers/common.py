@@ -38,6 +38,8 @@ from podracer.types import (
     struct,
 )
 
+Axis = str | tuple[str, ...] | None  # of a mesh, one or several
+
 
 class Request(enum.IntEnum):
     """Request of a host for a boundary, to save or to stop; the largest over all hosts counts.
@@ -185,7 +187,7 @@ def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
     )
 
 
-def learn_key(state: TrainState, axis: str | None, part: jax.Array | None = None) -> jax.Array:
+def learn_key(state: TrainState, axis: Axis, part: jax.Array | None = None) -> jax.Array:
     """Return the key of this shard's next update.
 
     `part` numbers the consecutive updates from one batch of trajectories.
@@ -202,7 +204,7 @@ def apply_unless_fault(
     learner: LearnerState,
     trajectory: Trajectory,
     metrics: Metrics,
-    axis: str | None,
+    axis: Axis,
 ) -> tuple[TrainState, Metrics]:
     """Apply one shard's update, unless this or an earlier one had a `Fault` on any shard.
 
@@ -230,7 +232,7 @@ def _fault_bits(
     trajectory: Trajectory,
     learner: LearnerState,
     metrics: Metrics,
-    axis: str | None,
+    axis: Axis,
 ) -> jax.Array:
     """Return the bits of `Fault` of this update on any shard."""
     final, steps = trajectory.final, trajectory.steps.timestep
@@ -259,7 +261,7 @@ def _all_finite(tree: PyTree) -> jax.Array:
 
 
 def reduce_metrics(
-    episodes: EpisodeStats, fault: jax.Array, series: Metrics, request: jax.Array, axis: str | None
+    episodes: EpisodeStats, fault: jax.Array, series: Metrics, request: jax.Array, axis: Axis
 ) -> Metrics:
     """Reduce the metrics `[updates]` of several updates over updates and shards.
 

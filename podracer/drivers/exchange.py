@@ -1,10 +1,14 @@
-"""Exchanges between the pods of a population: when one is due, and the check of its period."""
+"""Exchanges between replicas: when one is due, who averages with whom, and checks of a period."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from podracer.types import ConfigError
+
+Peers = Literal["all", "hypercube", "ring"]
 
 
 def is_due(every: int, updates: Any) -> Any:
@@ -13,6 +17,22 @@ def is_due(every: int, updates: Any) -> Any:
     `updates` is an int, or an integer array of NumPy or JAX; the result is a bool of that kind.
     """
     return (updates > 0) & (updates % every == 0)
+
+
+def num_rounds(peers: Peers, num_replicas: int) -> int:
+    """Return after how many rounds the partners are the same again."""
+    return num_replicas.bit_length() - 1 if peers == "hypercube" else 1
+
+
+def partners_in(peers: Peers, num_replicas: int, round: Any) -> Any:
+    """Return the replica that each one averages with in a round, i32 `[P]`; not for `all`.
+
+    `round` is an int, or an integer array of JAX; the result is an array of NumPy or JAX.
+    """
+    replicas = np.arange(num_replicas, dtype=np.int32)
+    if peers == "ring":
+        return (replicas - 1) % num_replicas
+    return replicas ^ (1 << (round % num_rounds(peers, num_replicas)))
 
 
 def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates: int) -> None:

@@ -166,9 +166,26 @@ class Experiment:
         )
 
     @property
+    def lacking_timesteps(self) -> str:
+        """Sentence that says which timesteps a recurrent agent never learns, "" if it learns all.
+
+        Its sequences begin where a rollout does.
+        """
+        network, rollout = getattr(self.agent, "network", None), self.driver.rollout_length
+        sequences = getattr(self.agent, "recurrence", self.agent)
+        unroll = getattr(sequences, "unroll_length", None)
+        if unroll is None or rollout <= unroll or getattr(network, "memory", None) == "none":
+            return ""
+        return (
+            f"Of the {rollout} timesteps of a rollout {rollout - unroll} are never learned, as "
+            f"sequences begin with it and learn {unroll} (--unroll-length)."
+        )
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences that say what the run will lack."""
-        return [text for text in (self.lacking_evaluations, self.lacking_updates) if text]
+        lacking = (self.lacking_evaluations, self.lacking_updates, self.lacking_timesteps)
+        return [text for text in lacking if text]
 
     @property
     def _updates(self) -> int:

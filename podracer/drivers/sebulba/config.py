@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import UInt32
 
+from podracer.drivers.exchange import Peers
 from podracer.mesh import Device, make_mesh
 from podracer.types import ConfigError, bounded
 
@@ -47,6 +48,13 @@ class SebulbaConfig:
     updates_per_batch: int = bounded(1, low=1)
     """Consecutive updates from each batch of trajectories, each from an equal part of the
     environments."""
+    average_hosts: Peers | None = None
+    """Hosts with which each host averages what it learned, in place of gradients at every update:
+    `all`, in turn each neighbor of a `hypercube`, or the host before in a directed `ring`. The
+    learners of one host average gradients. None averages those of all hosts."""
+    average_every: int = bounded(16, low=1)
+    """Updates between two averages of hosts. Checkpoints and evaluations have the mean of all,
+    from which a resumed run goes on."""
     env_timeout_seconds: float = bounded(120.0, low=0.001)
     """Seconds that a step of the environments may take; the run ends at most five seconds later,
     with exit code 72."""
@@ -66,6 +74,11 @@ class DeviceSplit:
     mesh: Mesh  # the learners of all hosts
     threads: int  # actor threads of this host
     num_envs: int  # of each actor thread
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts, each with as many learners."""
+        return self.mesh.size // len(self.learners)
 
     def describe(self) -> dict[str, int]:
         """Return the numbers that a run's `config.json` keeps."""

@@ -15,11 +15,12 @@ from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
 from podracer.drivers.common import Progress, Request, TrainState, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
+from podracer.drivers.sebulba.averaging import host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
 from podracer.environment import HostEnvironments
-from podracer.mesh import format_bytes, free_bytes
+from podracer.mesh import DATA, format_bytes, free_bytes
 from podracer.types import ConfigError, check_ranges
 
 
@@ -37,7 +38,9 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Dev
             f"{rows_per_learner} environments of each learner."
         )
     batch_size = rows_per_learner // config.updates_per_batch
-    num_learners, length = split.mesh.size, config.rollout_length
+    # The learners whose gradients are averaged share a batch.
+    hosts = host_averaging(config, split)
+    num_learners, length = (hosts or split).mesh.shape[DATA], config.rollout_length
     check_agent(agent, num_envs=batch_size, length=length, num_devices=num_learners)
     check_policy(agent, "take --arch anakin")
     if config.updates_per_batch > 1 and uses_host_memory(agent, batch_size):
@@ -98,11 +101,14 @@ def sebulba(
             seed=seed, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
         program = (compile or lower_update(agent, env.spec, split, config, state))()
-        learner = Learner(split, actors, program, request)
+        hosts = host_averaging(config, split)
+        learner = Learner(split, actors, program, request, hosts)
         compile_seconds = time.perf_counter() - start
         actors.start()
         exit_stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
+        if hosts:
+            state = hosts.apart(state)
         multi_host = jax.process_count() > 1
 
         def cannot_wait() -> bool:
@@ -126,7 +132,8 @@ def sebulba(
                 current_request = max(current_request, learner.agreed_request)
             progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
             if current_request or updates >= num_updates or boundary(updates):
-                full_state = dataclasses.replace(state, actor=actors.actor_state())
+                mean = hosts.mean(state) if hosts else state
+                full_state = dataclasses.replace(mean, actor=actors.actor_state())
                 progress = dataclasses.replace(progress, request=current_request, state=full_state)
             compile_seconds, current_request = 0.0, Request.NONE.value
             yield progress

@@ -17,6 +17,7 @@ from podracer.agent import Agent
 from podracer.drivers.common import Progress, Request, TrainState, place_agent, to_progress
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
+from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, own
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
@@ -49,14 +50,15 @@ def lower_update(
         num_envs=split.num_envs, length=config.rollout_length, num_learners=num_learners,
     )  # fmt: skip
     shard = abstract_on_mesh(split.mesh, shapes.shard)
-    update = make_update(split.mesh, split.threads, config.updates_per_batch)
+    hosts = host_averaging(config, split)
+    update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
     request = jax.ShapeDtypeStruct(
         (split.mesh.size,), jnp.int32, sharding=shardings(split.mesh, SHARDED)
     )
-    agent = place_agent(agent, split.mesh)
-    lowered = update.lower(
-        agent, dataclasses.replace(state, actor=()), [shard] * split.threads, request
-    )
+    agent, state = place_agent(agent, split.mesh), dataclasses.replace(state, actor=())
+    if hosts:
+        state = hosts.abstract(state)
+    lowered = update.lower(agent, state, [shard] * split.threads, request)
     return lambda: partial(lowered.compile(), agent)
 
 
@@ -69,8 +71,9 @@ class Learner:
         actors: ActorPool,
         program: UpdateProgram,
         request: Callable[[], int],
+        hosts: HostAveraging | None,
     ) -> None:
-        self._update = program
+        self._update, self._hosts = program, hosts
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
         self._request_sharding = shardings(split.mesh, SHARDED)
@@ -109,7 +112,8 @@ class Learner:
             self._first_faults = {**rollout.first_faults, **self._first_faults}
         log_first_faults("in training", self._first_faults, self._logged)
         self._version += 1
-        self._actors.publish(on_one_device(params), self._version)
+        params = on_one_device(params)
+        self._actors.publish(own(params) if self._hosts else params, self._version)
         self._pending.append(metrics)
         if len(self._pending) > 1:
             self._fetch_metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,63 +14,106 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podracer.agent import Agent
 from podracer.drivers.common import (
     TRAIN_SPEC,
+    Axis,
     TrainState,
     apply_unless_fault,
     learn_key,
     reduce_metrics,
 )
+from podracer.drivers.sebulba.averaging import APART, APART_SPEC, HostAveraging, of_shared, own
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
-from podracer.mesh import DATA, REPLICATED, SHARDED
-from podracer.types import LearnerState, Metrics, Params, PyTree
+from podracer.mesh import DATA, HOST, REPLICATED
+from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
 
 
-def _partition_spec(axis: int) -> PartitionSpec:
-    return PartitionSpec(*[None] * axis, DATA)
+def _partition_spec(axis: int, rows: Any = DATA) -> PartitionSpec:
+    return PartitionSpec(*[None] * axis, rows)
 
 
-SHARD_SPEC = jax.tree.map(_partition_spec, ROW_AXES)
-
-
-def make_update(mesh: Mesh, num_actors: int, updates_per_batch: int) -> jax.stages.Wrapped:
+def make_update(
+    mesh: Mesh, num_actors: int, updates_per_batch: int, hosts: HostAveraging | None = None
+) -> jax.stages.Wrapped:
     """Return the jitted program `(agent, state, shards, request) -> (state, params, metrics)`.
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
     actors' parameters are an output of their own, so that they can be sent during the next update.
+    With `hosts` the state is that of `HostAveraging.apart`, and parameters are `[hosts, ...]`.
     """
-    axis = DATA if mesh.size > 1 else None
+    if hosts is None:
+        axis = DATA if mesh.size > 1 else None
+        program, rows = partial(_update, updates_per_batch, axis, axis), DATA
+        state_spec, params_spec = TRAIN_SPEC, REPLICATED
+    else:
+        mesh, rows = hosts.mesh, (HOST, DATA)
+        program = _apart(partial(_update, updates_per_batch, hosts.axis, rows), hosts)
+        state_spec, params_spec = APART_SPEC, APART
+    shard_spec = jax.tree.map(partial(_partition_spec, rows=rows), ROW_AXES)
     update = jax.shard_map(
-        partial(_update, updates_per_batch, axis),
+        program,
         mesh=mesh,
-        in_specs=(REPLICATED, TRAIN_SPEC, [SHARD_SPEC] * num_actors, SHARDED),
-        out_specs=(TRAIN_SPEC, REPLICATED, REPLICATED),
+        in_specs=(REPLICATED, state_spec, [shard_spec] * num_actors, PartitionSpec(rows)),
+        out_specs=(state_spec, params_spec, REPLICATED),
         check_vma=False,
     )
     return jax.jit(update, donate_argnums=1)
 
 
+def _apart(update: Callable[..., Any], hosts: HostAveraging) -> Callable[..., Any]:
+    """Return the update of this host's part of the state, with averages of hosts when due."""
+
+    def program(agent: Agent, state: TrainState, *args: Any) -> tuple[TrainState, Params, Metrics]:
+        state = of_shared(own, state)
+        state, _, metrics = update(agent, state, *args)
+        state = hosts.average_if_due(state, metrics)
+        params = agent.actor_params(state.learner)
+        stacked = partial(jax.tree.map, lambda x: x[None])
+        return of_shared(stacked, state), stacked(params), metrics
+
+    return program
+
+
 def _update(
     num_parts: int,
     axis: str | None,
+    all_axes: Axis,
     agent: Agent,
     state: TrainState,
     shards: list[TrajectoryShard],
     request: jax.Array,
 ) -> tuple[TrainState, Params, Metrics]:
-    """Learn from the rows of all actors on one learner, in one update or in several parts."""
+    """Learn from the rows of all actors on one learner, in one update or in several parts.
+
+    Gradients are averaged over `axis`; faults and metrics are those over `all_axes`.
+    """
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
+    learn = partial(_learn, agent, axis, all_axes)
     if num_parts == 1:  # without a scan, which would copy a replay
-        key = learn_key(state, axis)
-        learner, metrics = agent.learn(state.learner, batch.trajectory, key, axis)
-        state, metrics = apply_unless_fault(agent, state, learner, batch.trajectory, metrics, axis)
+        state, metrics = learn(state, batch.trajectory)
         series = jax.tree.map(lambda x: x[None], metrics)
     else:
-        state, series = _update_in_parts(agent, num_parts, axis, state, batch)
-    metrics = reduce_metrics(batch.episodes, state.fault, series, request[0], axis)
+        state, series = _update_in_parts(learn, num_parts, state, batch)
+    metrics = reduce_metrics(batch.episodes, state.fault, series, request[0], all_axes)
     return state, agent.actor_params(state.learner), metrics
 
 
+def _learn(
+    agent: Agent,
+    axis: str | None,
+    all_axes: Axis,
+    state: TrainState,
+    trajectory: Trajectory,
+    part: jax.Array | None = None,
+) -> tuple[TrainState, Metrics]:
+    key = learn_key(state, all_axes, part)
+    learner, metrics = agent.learn(state.learner, trajectory, key, axis)
+    return apply_unless_fault(agent, state, learner, trajectory, metrics, all_axes)
+
+
 def _update_in_parts(
-    agent: Agent, num_parts: int, axis: str | None, state: TrainState, batch: TrajectoryShard
+    learn: Callable[..., tuple[TrainState, Metrics]],
+    num_parts: int,
+    state: TrainState,
+    batch: TrajectoryShard,
 ) -> tuple[TrainState, Metrics]:
     """Make one update from each of `num_parts` equal parts of the rows, one after the other."""
 
@@ -77,11 +121,7 @@ def _update_in_parts(
         number, local, shard = part
         learner = LearnerState(state.learner.shared, local)
         part_state = dataclasses.replace(state, learner=learner)
-        key = learn_key(part_state, axis, number)
-        learner, metrics = agent.learn(learner, shard.trajectory, key, axis)
-        part_state, metrics = apply_unless_fault(
-            agent, part_state, learner, shard.trajectory, metrics, axis
-        )
+        part_state, metrics = learn(part_state, shard.trajectory, number)
         learner = part_state.learner
         new_state = dataclasses.replace(
             part_state, learner=LearnerState(learner.shared), update=state.update

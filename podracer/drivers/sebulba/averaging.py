@@ -1,0 +1,155 @@
+"""Hosts that average what they learned now and then, in place of gradients at every update.
+
+    shard_map(update of each host's own state, then cond(average over the hosts))
+
+The learners of one host average gradients as always; hosts, between which links are slow, meet
+every so many updates only: local SGD (Stich 2019, arXiv 1805.09767), and gossip with one neighbor
+(GALA: Assran et al. 2019, arXiv 1906.04585). Actors have the parameters of their host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from podracer.drivers.common import TRAIN_SPEC, TrainState
+from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_in
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
+from podracer.mesh import DATA, HOST, REPLICATED, global_mean
+from podracer.types import ConfigError, LearnerState, Metrics, PyTree
+
+APART = PartitionSpec(HOST)  # leaves [hosts, ...]
+APART_SPEC = dataclasses.replace(
+    TRAIN_SPEC,
+    learner=LearnerState(APART, PartitionSpec((HOST, DATA))),  # type: ignore[arg-type]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostAveraging:
+    """What the hosts of a run average, and how often.
+
+    While it runs each leaf of `learner.shared` is `[hosts, ...]`, with one value for each host.
+    Checkpoints and evaluations have the mean of all hosts, from which a resumed run goes on; the
+    run itself does not.
+    """
+
+    peers: Peers
+    every: int  # updates
+    mesh: Mesh  # [hosts, learners of a host]
+
+    @property
+    def axis(self) -> str | None:
+        """Axis of the learners of a host, over which their gradients are averaged."""
+        return DATA if self.mesh.shape[DATA] > 1 else None
+
+    def apart(self, state: TrainState) -> TrainState:
+        """Return the state with a copy of `learner.shared` for each host; `local` is not copied."""
+        return of_shared(partial(_apart, self.mesh), state)
+
+    def abstract(self, state: TrainState) -> TrainState:
+        """Return shapes and shardings of `apart`."""
+        num_hosts, sharding = self.mesh.shape[HOST], NamedSharding(self.mesh, APART)
+        return of_shared(
+            partial(
+                jax.tree.map,
+                lambda x: jax.ShapeDtypeStruct((num_hosts, *x.shape), x.dtype, sharding=sharding),
+            ),
+            state,
+        )
+
+    def mean(self, state: TrainState) -> TrainState:
+        """Return the state with the mean of all hosts; counters are the same on all of them."""
+        return of_shared(partial(_mean, self.mesh), state)
+
+    def average_if_due(self, state: TrainState, metrics: Metrics) -> TrainState:
+        """Average the floats of a host's `learner.shared`, in `shard_map`, after each N-th update.
+
+        On a CPU reductions must depend on each other (decision 0012): this one on the metrics.
+        """
+        # It is always finite, but known only when all metrics are.
+        due = is_due(self.every, state.update) & jnp.isfinite(metrics["episode_length"])
+        average = partial(_on_floats, partial(self._average, state.update // self.every - 1))
+        return of_shared(lambda x: jax.lax.cond(due, average, lambda x: x, x), state)
+
+    def _average(self, round: jax.Array, flat: jax.Array) -> jax.Array:
+        if self.peers == "all":
+            return global_mean(flat, HOST)
+        num_hosts = self.mesh.shape[HOST]
+        rounds = [
+            partial(_average_with, partners_in(self.peers, num_hosts, number))
+            for number in range(num_rounds(self.peers, num_hosts))
+        ]
+        return jax.lax.switch(round % len(rounds), rounds, flat)
+
+
+def host_averaging(config: SebulbaConfig, split: DeviceSplit) -> HostAveraging | None:
+    """Return how hosts average, or None where they average gradients; one host has no other.
+
+    Raises `ConfigError` if the peers do not fit the number of hosts.
+    """
+    num_hosts = split.num_hosts
+    if config.average_hosts is None or num_hosts == 1:
+        return None
+    if config.average_hosts == "hypercube" and num_hosts & (num_hosts - 1):
+        raise ConfigError(
+            f"a hypercube needs a power of 2 of hosts, but there are {num_hosts}: take "
+            "--average-hosts all or ring."
+        )
+    mesh = host_mesh(split.mesh, num_hosts)
+    return HostAveraging(config.average_hosts, config.average_every, mesh)
+
+
+def host_mesh(mesh: Mesh, num_hosts: int) -> Mesh:
+    """Return the mesh of all learners as `[hosts, learners of a host]`."""
+    axis_types = (AxisType.Auto, AxisType.Auto)
+    return Mesh(mesh.devices.reshape(num_hosts, -1), (HOST, DATA), axis_types=axis_types)
+
+
+def of_shared(function: Callable[[PyTree], PyTree], state: TrainState) -> TrainState:
+    """Return the state with a function of its `learner.shared` in place of it."""
+    learner = LearnerState(function(state.learner.shared), state.learner.local)
+    return dataclasses.replace(state, learner=learner)
+
+
+@jax.jit
+def own(tree: PyTree) -> PyTree:
+    """Return what is this host's, from its part `[1, ...]` of what is of all hosts."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _on_floats(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTree:
+    """Return the tree with a function of its float leaves, as one vector, in place of them."""
+    floats, others = eqx.partition(tree, eqx.is_inexact_array)
+    flat, unravel = ravel_pytree(floats)
+    return eqx.combine(unravel(function(flat)), others)
+
+
+def _average_with(partners: np.ndarray, flat: jax.Array) -> jax.Array:
+    """Return the average with another host, from which each host `i` receives: `partners[i]`."""
+    pairs = [(int(source), target) for target, source in enumerate(partners)]
+    return 0.5 * (flat + jax.lax.ppermute(flat, HOST, pairs))
+
+
+@partial(jax.jit, static_argnums=0)
+def _apart(mesh: Mesh, shared: PyTree) -> PyTree:
+    copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.shape[HOST], *x.shape)), shared)
+    return jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, APART))
+
+
+@partial(jax.jit, static_argnums=0)
+def _mean(mesh: Mesh, shared: PyTree) -> PyTree:
+    def mean(shared: PyTree) -> PyTree:
+        return _on_floats(partial(global_mean, axis=HOST), own(shared))
+
+    return jax.shard_map(
+        mean, mesh=mesh, in_specs=APART, out_specs=REPLICATED, check_vma=False
+    )(shared)  # fmt: skip
