@@ -11,12 +11,12 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from agents import SMALL
+from agents import AGENTS, SMALL, environment_for
 from programs import collectives_by_computation
 from runs import sebulba_setup, train_sebulba
 
 from podracer.agents.impala import Impala
-from podracer.drivers.sebulba import driver, lower_update, sebulba
+from podracer.drivers.sebulba import check, driver, lower_update, sebulba
 from podracer.drivers.sebulba.config import DeviceSplit
 from podracer.drivers.sebulba.trajectory import map_over_rows
 from podracer.drivers.sebulba.update import make_update
@@ -34,10 +34,11 @@ PEERS = ("all", "hypercube", "ring")
 def setup(monkeypatch):
     """`sebulba_setup` in lock-step, with so many hosts of one or two learners."""
 
-    def on_hosts(hosts, learners=1, **config):
+    def on_hosts(hosts, learners=1, name=None, **config):
         monkeypatch.setattr(DeviceSplit, "num_hosts", property(lambda split: hosts))
         agent = Impala(network=SMALL, learning_rate=Linear(1e-3, 0.0, frames=1e4))
-        env = DeviceEnvironments(make("catch"))
+        env = DeviceEnvironments(make(environment_for(name) if name else "catch"))
+        agent = AGENTS[name] if name else agent
         count = hosts * learners
         config = {"rollout_length": 5, "policy_lag": 0, "threads_per_actor": 2, **config}
         return sebulba_setup(agent, env, count + 1, learners=count, **config)
@@ -133,6 +134,32 @@ def test_a_resume_is_exact_where_all_hosts_have_just_met(setup):
     whole, _ = train_sebulba(*parts, copy, num_updates=10)
     half, _ = train_sebulba(*parts, state, num_updates=5)
     assert fingerprint(train_sebulba(*parts, half, num_updates=10)[0]) == fingerprint(whole)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "dqn" else pytest.mark.slow) for name in AGENTS]
+)
+def test_every_agent_learns_on_hosts_that_average(setup, name):
+    """A replay of each learner stays its own."""
+    *parts, state = setup(2, 2, name, average_hosts="all", average_every=2, rollout_length=8)
+    before = shared(state)
+    after, (report,) = train_sebulba(*parts, state, num_updates=5)
+    assert report.frames > 0
+    assert all(np.isfinite(x).all() for x in floats(shared(after)))
+    assert any((x != y).any() for x, y in zip(before, shared(after), strict=True))
+
+
+@pytest.mark.slow
+def test_several_updates_from_a_batch_are_one_to_hosts_that_average(setup):
+    *parts, state = setup(2, average_hosts="all", average_every=2, updates_per_batch=2)
+    assert train_sebulba(*parts, state, num_updates=5)[0].learner.shared.frames == 5 * 16 * 5
+
+
+def test_hosts_that_would_never_meet_are_refused(setup):
+    agent, env, split, config, _ = setup(2, average_hosts="all", average_every=10)
+    check(agent, env, config, split, num_updates=11)
+    with pytest.raises(ConfigError, match="10 is never reached in a run of 10 updates"):
+        check(agent, env, config, split, num_updates=10)
 
 
 def test_a_hypercube_takes_a_power_of_two_of_hosts(setup):

@@ -12,7 +12,7 @@ Peers = Literal["all", "hypercube", "ring"]
 
 
 def is_due(every: int, updates: Any) -> Any:
-    """Return whether the chunk that begins after so many updates begins with an exchange.
+    """Return whether an exchange follows on so many updates.
 
     `updates` is an int, or an integer array of NumPy or JAX; the result is a bool of that kind.
     """

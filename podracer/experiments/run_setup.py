@@ -169,7 +169,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         checked_spec(env)
         host = to_host_environments(env)
         split = sebulba.split_devices(devices, config)
-        sebulba.check(agent, host, config, split)
+        sebulba.check(agent, host, config, split, experiment.num_updates)
         saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
         like = abstract_state(agent, saved_env, mesh, config)
         program = compile_in_thread(

@@ -14,7 +14,7 @@ from podracer.agent import Agent
 from podracer.drivers import anakin
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.drivers.sebulba.config import split_numbers
+from podracer.drivers.sebulba.config import check_peers, split_numbers
 from podracer.environment import Environment, HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build, checked_spec, to_host_environments
@@ -133,6 +133,7 @@ def _sebulba_target(
         raise ConfigError(
             f"num_envs is {config.num_envs}, which {machine.hosts} hosts cannot share evenly."
         )
+    check_peers(config, machine.hosts)
     per_host: SebulbaConfig = dataclasses.replace(config, num_envs=config.num_envs // machine.hosts)
     numbers = split_numbers(machine.devices_per_host, per_host.num_envs, config)
     split = Split(*numbers, config.threads_per_actor)

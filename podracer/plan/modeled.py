@@ -46,7 +46,7 @@ def model_anakin(
     """Model an update under Anakin: one program, whose parts add up."""
     device = _device(machine)
     work = anakin_work(agent, env, config, machine.devices)
-    reduction, unknown = _reduction(machine, machine.devices_per_host, work.learning)
+    reduction, unknown = _reduction(device, machine.hosts, machine.devices_per_host, work.learning)
     parts = [
         _counted("simulator", work.simulator, device, speeds),
         _counted("acting", work.acting, device, speeds),
@@ -68,13 +68,17 @@ def model_sebulba(
     simulator: Part,
 ) -> Modeled:
     """Model an update under Sebulba, whose simulator is known already."""
-    device = _device(machine)
+    device, hosts = _device(machine), machine.hosts
+    unknown = []
+    if config.average_hosts and hosts > 1:  # each learns as if it were the only one
+        unknown.append("What hosts send each other to average their parameters.")
+        config, hosts = dataclasses.replace(config, num_envs=config.num_envs // hosts), 1
     work = sebulba_work(
         agent, spec, config, threads=split.threads, learners=split.learners,
-        num_learners=machine.hosts * split.learners,
+        num_learners=hosts * split.learners,
     )  # fmt: skip
     calls = split.threads_per_actor * config.rollout_length  # of an actor's device
-    reduction, unknown = _reduction(machine, split.learners, work.learning)
+    reduction, unknown_network = _reduction(device, hosts, split.learners, work.learning)
     parts = [
         simulator,
         _counted("acting", work.acting * calls, device, speeds),
@@ -88,7 +92,7 @@ def model_sebulba(
         threads=split.threads_per_actor,
         lag=config.policy_lag,
     )
-    return Modeled(parts, seconds, unknown)
+    return Modeled(parts, seconds, unknown + unknown_network)
 
 
 def _device(machine: Machine) -> Device:
@@ -115,14 +119,16 @@ def _transfer(size: int, device: Device) -> Part:
     return Part("transfer", seconds, f"modeled: {format_bytes(size)} at the vendor's peak")
 
 
-def _reduction(machine: Machine, devices_per_host: int, work: Work) -> tuple[Part, list[str]]:
+def _reduction(
+    device: Device, hosts: int, devices_per_host: int, work: Work
+) -> tuple[Part, list[str]]:
     """Return the part of averaging gradients over all devices, and what it leaves out."""
-    size, devices = work.bytes_reduced, machine.hosts * devices_per_host
-    seconds = ring_seconds(size, devices, _device(machine).link_bytes_per_second)
+    size, devices = work.bytes_reduced, hosts * devices_per_host
+    seconds = ring_seconds(size, devices, device.link_bytes_per_second)
     if seconds is None:
         return Part("reduction", None, "the bandwidth between devices is not known"), []
     source = f"modeled: {format_bytes(int(size))} in a ring at the vendor's peak"
     unknown = []
-    if machine.hosts > 1:
+    if hosts > 1:
         unknown.append("The network between hosts: gradients travel as fast as within one host.")
     return Part("reduction", seconds, source), unknown

@@ -22,9 +22,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TRAIN_SPEC, TrainState
 from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_in
-from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
+from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, check_peers
 from podracer.mesh import DATA, HOST, REPLICATED, global_mean
-from podracer.types import ConfigError, LearnerState, Metrics, PyTree
+from podracer.types import LearnerState, Metrics, PyTree
 
 APART = PartitionSpec(HOST)  # leaves [hosts, ...]
 APART_SPEC = dataclasses.replace(
@@ -52,8 +52,13 @@ class HostAveraging:
         return DATA if self.mesh.shape[DATA] > 1 else None
 
     def apart(self, state: TrainState) -> TrainState:
-        """Return the state with a copy of `learner.shared` for each host; `local` is not copied."""
-        return of_shared(partial(_apart, self.mesh), state)
+        """Return the state with a copy of `learner.shared` for each host, and free the given one.
+
+        `local` is not copied.
+        """
+        copies = of_shared(partial(_apart, self.mesh), state)
+        free(state)
+        return copies
 
     def abstract(self, state: TrainState) -> TrainState:
         """Return shapes and shardings of `apart`."""
@@ -67,7 +72,11 @@ class HostAveraging:
         )
 
     def mean(self, state: TrainState) -> TrainState:
-        """Return the state with the mean of all hosts; counters are the same on all of them."""
+        """Return the state with the mean of all hosts.
+
+        Integers are those of the first host. They count frames and updates, the same on all hosts,
+        and steps of the optimizer, which differ where a host ended an update early.
+        """
         return of_shared(partial(_mean, self.mesh), state)
 
     def average_if_due(self, state: TrainState, metrics: Metrics) -> TrainState:
@@ -82,13 +91,13 @@ class HostAveraging:
 
     def _average(self, round: jax.Array, flat: jax.Array) -> jax.Array:
         if self.peers == "all":
-            return global_mean(flat, HOST)
+            return _by_learners(partial(global_mean, axis=HOST), flat)
         num_hosts = self.mesh.shape[HOST]
         rounds = [
             partial(_average_with, partners_in(self.peers, num_hosts, number))
             for number in range(num_rounds(self.peers, num_hosts))
         ]
-        return jax.lax.switch(round % len(rounds), rounds, flat)
+        return _by_learners(lambda part: jax.lax.switch(round % len(rounds), rounds, part), flat)
 
 
 def host_averaging(config: SebulbaConfig, split: DeviceSplit) -> HostAveraging | None:
@@ -97,13 +106,9 @@ def host_averaging(config: SebulbaConfig, split: DeviceSplit) -> HostAveraging |
     Raises `ConfigError` if the peers do not fit the number of hosts.
     """
     num_hosts = split.num_hosts
+    check_peers(config, num_hosts)
     if config.average_hosts is None or num_hosts == 1:
         return None
-    if config.average_hosts == "hypercube" and num_hosts & (num_hosts - 1):
-        raise ConfigError(
-            f"a hypercube needs a power of 2 of hosts, but there are {num_hosts}: take "
-            "--average-hosts all or ring."
-        )
     mesh = host_mesh(split.mesh, num_hosts)
     return HostAveraging(config.average_hosts, config.average_every, mesh)
 
@@ -120,6 +125,12 @@ def of_shared(function: Callable[[PyTree], PyTree], state: TrainState) -> TrainS
     return dataclasses.replace(state, learner=learner)
 
 
+def free(state: TrainState) -> None:
+    """Free the memory of `learner.shared`, as a program does to which it is donated."""
+    for leaf in jax.tree.leaves(state.learner.shared):
+        leaf.delete()
+
+
 @jax.jit
 def own(tree: PyTree) -> PyTree:
     """Return what is this host's, from its part `[1, ...]` of what is of all hosts."""
@@ -131,6 +142,19 @@ def _on_floats(function: Callable[[jax.Array], jax.Array], tree: PyTree) -> PyTr
     floats, others = eqx.partition(tree, eqx.is_inexact_array)
     flat, unravel = ravel_pytree(floats)
     return eqx.combine(unravel(function(flat)), others)
+
+
+def _by_learners(function: Callable[[jax.Array], jax.Array], flat: jax.Array) -> jax.Array:
+    """Return a function of a vector that a host's learners share, each of a part of it.
+
+    So a host sends each number once, whatever the number of its learners.
+    """
+    learners = jax.lax.axis_size(DATA)
+    if learners == 1:
+        return function(flat)
+    parts = jnp.pad(flat, (0, -flat.size % learners)).reshape(learners, -1)
+    part = function(parts[jax.lax.axis_index(DATA)])
+    return jax.lax.all_gather(part, DATA, tiled=True)[: flat.size]
 
 
 def _average_with(partners: np.ndarray, flat: jax.Array) -> jax.Array:
@@ -147,9 +171,10 @@ def _apart(mesh: Mesh, shared: PyTree) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def _mean(mesh: Mesh, shared: PyTree) -> PyTree:
-    def mean(shared: PyTree) -> PyTree:
-        return _on_floats(partial(global_mean, axis=HOST), own(shared))
+    def mean_of_own(shared: PyTree) -> PyTree:
+        mean = partial(_by_learners, partial(global_mean, axis=HOST))
+        return _on_floats(mean, own(shared))
 
     return jax.shard_map(
-        mean, mesh=mesh, in_specs=APART, out_specs=REPLICATED, check_vma=False
+        mean_of_own, mesh=mesh, in_specs=APART, out_specs=REPLICATED, check_vma=False
     )(shared)  # fmt: skip

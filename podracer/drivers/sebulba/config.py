@@ -49,9 +49,9 @@ class SebulbaConfig:
     """Consecutive updates from each batch of trajectories, each from an equal part of the
     environments."""
     average_hosts: Peers | None = None
-    """Hosts with which each host averages what it learned, in place of gradients at every update:
-    `all`, in turn each neighbor of a `hypercube`, or the host before in a directed `ring`. The
-    learners of one host average gradients. None averages those of all hosts."""
+    """Hosts, which are processes, with which each one averages what it learned, in place of
+    gradients at every update: `all`, in turn each neighbor of a `hypercube`, or the host before in
+    a directed `ring`. The learners of one host average gradients. None averages those of all."""
     average_every: int = bounded(16, low=1)
     """Updates between two averages of hosts. Checkpoints and evaluations have the mean of all,
     from which a resumed run goes on."""
@@ -77,7 +77,7 @@ class DeviceSplit:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts, each with as many learners."""
+        """Number of hosts, which are processes, each with as many learners."""
         return self.mesh.size // len(self.learners)
 
     def describe(self) -> dict[str, int]:
@@ -166,6 +166,15 @@ def _preference(numbers: tuple[int, int]) -> tuple[int, float]:
     """Order splits: the more devices the better, then the nearer to 3 learners for each actor."""
     actors, learners = numbers
     return actors + learners, -abs(math.log(learners / actors / 3))
+
+
+def check_peers(config: SebulbaConfig, num_hosts: int) -> None:
+    """Raise `ConfigError` if the hosts' peers do not fit their number."""
+    if config.average_hosts == "hypercube" and num_hosts & (num_hosts - 1):
+        raise ConfigError(
+            f"a hypercube needs a power of 2 of hosts, but there are {num_hosts}: take another "
+            "number of hosts, or in a new run --average-hosts all or ring."
+        )
 
 
 def environment_indices(

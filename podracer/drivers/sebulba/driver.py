@@ -15,7 +15,7 @@ from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
 from podracer.drivers.common import Progress, Request, TrainState, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
-from podracer.drivers.sebulba.averaging import host_averaging
+from podracer.drivers.sebulba.averaging import free, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -24,8 +24,17 @@ from podracer.mesh import DATA, format_bytes, free_bytes
 from podracer.types import ConfigError, check_ranges
 
 
-def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: DeviceSplit) -> None:
-    """Raise `ConfigError` if the configuration cannot run, before anything is started."""
+def check(
+    agent: Agent,
+    env: HostEnvironments,
+    config: SebulbaConfig,
+    split: DeviceSplit,
+    num_updates: int | None = None,
+) -> None:
+    """Raise `ConfigError` if the configuration cannot run, before anything is started.
+
+    `num_updates` are those of the run, None if they are not known.
+    """
     check_ranges(config, "driver")
     if not isinstance(env, HostEnvironments):
         raise ConfigError(
@@ -40,6 +49,11 @@ def check(agent: Agent, env: HostEnvironments, config: SebulbaConfig, split: Dev
     batch_size = rows_per_learner // config.updates_per_batch
     # The learners whose gradients are averaged share a batch.
     hosts = host_averaging(config, split)
+    if hosts and num_updates is not None and config.average_every >= num_updates:
+        raise ConfigError(
+            f"--average-every {config.average_every} is never reached in a run of {num_updates} "
+            "updates: take a smaller one, or more --frames."
+        )
     num_learners, length = (hosts or split).mesh.shape[DATA], config.rollout_length
     check_agent(agent, num_envs=batch_size, length=length, num_devices=num_learners)
     check_policy(agent, "take --arch anakin")
@@ -137,4 +151,6 @@ def sebulba(
                 progress = dataclasses.replace(progress, request=current_request, state=full_state)
             compile_seconds, current_request = 0.0, Request.NONE.value
             yield progress
+            if hosts and progress.state and updates < num_updates:
+                free(progress.state)
             learner.resume()
