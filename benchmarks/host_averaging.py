@@ -2,10 +2,11 @@
 
     python benchmarks/host_averaging.py --seeds 3
 
-Two processes on loopback learn CartPole by PPO under Sebulba, half of the environments each, so that a ring is all hosts. Bytes
-are those that a host gives away: gradients at each optimizer step, or the floats of the learner's
-state at each average. The score is the mean over all evaluations of a run, so that it counts how
-fast they learn, too.
+Two processes on loopback learn CartPole by PPO under Sebulba, half of the environments each. Of two
+hosts the neighbor in a ring or a hypercube is the other one, so peers are `all`. Bytes are those
+that a host gives away: gradients at each optimizer step, or the floats of the learner's state at
+each average. The score is the mean over all evaluations of a run, so that it counts how fast they
+learn, too.
 """
 
 from __future__ import annotations
