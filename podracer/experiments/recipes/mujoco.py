@@ -56,8 +56,13 @@ def halfcheetah_sac() -> Experiment:
 
 @recipe
 def halfcheetah_td3() -> Experiment:
-    """TD3 on MuJoCo's HalfCheetah (needs the extra `mujoco`)."""
-    return dataclasses.replace(halfcheetah_sac(), agent=td3(random_frames=10_000, replay=REPLAY))
+    """TD3 on MuJoCo's HalfCheetah (needs the extra `mujoco`).
+
+    The paper's learning rate: after 51 k frames it is at 3,523 (seed 0), where 3e-4, as in its
+    authors' later code, is at 1,359, 1,391 and 2,305 (seeds 100 to 102).
+    """
+    agent = td3(learning_rate=1e-3, random_frames=10_000, replay=REPLAY)
+    return dataclasses.replace(halfcheetah_sac(), agent=agent)
 
 
 @recipe
