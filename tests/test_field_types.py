@@ -179,8 +179,10 @@ def test_a_tilde_of_nobody_is_answered_with_what_to_write(tmp_path):
     ):
         with pytest.raises(podracer.ConfigError, match=words):
             train("catch_a2c")
-    with pytest.raises(podracer.ConfigError, match=words):
-        podracer.load("~nosuchuser/x")
+    export = partial(podracer.export_policy, format="stablehlo")
+    for command in (podracer.load, export, backtest, partial(promote, "models"), rollback):
+        with pytest.raises(podracer.ConfigError, match=words):
+            command("~nosuchuser/x")
 
 
 def test_pods_in_a_list_are_answered_with_a_tuple_and_a_dictionary_takes_them():

@@ -87,6 +87,13 @@ def test_evaluations_that_have_no_room_are_said():
     assert short.lacking_evaluations.endswith("(--updates-per-chunk 1).")
 
 
+def test_a_target_that_no_evaluation_can_reach_is_said():
+    run = recipes.find("cartpole_sebulba")
+    assert not run.warnings
+    (text,) = run.with_fields({"evaluations": 0}).warnings
+    assert text == "--target-return 475 ends no run without evaluations."
+
+
 def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
     long = DQN(replay=Replay(10_000, warmup=40 * STEPS + 1))
     podracer.train(EXPERIMENT, agent=long, evaluations=0, run_dir=tmp_path / "run")

@@ -185,6 +185,8 @@ class Experiment:
     def warnings(self) -> list[str]:
         """Sentences that say what the run will lack."""
         lacking = (self.lacking_evaluations, self.lacking_updates, self.lacking_timesteps)
+        if self.target_return is not None and not self.evaluations:
+            lacking += (f"--target-return {self.target_return:g} ends no run without evaluations.",)
         return [text for text in lacking if text]
 
     @property

@@ -22,7 +22,7 @@ from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
 from podracer.export.stablehlo import PLATFORMS, to_stablehlo
 from podracer.io.checkpoint import Choice
-from podracer.io.run_directory import encode_json, write_bytes
+from podracer.io.run_directory import encode_json, expand_home, write_bytes
 from podracer.io.steps import identity_of
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, PodracerError
 
@@ -71,14 +71,13 @@ def export_policy(
     """
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
-    path = Path(run_dir, f"policy{SUFFIXES[format]}") if out is None else Path(out)
-    path = path.expanduser()
+    directory = expand_home(run_dir)
+    path = directory / f"policy{SUFFIXES[format]}" if out is None else expand_home(out)
     if path.suffix.lower() != SUFFIXES[format]:
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
     if format != "stablehlo":
         for package in ("onnx", "onnxruntime"):
             import_optional(package, f"the format {format}", "export")
-    directory = Path(run_dir).expanduser()
     experiment = reopen(directory, recipe, environment)
     if format == "html":
         check_page(experiment.environment, sampled)

@@ -24,7 +24,7 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
-from podracer.io.run_directory import RunLock, copy_file, read_limited, write_bytes
+from podracer.io.run_directory import RunLock, copy_file, expand_home, read_limited, write_bytes
 from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.trading.backtest import date_range, simulate
@@ -69,7 +69,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     under other terms than the current model; `CheckpointError` where a checkpoint or the record is
     damaged.
     """
-    models, run = Path(models).expanduser(), Path(run).expanduser()
+    models, run = expand_home(models), expand_home(run)
     agent, env, state, _ = load_run(run, checkpoint=checkpoint)
     backtest_environment(env)
     check_same_environment(run, env)
@@ -103,7 +103,7 @@ def rollback(models: str | Path) -> Decision:
 
     Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
-    models = Path(models).expanduser()
+    models = expand_home(models)
     current_model(models)  # fails for a directory without models before a lock file is made
     with RunLock(models):
         decisions = _read_and_repair(models)
@@ -120,7 +120,7 @@ def current_model(models: str | Path) -> Path:
 
     Raises `ConfigError` if there is none.
     """
-    models = Path(models).expanduser()
+    models = expand_home(models)
     promotions = _active_promotions(_read(models))
     if not promotions:
         raise ConfigError(f"{models} has no model yet: promote a run to it.")
