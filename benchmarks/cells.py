@@ -179,7 +179,7 @@ def _newer() -> list[Cell]:
         Cell(NEWER, "catch", "impala", f"catch_impala {EVALUATION}", 10, 1),
         Cell(NEWER, "catch", "stacx", f"catch_stacx {EVALUATION}", 10, 3, ("podracer/impala",)),
         Cell(NEWER, "catch", "frodo", f"catch_frodo {EVALUATION}", 10, 5, ("podracer/impala",)),
-        Cell(NEWER, "pendulum", "qt-opt", f"pendulum_qt_opt {EVALUATION}", 10, 8, sac),
+        Cell(NEWER, "pendulum", "qt-opt", f"pendulum_qt_opt {EVALUATION}", 5, 22, sac),
         Cell(NEWER, "pendulum", "muzero", f"pendulum_muzero {EVALUATION}", 5, 12, sac),
         Cell(NEWER, "pendulum", "fast-td3", fast, 5, 12),
         Cell(NEWER, "partial-pendulum", "sac", f"pendulum_sac {hidden}", 5, 1),
