@@ -15,6 +15,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,7 @@ import numpy as np
 import podracer
 from podracer.drivers.averaging import Averaging
 from podracer.drivers.population import Pod
-from podracer.envs import make
+from podracer.envs.catalog import make
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.sweep import RECORDS
@@ -62,15 +65,14 @@ def returns(run: Experiment) -> np.ndarray:
     """Train, and return the mean return of each evaluation."""
     with tempfile.TemporaryDirectory() as directory:
         podracer.train(run, run_dir=f"{directory}/run")
-        records = read_metrics(f"{directory}/run/{RECORDS if run.pods else 'metrics.jsonl'}")
+        records = read_metrics(Path(directory, "run", RECORDS if run.pods else "metrics.jsonl"))
     found = [record.get("evaluation_return") for record in records]
     return np.array([np.mean(value) for value in found if value is not None])
 
 
-def bytes_sent(peers: str, every: int) -> float:
-    """Return the bytes that a replica gives away for an update."""
-    run = experiment(peers, every, 0, 1, 1)
-    agent = dataclasses.replace(run.agent, spec=make(run.environment).spec)
+def bytes_sent(recipe: Any, peers: str, every: int) -> float:
+    """Return the bytes that a replica of a recipe of PPO gives away for an update."""
+    agent = dataclasses.replace(recipe.agent, spec=make(recipe.environment).spec)
     shared = jax.eval_shape(lambda key: agent.init(key, 1), jax.random.key(0)).shared
     if peers == "gradients":
         steps = agent.num_epochs * agent.num_minibatches
@@ -85,13 +87,26 @@ def main() -> None:
     parser.add_argument("--environments", type=int, default=8, help="of each replica")
     parser.add_argument("--updates", type=int, default=400, help="of each replica")
     options = parser.parse_args()
-    print(f"{'peers':10} {'every':>5} {'kB an update':>13} {'mean return':>12}   seeds", flush=True)
-    for peers, every in CONTENDERS:
-        sizes = options.environments, options.updates
+    sizes = options.environments, options.updates
+
+    def scores(peers: str, every: int) -> list[np.ndarray]:
         runs = [experiment(peers, every, seed, *sizes) for seed in range(options.seeds)]
-        scores = [returns(run) for run in runs]
+        return [returns(run) for run in runs]
+
+    print_table(recipes.find("cartpole_ppo"), CONTENDERS, scores)
+
+
+def print_table(
+    recipe: Any,
+    contenders: Sequence[tuple[str, int]],
+    scores_of: Callable[[str, int], list[np.ndarray]],
+) -> None:
+    """Print a line for each contender, once `scores_of` has given the returns of its seeds."""
+    print(f"{'peers':10} {'every':>5} {'kB an update':>13} {'mean return':>12}   seeds", flush=True)
+    for peers, every in contenders:
+        scores = scores_of(peers, every)
         means, ends = [x.mean() for x in scores], [x[-1] for x in scores]
-        sent = bytes_sent(peers, every) / 1e3
+        sent = bytes_sent(recipe, peers, every) / 1e3
         print(
             f"{peers:10} {every:>5} {sent:13.1f} {np.mean(means):12.0f}   {_text(means)}; "
             f"at the end {_text(ends)}",

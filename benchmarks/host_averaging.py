@@ -12,20 +12,16 @@ learn, too.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from averaging import print_table
 
-from podracer.envs import catalog
 from podracer.experiments import recipes
 from podracer.io.sinks import read_metrics
 
@@ -58,37 +54,16 @@ def returns(peers: str, every: int, seed: int, frames: int) -> np.ndarray:
     return np.array([r["evaluation_return"] for r in records if "evaluation_return" in r])
 
 
-def bytes_sent(peers: str, every: int) -> float:
-    """Return the bytes that a host gives away for an update."""
-    run: Any = recipes.find(RECIPE)
-    agent = dataclasses.replace(run.agent, spec=catalog.make(run.environment).spec)
-    shared = jax.eval_shape(lambda key: agent.init(key, 1), jax.random.key(0)).shared
-    if peers == "gradients":
-        steps = agent.num_epochs * agent.num_minibatches
-        return steps * sum(4 * x.size for x in jax.tree.leaves(shared.params))
-    floats = [x for x in jax.tree.leaves(shared) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return sum(4 * x.size for x in floats) / every
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--frames", type=int, default=200_000)
     options = parser.parse_args()
-    print(f"{'peers':10} {'every':>5} {'kB an update':>13} {'mean return':>12}   seeds", flush=True)
-    for peers, every in CONTENDERS:
-        scores = [returns(peers, every, seed, options.frames) for seed in range(options.seeds)]
-        means, ends = [x.mean() for x in scores], [x[-1] for x in scores]
-        sent = bytes_sent(peers, every) / 1e3
-        print(
-            f"{peers:10} {every:>5} {sent:13.1f} {np.mean(means):12.0f}   {_text(means)}; "
-            f"at the end {_text(ends)}",
-            flush=True,
-        )
 
+    def scores(peers: str, every: int) -> list[np.ndarray]:
+        return [returns(peers, every, seed, options.frames) for seed in range(options.seeds)]
 
-def _text(values: list[float]) -> str:
-    return ", ".join(f"{value:.0f}" for value in values)
+    print_table(recipes.find(RECIPE), CONTENDERS, scores)
 
 
 if __name__ == "__main__":
