@@ -29,7 +29,7 @@ from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.agents.stacx import Stacx
 from podracer.envs.probes import GAMMA
-from podracer.networks import MLP, TorsoNetwork
+from podracer.networks import MLP, ResNet, TorsoNetwork
 from podracer.ops.action_values import Atoms, ImplicitQuantiles, Munchausen, Quantiles
 from podracer.replay import Replay
 from podracer.schedules import Linear
@@ -150,14 +150,25 @@ AGENTS["muzero-reanalyze"] = dataclasses.replace(
     AGENTS["muzero"], reanalyze_fraction=0.5, bootstrap="search"
 )
 AGENTS["muzero-sampled"] = dataclasses.replace(AGENTS["muzero"], max_considered_actions=5)
-CONTINUOUS = ("sac", "sac-gru", "td3", "td3-lstm", "fast_td3", "qt_opt", "muzero-sampled")
+AGENTS["muzero-planes"] = dataclasses.replace(
+    AGENTS["muzero"], network=TorsoNetwork(ResNet(channels=(4,), blocks=1)), dynamics_blocks=1
+)
+AGENTS["ppo-multidiscrete"] = AGENTS["ppo"]
+AGENTS["frodo-gru"] = dataclasses.replace(AGENTS["frodo"], network=RECURRENT)
+AGENTS["disco-gru"] = dataclasses.replace(AGENTS["disco"], network=RECURRENT)
+CONTINUOUS = (
+    "sac", "sac-gru", "td3", "td3-lstm", "fast_td3", "qt_opt", "muzero-sampled", "frodo-gru",
+)  # fmt: skip
+ENVIRONMENTS = dict.fromkeys(CONTINUOUS, "pendulum") | {
+    "alphazero": "model:catch",
+    "muzero-planes": "gymnax:Breakout-MinAtar",
+    "ppo-multidiscrete": "probe:multidiscrete",
+}
 
 
 def environment_for(name):
     """The name of an environment for an agent of `AGENTS`."""
-    if name == "alphazero":
-        return "model:catch"
-    return "pendulum" if name in CONTINUOUS else "catch"
+    return ENVIRONMENTS.get(name, "catch")
 
 
 # --- agents that learn the probes ----------------------------------------------------------------

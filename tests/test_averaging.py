@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import partial
 
 import jax
@@ -123,6 +124,23 @@ def test_the_number_of_devices_changes_no_bit_of_an_average(peers):
         result = jax.jit(average)(placed, jnp.ones(4, bool), jnp.int32(1))
         prints.add(fingerprint(jax.device_get(result)))
     assert len(prints) == 1
+
+
+@pytest.mark.parametrize("num_pods", [4, 8])
+@pytest.mark.parametrize("peers", ["hypercube", "ring"])
+def test_pairs_send_no_more_than_their_own_numbers(peers, num_pods):
+    mesh = population_mesh(jax.devices()[:4], num_pods)
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, population.PODS))
+        for x in (jnp.zeros((num_pods, 5)), jnp.ones(num_pods, bool))
+    ]
+    average = jax.jit(partial(average_states, Averaging(peers, 2), mesh=mesh))
+    text = average.lower(*placed, jnp.int32(1)).compile().as_text()
+    assert "all-gather" not in text
+    assert "all-reduce" not in text
+    sent = re.findall(r"= f32\[([\d,]+)\]\S* collective-permute", text)
+    most = num_pods // 4 if peers == "hypercube" else 1
+    assert {np.prod(list(map(int, shape.split(",")))) for shape in sent} == {most * 5}
 
 
 @pytest.mark.slow

@@ -225,9 +225,15 @@ def test_muzero_plans_for_two_players():
 # --- perfect play --------------------------------------------------------------------------------
 
 
-def outcomes_of_all_games(agent: Any, params: Any, moves_first: bool) -> dict[int, int]:
+def errs(board: np.ndarray, action: int) -> bool:
+    """Whether the move is worth less than the position, bool `[3, 3, 2]`, by the solver."""
+    own, other = (frozenset(np.flatnonzero(board[..., player])) for player in (0, 1))
+    return -solve(other, own | {action}) < solve(own, other)
+
+
+def all_games(agent: Any, params: Any, moves_first: bool) -> tuple[dict[int, int], list[bool]]:
     """Numbers of games that the greedy policy wins, draws and loses, over all games that it can
-    be led into by the other player's moves."""
+    be led into by the other player's moves, and which of its moves are errors."""
     game = pgx.make("tic_tac_toe")
     step = jax.vmap(game.step)
 
@@ -242,10 +248,12 @@ def outcomes_of_all_games(agent: Any, params: Any, moves_first: bool) -> dict[in
 
     state = jax.vmap(game.init)(jax.random.split(jax.random.key(0), 1))
     state = dataclasses.replace(state, current_player=jnp.zeros(1, jnp.int32))
-    player, outcomes = int(not moves_first), {1: 0, 0: 0, -1: 0}
+    player, outcomes, errors = int(not moves_first), {1: 0, 0: 0, -1: 0}, []
     while state.current_player.shape[0]:
         if int(state.current_player[0]) == player:
             rows, actions = np.arange(state.current_player.shape[0]), np.asarray(act(state))
+            boards = np.asarray(state.observation).reshape(-1, 3, 3, 2)
+            errors += map(errs, boards, actions.tolist())
         else:
             rows, actions = np.nonzero(np.asarray(state.legal_action_mask))
         state = jax.tree.map(lambda x: x[rows], state)  # noqa: B023
@@ -254,7 +262,7 @@ def outcomes_of_all_games(agent: Any, params: Any, moves_first: bool) -> dict[in
         for reward in np.asarray(state.rewards)[over, player]:
             outcomes[int(reward)] += 1
         state = jax.tree.map(lambda x: x[~over], state)  # noqa: B023
-    return outcomes
+    return outcomes, errors
 
 
 @pytest.mark.slow
@@ -267,6 +275,7 @@ def test_self_play_learns_to_lose_no_game_of_tic_tac_toe(tmp_path, seed):
     podracer.train("tic_tac_toe_ppo", seed=seed, run_dir=tmp_path / "run", evaluations=0)
     agent, state = podracer.load(tmp_path / "run")
     for moves_first in (True, False):
-        outcomes = outcomes_of_all_games(agent, policy_params(agent, state), moves_first)
+        outcomes, errors = all_games(agent, policy_params(agent, state), moves_first)
+        print(outcomes, sum(errors), len(errors))
         assert outcomes[-1] == 0
         assert outcomes[1] > 50  # it also wins where the other player errs

@@ -259,7 +259,9 @@ def proof_of(agent, env, *, sampled=False, format="onnx"):
 
 
 ONE = ("ppo-gru", False)  # the others are slow tests
-SEARCHERS = ("muzero", "muzero-reanalyze", "muzero-sampled", "alphazero", "qt_opt")
+SEARCHERS = (
+    "muzero", "muzero-reanalyze", "muzero-sampled", "muzero-planes", "alphazero", "qt_opt",
+)  # fmt: skip
 CASES = [
     pytest.param(name, sampled, marks=() if (name, sampled) == ONE else pytest.mark.slow)
     for name in AGENTS

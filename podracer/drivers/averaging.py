@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
-from podracer.drivers.exchange import Peers, is_due, partners_in
+from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_values
 from podracer.mesh import POD, REPLICATED
 from podracer.types import ConfigError, PyTree
 
@@ -73,26 +74,35 @@ def average_states(
     """
     whole, sharded = (NamedSharding(mesh, spec) for spec in (REPLICATED, PartitionSpec(POD)))
     num_pods = is_sound.shape[0]
-    is_sound = jax.lax.with_sharding_constraint(is_sound, whole)
-    partners = None if averaging.peers == "all" else partners_in(averaging.peers, num_pods, round)
+
+    def average_all(x: jax.Array, is_sound: jax.Array) -> jax.Array:
+        # Whole on each device, so that the sum's order does not depend on their number.
+        is_sound = jax.lax.with_sharding_constraint(is_sound, whole)
+        sound = _like(is_sound, x)
+        summands = jax.lax.with_sharding_constraint(jnp.where(sound, x, 0), whole)
+        # Behind a barrier, or each device would sum its own pods first.
+        summands = jax.lax.optimization_barrier(summands)
+        count = jnp.maximum(is_sound.sum(), 1).astype(x.dtype)
+        return jnp.where(sound, jnp.sum(summands, axis=0, keepdims=True) / count, x)
+
+    def average_pairs(number: int, x: jax.Array, is_sound: jax.Array) -> jax.Array:
+        values, sound = (partners_values(averaging.peers, number, y) for y in (x, is_sound))
+        return jnp.where(_like(is_sound & sound, x), 0.5 * (x + values), x)
 
     def average(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        # Whole on each device, so that the sum's order does not depend on their number.
-        x = jax.lax.with_sharding_constraint(x, whole)
-        shape = (num_pods,) + (1,) * (x.ndim - 1)
-        sound = is_sound.reshape(shape)
-        if partners is None:
-            count = jnp.maximum(is_sound.sum(), 1).astype(x.dtype)
-            summands = jax.lax.with_sharding_constraint(jnp.where(sound, x, 0), whole)
-            # Behind a barrier, or each device would sum its own pods first.
-            summands = jax.lax.optimization_barrier(summands)
-            mean = jnp.sum(summands, axis=0, keepdims=True) / count
-            both = sound
+        if averaging.peers == "all":
+            x = average_all(x, is_sound)
         else:
-            mean = 0.5 * (x + x[partners])
-            both = sound & is_sound[partners].reshape(shape)
-        return jax.lax.with_sharding_constraint(jnp.where(both, mean, x), sharded)
+            rounds = num_rounds(averaging.peers, num_pods)
+            branches = [partial(average_pairs, number) for number in range(rounds)]
+            x = jax.lax.switch(round % rounds, branches, x, is_sound)
+        return jax.lax.with_sharding_constraint(x, sharded)
 
     return jax.tree.map(average, tree)
+
+
+def _like(flags: jax.Array, x: jax.Array) -> jax.Array:
+    """Return bools `[P]` with as many axes as `x`, `[P, ...]`."""
+    return flags.reshape(flags.shape + (1,) * (x.ndim - 1))

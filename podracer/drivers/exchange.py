@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
-
 from podracer.types import ConfigError
 
 Peers = Literal["all", "hypercube", "ring"]
@@ -24,15 +22,17 @@ def num_rounds(peers: Peers, num_replicas: int) -> int:
     return num_replicas.bit_length() - 1 if peers == "hypercube" else 1
 
 
-def partners_in(peers: Peers, num_replicas: int, round: Any) -> Any:
-    """Return the replica that each one averages with in a round, i32 `[P]`; not for `all`.
+def partners_values(peers: Peers, round: int, values: Any) -> Any:
+    """Return for each replica the value `[P, ...]` of the one that it averages with; not for `all`.
 
-    `round` is an int, or an integer array of JAX; the result is an array of NumPy or JAX.
+    Of an array of NumPy or JAX the result is one, too. Between devices it is a permutation, of one
+    replica's value for a `ring`, and of the values of a device for a `hypercube`.
     """
-    replicas = np.arange(num_replicas, dtype=np.int32)
     if peers == "ring":
-        return (replicas - 1) % num_replicas
-    return replicas ^ (1 << (round % num_rounds(peers, num_replicas)))
+        return values.__array_namespace__().roll(values, 1, axis=0)
+    distance = 1 << (round % num_rounds(peers, len(values)))
+    pairs = values.reshape(-1, 2, distance, *values.shape[1:])
+    return pairs[:, ::-1].reshape(values.shape)
 
 
 def check_period(every: int, num_pods: int, updates_per_chunk: int, num_updates: int) -> None:

@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TRAIN_SPEC, TrainState
-from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_in
+from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_values
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, check_peers
 from podracer.mesh import DATA, HOST, REPLICATED, global_mean
 from podracer.types import LearnerState, Metrics, PyTree
@@ -94,7 +94,7 @@ class HostAveraging:
             return _by_learners(partial(global_mean, axis=HOST), flat)
         num_hosts = self.mesh.shape[HOST]
         rounds = [
-            partial(_average_with, partners_in(self.peers, num_hosts, number))
+            partial(_average_with, partners_values(self.peers, number, np.arange(num_hosts)))
             for number in range(num_rounds(self.peers, num_hosts))
         ]
         return _by_learners(lambda part: jax.lax.switch(round % len(rounds), rounds, part), flat)
