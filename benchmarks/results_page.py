@@ -39,18 +39,22 @@ HEAD = """\
 # Results
 
 What podracer's agents learn, beside other libraries at frames that are equal within 3 %, measured
-on two CPU cores without an accelerator. This page is written by
+on one or two CPU cores without an accelerator. This page is written by
 `python benchmarks/results_suite.py --page` from the scores in
 [`suite.jsonl`](../benchmarks/results/suite.jsonl), which has a JSON object for each seed.
 
 - The score of a seed is the mean return of its last evaluation. *Sampled* actions are drawn from
   the policy, *greedy* ones are its best; epsilon is the probability of a random action instead.
+  How many of a seed's episodes are distinct is the range over seeds: podracer's differ in return,
+  length or actions; of other libraries' only returns and lengths are known, so these are at least
+  as many.
 - The settings of podracer and of the references differ: podracer has those of its recipes, a
   reference those that its authors publish, or where there are none those that did best here.
   [`cells.py`](../benchmarks/cells.py) has them with their sources. A win is therefore one of a
   library and its settings together. Environment, frames and evaluation are those of the cell. Seeds
-  begin at 100; recipes were tuned with others. PureJaxRL's scripts keep their last policy only:
-  their curves are of training episodes, dashed, and a dot is the evaluation at their end.
+  begin at 100; recipes were tuned with others. Some were changed after a first measurement with
+  these seeds and [measured again](#measured-again). PureJaxRL's scripts keep their last policy
+  only: their curves are of training episodes, dashed, and a dot is the evaluation at their end.
 - **Score** is the interquartile mean over seeds, with a 95 % bootstrap interval in brackets. With
   fewer than five seeds it is their mean, and the score of each seed is in parentheses.
 - **P** is the probability that a seed of podracer beats one of the reference, with the interval of
@@ -64,19 +68,40 @@ on two CPU cores without an accelerator. This page is written by
 - **CPU s** are processor seconds of a seed, with start, compilation and evaluations, of the seeds
   that ran while the machine was quiet (load at most the number of processors and a half). Where no
   seed did, the two processors shared a core's caches and units with other work, and the seconds are
-  an upper bound (≤). Seeds of podracer train as one program under Anakin, and one after another
-  under Sebulba.
+  an upper bound (≤). Seeds of podracer train as one program under Anakin, and share its start
+  and compilation, and one after another under Sebulba. No conclusion about speed follows: paired
+  timings are in [`benchmarks/`](../benchmarks/README.md).
 """
 
 
 def write(source: Path, root: Path = records.ROOT) -> None:
     """Write the page and its pictures below `root`."""
-    groups = records.newest(records.read(source))
+    rows = records.read(source)
+    groups = records.newest(rows)
     (root / "docs" / "images").mkdir(parents=True, exist_ok=True)
     families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
     sections = [text for family in families for text in section(family, groups, root)]
-    page = "\n".join([HEAD, *summary(groups), *sections, *unmeasured(groups)])
+    again = measured_again(rows, groups)
+    page = "\n".join([HEAD, *summary(groups), *sections, *again, *unmeasured(groups)])
     (root / "docs" / "results.md").write_text(page.rstrip() + "\n")
+
+
+def measured_again(rows: Sequence[records.Row], groups: Groups) -> Iterator[str]:
+    """Yield the lines about cells whose settings were changed after a first measurement."""
+    lines = []
+    for cell in (cell for cell in cells.CELLS if cell.name in groups):
+        newest = {row["configuration"] for row in groups[cell.name]}
+        before = [row for row in rows if records.name_of(row) == cell.name]
+        before = [row for row in before if row["configuration"] not in newest]
+        if before:  # only the last of several
+            last = records.newest(before)[cell.name]
+            before_and_now = f"{estimate(last)} | {estimate(groups[cell.name])}"
+            lines.append(f"| {cell.task} | {title(cell.name)} | {len(last)} | {before_and_now} |")
+    if lines:
+        yield from ("## Measured again", "")
+        yield "Settings that were changed after a measurement with these seeds: scores before, and"
+        yield "those that stand above. The rows of both are in `suite.jsonl`."
+        yield from ("", "| task | agent | seeds | before | now |", "|---" * 5 + "|", *lines, "")
 
 
 def unmeasured(groups: Groups) -> Iterator[str]:
@@ -134,24 +159,32 @@ def enough(*contenders: Sequence[records.Row]) -> bool:
 
 def summary(groups: Groups) -> list[str]:
     """Count wins, ties and losses of each family, against other libraries."""
-    lines = ["| | wins | ties | losses | too few seeds | P over the tasks |", "|---" * 6 + "|"]
-    for family in dict.fromkeys(cell.family for cell in cells.CELLS):
-        comparisons = [
+    families = list(dict.fromkeys(cell.family for cell in cells.CELLS))
+    found = {
+        family: [
             (groups[cell.name], groups[reference])
             for cell, reference in pairs(family, groups)
             if "/podracer/" not in reference
         ]
-        if not comparisons:
-            continue
-        counted = [
-            (values(ours), values(theirs)) for ours, theirs in comparisons if enough(ours, theirs)
-        ]
-        counts = Counter(scores.verdict(*pair) for pair in counted)
-        numbers = " | ".join(str(counts[outcome]) for outcome in OUTCOMES)
-        few = len(comparisons) - len(counted)
-        chance = probability(*zip(*counted, strict=True)) if counted else ""
-        lines.append(f"| {family} | {numbers} | {few} | {chance} |")
-    return [*lines, ""] if len(lines) > 2 else []
+        for family in families
+    }
+    lines = [f"| {family} | {counted(found[family])} |" for family in families if found[family]]
+    if not lines:
+        return []
+    head = ("| | wins | ties | losses | too few seeds | P over the tasks |", "|---" * 6 + "|")
+    together = f"| together | {counted(list(itertools.chain(*found.values())))} |"
+    return [*head, *lines, *([together] if len(lines) > 1 else []), ""]
+
+
+def counted(comparisons: Sequence[tuple[Sequence[records.Row], Sequence[records.Row]]]) -> str:
+    """Return the columns of the summary for comparisons of ours with others."""
+    judged = [
+        (values(ours), values(theirs)) for ours, theirs in comparisons if enough(ours, theirs)
+    ]
+    counts = Counter(scores.verdict(*pair) for pair in judged)
+    numbers = " | ".join(str(counts[outcome]) for outcome in OUTCOMES)
+    chance = probability(*zip(*judged, strict=True)) if judged else ""
+    return f"{numbers} | {len(comparisons) - len(judged)} | {chance}"
 
 
 def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
@@ -168,12 +201,12 @@ def section(family: str, groups: Groups, root: Path) -> Iterator[str]:
     comparisons = list(pairs(family, groups))
     for cell in family_cells:
         rows = groups[cell.name]
-        evaluation = describe_evaluation(rows[0])
+        evaluation = describe_evaluation(rows)
         yield f"| {cell.task} | **{title(cell.name)}** | {figures(rows, evaluation)} | | |"
         for reference in (name for other, name in comparisons if other == cell):
             baseline = groups[reference]
             chance, outcome = comparison(rows, baseline)
-            about = f"{title(reference)} | {figures(baseline, 'the same')}"
+            about = f"{title(reference)} | {figures(baseline, f'the same ({distinct(baseline)})')}"
             yield f"| | {about} | {chance} | {outcome} |"
     yield ""
     for cell in (cell for cell in family_cells if cell.remark):
@@ -202,12 +235,21 @@ def title(name: str) -> str:
     return f"{LIBRARIES[library]} {agent}"
 
 
-def describe_evaluation(row: records.Row) -> str:
-    """Return how a seed was evaluated, in words."""
-    settings = row["evaluation"]
+def describe_evaluation(rows: Sequence[records.Row]) -> str:
+    """Return how seeds were evaluated, in words."""
+    settings = rows[0]["evaluation"]
     epsilon = f", epsilon {settings['epsilon']:g}" if settings["epsilon"] else ""
-    episodes = f"{settings['episodes']} episodes ({row['distinct_episodes']} distinct)"
-    return f"{settings['policy']}{epsilon}, {episodes}"
+    episodes = f"{settings['episodes']} episode{'s' * (settings['episodes'] > 1)}"
+    return f"{settings['policy']}{epsilon}, {episodes} ({distinct(rows)})"
+
+
+def distinct(rows: Sequence[records.Row]) -> str:
+    """Return how many of a seed's episodes differ, as the range over seeds."""
+    counts = [row["distinct_episodes"] for row in rows if row["distinct_episodes"] is not None]
+    if not counts:
+        return "distinct unknown"
+    low, high = min(counts), max(counts)
+    return f"{low} distinct" if low == high else f"{low} to {high} distinct"
 
 
 def comparison(rows: Sequence[records.Row], baseline: Sequence[records.Row]) -> tuple[str, str]:
