@@ -48,7 +48,7 @@ class Replay:
     capacity: int = bounded(100_000, low=1)
     """Number of timesteps that the buffer holds, over all environments."""
     batch_size: int = bounded(256, low=1)
-    """Number of samples in an update, over all devices."""
+    """Number of samples in an update, over all devices that average gradients."""
     updates_per_rollout: int = bounded(1, low=1)
     """Number of updates after each rollout."""
     warmup: int = bounded(1_000)

@@ -17,7 +17,13 @@ from podracer.agents.a2c import A2C
 from podracer.drivers import population
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, average_states
-from podracer.drivers.population import Pod, init_states, lower_chunk, population_mesh
+from podracer.drivers.population import (
+    Hyperparameter,
+    Pod,
+    init_states,
+    lower_chunk,
+    population_mesh,
+)
 from podracer.envs import make
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import from_json, to_json
@@ -36,6 +42,7 @@ EXPERIMENT = Experiment(
     evaluations=0,
     devices=1,
 )
+FASTER = Pod(3, (Hyperparameter("learning_rate", 0.1),))
 
 
 def mixing_matrix(peers, num_pods, round):
@@ -158,6 +165,7 @@ def test_resumed_equals_uninterrupted(tmp_path):
     [
         ({"pods": EXPERIMENT.pods[:1]}, "at least 2 pods, but there is 1"),
         ({"pods": EXPERIMENT.pods[:3]}, "a power of 2 of pods, but there are 3"),
+        ({"pods": (*EXPERIMENT.pods[:3], FASTER)}, "need the same hyperparameters"),
         ({"exchange": Averaging("all", 3)}, "multiple of a chunk's 2, but it is 3"),
         ({"exchange": Averaging("all", 0)}, "need a period"),
         ({"exchange": Averaging("all", 12)}, "never reached in a run of 12 updates"),

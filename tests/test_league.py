@@ -461,9 +461,20 @@ def test_the_leaderboard_and_the_report_show_ratings_and_results(tmp_path):
 def test_what_is_no_league_is_refused(tmp_path):
     pytest.importorskip("pgx")
     catch = dataclasses.replace(LEAGUE, experiments=(recipes.find("catch_a2c"),))
+    (game,) = LEAGUE.experiments
+    network = TorsoNetwork(MLP((4,)), memory="gru", memory_size=4)
+    recurrent = dataclasses.replace(
+        game, recipe="tic_tac_toe", agent=dataclasses.replace(game.agent, network=network)
+    )
+    poker = dataclasses.replace(game, environment="pgx:kuhn_poker,opponent=self")
     for league, words in (
         (catch, "need a game of two players"),
         (dataclasses.replace(LEAGUE, anchor="nobody"), "there is no opponent 'nobody'"),
+        (dataclasses.replace(LEAGUE, experiments=(recurrent,)), "tic_tac_toe remembers the game"),
+        (
+            dataclasses.replace(LEAGUE, experiments=(poker,), anchor="minimax-2"),
+            "minimax cannot look ahead in kuhn_poker",
+        ),
         (dataclasses.replace(LEAGUE, matches=0), "matches must be at least 1"),
         (dataclasses.replace(LEAGUE, opponents=None, train_against="past"), "add --opponents"),
     ):

@@ -83,6 +83,14 @@ class TestMatches:
         again = matches.play_matches(matches.game_of([env]), players, 64, seed=0)
         np.testing.assert_array_equal(again.wins, table.wins)
 
+    def test_an_outcome_is_of_a_game_however_much_it_is_worth(self):
+        """Kuhn poker pays one or two chips; everyone wins sometimes."""
+        from podracer.tournament import matches
+
+        players = [matches.opponent_player("random")] * 2
+        play = matches.games_of("kuhn_poker", players, 64)
+        assert set(np.unique(play(0, 1, jax.random.key(0)))) == {-1.0, 1.0}
+
     def test_players_who_remember_or_know_another_game_are_refused(self):
         from podracer.envs import make
         from podracer.tournament import matches

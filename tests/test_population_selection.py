@@ -32,6 +32,7 @@ from podracer.drivers.selection import (
     Selection,
     SelectionState,
     Truncation,
+    mean_of_floats,
 )
 from podracer.envs import make
 from podracer.experiments import sweep
@@ -199,6 +200,15 @@ def test_a_fault_is_the_worst_score_and_is_healed_and_what_has_no_score_is_no_pa
     assert equals(before, after)
 
 
+def test_a_fusion_leaves_what_is_equal_as_it_is():
+    """To the bit, however many there are; also what is not finite, and integers."""
+    constant = jax.random.normal(jax.random.key(0), (1000,)).at[0].set(-jnp.inf)
+    for num in (3, 7, 10):
+        fused = mean_of_floats(*[constant] * num)
+        np.testing.assert_array_equal(fused, constant)
+    np.testing.assert_array_equal(mean_of_floats(jnp.arange(3), jnp.zeros(3, int)), np.arange(3))
+
+
 def test_a_fused_group_has_the_mean_of_its_weights():
     mesh = population_mesh(jax.devices()[:1], 8)
     before, after, parents = select(Generational(group_size=2, parents=2), mesh)
@@ -206,7 +216,8 @@ def test_a_fused_group_has_the_mean_of_its_weights():
     weights = np.asarray(before.learner.shared["weights"])
     fused = np.asarray(after.learner.shared["weights"])
     for pod, parent in enumerate(np.asarray(parents)):
-        np.testing.assert_array_equal(fused[pod], (weights[parent] + weights[parent + 1]) / 2)
+        mean = (weights[parent] + weights[parent + 1]) / 2
+        np.testing.assert_allclose(fused[pod], mean, rtol=1e-6, atol=1e-7)
     assert np.asarray(after.learner.shared["count"]).tolist() == np.asarray(parents).tolist()
     assert len(np.unique(np.asarray(jax.random.key_data(after.key)), axis=0)) == 8
 

@@ -27,6 +27,7 @@ CASES = {
     "pgx:minatar-freeway": 4,
     "pgx:tic_tac_toe": 12,
     "pgx:connect_four": 45,
+    "pgx:go_9x9": 4,
     "pgx:2048": 4,
     "jumanji:Snake-v1": 80,
     "jumanji:Game2048-v1": 4,
@@ -38,6 +39,7 @@ CASES = {
     "octax:brix": 60,
 }
 HEAVY = ("craftax", "playground", "brax")
+SLOW = ("pgx:connect_four", "pgx:go_9x9", "pgx:2048", "pgx:minatar-freeway")
 
 
 def installed(prefix: str) -> bool:
@@ -47,7 +49,7 @@ def installed(prefix: str) -> bool:
 def suite(name: str, *values: Any) -> Any:
     prefix = name.split(":")[0]
     marks = [pytest.mark.skipif(not installed(prefix), reason=f"{prefix} is not installed")]
-    if prefix in HEAVY or name in ("pgx:connect_four", "pgx:2048", "pgx:minatar-freeway"):
+    if prefix in HEAVY or name in SLOW:
         marks.append(pytest.mark.slow)
     return pytest.param(name, *values, marks=marks)
 

@@ -147,14 +147,15 @@ class QTOpt:
         return continuous.critic_loss(self, critics, networks.smallest(next_outputs), transition)
 
     def _best_action(self, critic: Params, observation: PyTree, key: jax.Array) -> jax.Array:
-        """Return the action `[size]` in [-1, 1] with the largest value found for an observation.
+        """Return an action `[size]` in [-1, 1] of nearly the largest value for an observation.
 
         Each iteration samples a Gaussian, clipped to the bounds, and fits the next one to its best
-        samples; the first has mean 0 and scale 1.
+        samples, at least two; the first has mean 0 and scale 1. The action is the best sample of
+        the last iteration.
         """
         networks = self._networks
         shape = self.num_samples, networks.space.size
-        num_elites = max(1, round(self.elite_fraction * self.num_samples))
+        num_elites = max(2, round(self.elite_fraction * self.num_samples))
         observations = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (self.num_samples, *x.shape)), observation
         )

@@ -149,8 +149,9 @@ def _print_ranking(
     values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
     names = list(dict.fromkeys(name for of_name in values for name in of_name))
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
-    # Pods of one configuration are independent seeds only without a selection.
-    columns = ("pods",) if records else ("95 %", "seeds")
+    # Pods of one configuration are independent seeds only without an exchange.
+    are_seeds = experiment.exchange is None
+    columns = ("95 %", "seeds") if are_seeds else ("pods",)
     columns = (*names, f"{acting} evaluation", *columns)
     table = Table(*columns, box=None, padding=(0, 3, 0, 0))
     for configuration, of_name in list(zip(ranking, values, strict=True))[:20]:
@@ -160,7 +161,7 @@ def _print_ranking(
         table.add_row(
             *(f"{of_name[name]:.4g}" if name in of_name else "-" for name in names),
             number(configuration.score),
-            *([] if records else [interval]),
+            *([interval] if are_seeds else []),
             str(len(returns)),
         )
     Console().print(table)

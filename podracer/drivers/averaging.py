@@ -28,8 +28,9 @@ from podracer.types import ConfigError, PyTree
 class Averaging:
     """With whom pods average the floats of their learners' states, and how often.
 
-    These are parameters, targets, moments of the optimizer and of observations; a pod keeps its
-    replay, its environments and its random numbers.
+    These are parameters, targets, moments of the optimizer and of observations, each number for
+    itself: an averaged variance lacks that between the pods' means. A pod keeps its replay, its
+    environments and its random numbers.
     """
 
     peers: Peers
@@ -39,8 +40,13 @@ class Averaging:
     """Number of updates between two averages: whole chunks."""
 
     def check(self, pods: Sequence[Any]) -> None:
-        """Raise `ConfigError` if the peers do not fit the number of pods."""
+        """Raise `ConfigError` if the peers do not fit the number of pods, or pods differ."""
         num_pods = len(pods)
+        if len({pod.hyperparameters for pod in pods}) > 1:
+            raise ConfigError(
+                "pods that average become one learner, so they need the same hyperparameters: "
+                "leave out --vary, or --average."
+            )
         if self.peers == "hypercube" and num_pods & (num_pods - 1):
             raise ConfigError(
                 f"a hypercube needs a power of 2 of pods, but there are {num_pods}: take other "

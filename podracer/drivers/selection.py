@@ -64,12 +64,12 @@ class Range:
         """Return the nearest value in the range."""
         return float(min(max(value, self.low), self.high))
 
-    def perturb(self, value: Any, factor: Any, drawn: Any, resampled: Any, xp: Any = np) -> Any:
-        """Return values times their factors, or the drawn ones where resampled; clipped.
+    def perturb(self, value: Any, factor: Any, sample: Any, resampled: Any, xp: Any = np) -> Any:
+        """Return values times their factors, or the samples where resampled; clipped.
 
         Jaderberg et al. 2017, arXiv:1711.09846, section 4.
         """
-        return xp.clip(xp.where(resampled, drawn, value * factor), self.low, self.high)
+        return xp.clip(xp.where(resampled, sample, value * factor), self.low, self.high)
 
 
 def num_replaced(num_pods: int, fraction: float) -> int:
@@ -77,12 +77,12 @@ def num_replaced(num_pods: int, fraction: float) -> int:
     return min(max(1, round(fraction * num_pods)), num_pods // 2)
 
 
-def truncation(ranks: Any, num_pods: int, fraction: float, drawn: Any, xp: Any = np) -> Any:
+def truncation(ranks: Any, num_pods: int, fraction: float, rank: Any, xp: Any = np) -> Any:
     """Return the rank of the pod that each pod starts from, given their own; 0 is the best.
 
-    A pod at the bottom starts from the `drawn` rank, which is one of the top; the others continue.
+    A pod at the bottom starts from the pod of `rank`, which is one of the top; the others continue.
     """
-    return xp.where(ranks >= num_pods - num_replaced(num_pods, fraction), drawn, ranks)
+    return xp.where(ranks >= num_pods - num_replaced(num_pods, fraction), rank, ranks)
 
 
 def generation(ranks: Any, num_parents: int, xp: Any = np) -> Any:
@@ -153,9 +153,9 @@ class PopulationBased:
         for index, bound in enumerate(self.bounds):
             choice, chance, quantile = jnp.moveaxis(draws[:, index], 1, 0)
             factor = jnp.asarray(self.factors, jnp.float32)[_one_of(len(self.factors), choice)]
-            drawn = bound.at(quantile, jnp.exp)
+            sample = bound.at(quantile, jnp.exp)
             resampled = chance < self.resample
-            values[bound.name] = bound.perturb(values[bound.name], factor, drawn, resampled, jnp)
+            values[bound.name] = bound.perturb(values[bound.name], factor, sample, resampled, jnp)
         return values
 
 
@@ -206,8 +206,8 @@ def _ranking(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _from_the_top(scores: jax.Array, fraction: float, draws: jax.Array) -> jax.Array:
     num_pods, (order, ranks) = scores.shape[0], _ranking(scores)
-    drawn = _one_of(num_replaced(num_pods, fraction), draws)
-    return order[truncation(ranks, num_pods, fraction, drawn, jnp)][:, None]
+    rank = _one_of(num_replaced(num_pods, fraction), draws)
+    return order[truncation(ranks, num_pods, fraction, rank, jnp)][:, None]
 
 
 def _one_of(count: int, draws: jax.Array) -> jax.Array:
@@ -337,6 +337,7 @@ def _select(
             parent_states,
             learner=dataclasses.replace(parent_states.learner, shared=shared),
             hyperparameters=values,
+            score=jnp.where(changed, scores[parents].mean(axis=1), states.score),
             key=jnp.where(changed, new_keys, states.key),
         ),
         first,
@@ -358,15 +359,18 @@ def _rows(tree: PyTree, numbers: jax.Array, mesh: Mesh) -> PyTree:
 
 
 def _fused(first: PyTree, states: PyTree, parents: jax.Array, mesh: Mesh) -> PyTree:
-    """Return the mean over the parents `[P, K]` of float leaves; others are those of the `first`.
-
-    FinRL-Podracer's fusion (Li et al. 2021, arXiv 2111.05188, section 3.2).
-    """
+    """Return `mean_of_floats` over the parents `[P, K]`, of which `first` has the first ones."""
     others = [_rows(states, numbers, mesh) for numbers in parents.T[1:]]
+    return jax.tree.map(mean_of_floats, first, *others)
 
-    def mean(*leaves: jax.Array) -> jax.Array:
-        if len(leaves) == 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-            return leaves[0]
-        return sum(leaves[1:], leaves[0]) / len(leaves)
 
-    return jax.tree.map(mean, first, *others)
+def mean_of_floats(first: jax.Array, *others: jax.Array) -> jax.Array:
+    """Return the mean of arrays of floats, of others the first array.
+
+    FinRL-Podracer's fusion (Li et al. 2021, arXiv 2111.05188, section 3.2). What is equal in all
+    arrays stays as it is to the bit, so that constants stay constant.
+    """
+    if not others or not jnp.issubdtype(first.dtype, jnp.floating):
+        return first
+    differences = [jnp.where(x == first, 0, x - first) for x in others]
+    return first + sum(differences[1:], differences[0]) / (1 + len(others))

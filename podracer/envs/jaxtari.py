@@ -115,14 +115,14 @@ class Jaxtari:
             game, _, previous_action, reward, over = carry
             frame_action = jnp.where(repeats, previous_action, action)
             _, next_game, frame_reward, done, _ = env.step(game, frame_action)
-            played = (
+            next_carry = (
                 cast_like(next_game, game),
                 game,
                 frame_action,
                 reward + jnp.asarray(frame_reward, jnp.float32),
                 jnp.asarray(done, bool),
             )
-            return jax.tree.map(lambda old, new: jnp.where(over, old, new), carry, played), None
+            return jax.tree.map(lambda old, new: jnp.where(over, old, new), carry, next_carry), None
 
         repeats = jax.random.bernoulli(key, self.repeat_action_probability, (self.frame_skip,))
         carry = (state.game, state.game, state.action, jnp.float32(0), jnp.bool_(False))

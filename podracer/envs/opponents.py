@@ -17,25 +17,29 @@ from podracer.types import ConfigError, PyTree
 Opponent = Callable[[jax.Array, Any, PyTree], jax.Array]
 
 
-def find_opponents(opponents: Opponent | str | tuple[Opponent | str, ...]) -> tuple[Opponent, ...]:
+def find_opponents(
+    opponents: Opponent | str | tuple[Opponent | str, ...], game: str
+) -> tuple[Opponent, ...]:
     """Return opponents as `find_opponent` does; the names of several stand between plus signs."""
     if isinstance(opponents, str):
         opponents = tuple(opponents.split("+"))
     if not isinstance(opponents, tuple):
         opponents = (opponents,)
-    return tuple(map(find_opponent, opponents))
+    return tuple(find_opponent(opponent, game) for opponent in opponents)
 
 
-def find_opponent(opponent: Opponent | str) -> Opponent:
+def find_opponent(opponent: Opponent | str, game: str = "") -> Opponent:
     """Return an opponent by name, `random` or `minimax-DEPTH`; a function is returned as it is.
 
-    Raises `ConfigError` for another name.
+    Raises `ConfigError` for another name, and for a search where the `game` has dice or hidden
+    cards.
     """
     if not isinstance(opponent, str):
         return opponent
     if opponent == "random":
         return random_move
     if match := re.fullmatch(r"minimax-([1-6])", opponent):
+        _require_no_chance(game)
         return minimax_move(int(match[1]))
     raise ConfigError(
         f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or the "
@@ -72,11 +76,7 @@ def action_values(game: Any, state: PyTree, plies: int) -> jax.Array:
     Rewards of `plies` moves count, without a discount. Raises `ConfigError` for a game with dice or
     hidden cards.
     """
-    if game.id in ("backgammon", "kuhn_poker", "leduc_holdem"):
-        raise ConfigError(
-            f"minimax cannot look ahead in {game.id}, where dice or hidden cards decide: take "
-            "`random` or the directory of a run."
-        )
+    _require_no_chance(game.id)
     key = jax.random.key(0)  # of a deterministic game, which draws nothing
     mover = state.current_player
 
@@ -91,3 +91,11 @@ def action_values(game: Any, state: PyTree, plies: int) -> jax.Array:
 
     values = jax.vmap(value)(jnp.arange(game.num_actions))
     return jnp.where(state.legal_action_mask, values, -jnp.inf)
+
+
+def _require_no_chance(game: str) -> None:
+    if game in ("backgammon", "kuhn_poker", "leduc_holdem"):
+        raise ConfigError(
+            f"minimax cannot look ahead in {game}, where dice or hidden cards decide: take "
+            "`random` or the directory of a run."
+        )

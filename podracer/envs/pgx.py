@@ -41,16 +41,16 @@ def pgx(
     game or opponent, for more than two players, and for opening moves that are not of self-play.
     """
     if opponent == "self":
-        evaluation_opponent = find_opponent(evaluate_against or "random")
+        evaluation_opponent = find_opponent(evaluate_against or "random", name)
         return auto_reset(SelfPlay(name, evaluation_opponent, opening_moves))
     if opening_moves:
         raise ConfigError("opening_moves are those of self-play: take them with opponent=self.")
-    opponents = find_opponents(opponent)
+    opponents = find_opponents(opponent, name)
     if opponents != (random_move,):
         require_two_players(name)
     if len(opponents) == 1 and evaluate_against is None:
         return auto_reset(Pgx(name, opponents[0]))
-    evaluation = () if evaluate_against is None else (find_opponent(evaluate_against),)
+    evaluation = () if evaluate_against is None else (find_opponent(evaluate_against, name),)
     return auto_reset(PoolPlay(name, opponents, evaluation))
 
 

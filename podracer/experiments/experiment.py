@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 import tyro
 
@@ -187,6 +188,8 @@ class Experiment:
         lacking = (self.lacking_evaluations, self.lacking_updates, self.lacking_timesteps)
         if self.target_return is not None and not self.evaluations:
             lacking += (f"--target-return {self.target_return:g} ends no run without evaluations.",)
+        if getattr(self.driver, "average_hosts", None) and jax.process_count() == 1:
+            lacking += ("--average-hosts does nothing in one process, which averages gradients.",)
         return [text for text in lacking if text]
 
     @property

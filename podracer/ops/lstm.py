@@ -36,7 +36,7 @@ def lstm(
 ) -> tuple[Float[Array, "T B H"], State]:
     """Compute hidden states `[T, B, H]` from a first state on, and the last state.
 
-        i, f, g, o = pushed_t + h_{t-1} weight
+        i, f, g, o = gate_inputs_t + h_{t-1} weight
         c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)        h_t = sigmoid(o) tanh(c_t)
 
     Where `resets` is set the state before the step is 0. With `reverse` the first state is that

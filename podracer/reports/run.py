@@ -254,10 +254,16 @@ def _verdict(label: str, members: Sequence[RunRecords]) -> str:
     for key, name in (("evaluation_return", evaluation), ("episode_return", "episode return")):
         finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
         if len(finals) > 1:
+            mean = number(float(interquartile_mean(finals)))
+            text = f"<p><b>{html.escape(label)}</b>: final {name} {mean}"
+            if any(run.config.get("experiment", {}).get("exchange") for run in members):
+                return (
+                    f"{text} <small>(interquartile mean over {len(finals)} pods, which are not "
+                    "independent)</small></p>"
+                )
             low, high = (number(float(bound)) for bound in bootstrap_interval(finals))
             return (
-                f"<p><b>{html.escape(label)}</b>: final {name} "
-                f"{number(float(interquartile_mean(finals)))}, 95 % interval {low} to {high} "
+                f"{text}, 95 % interval {low} to {high} "
                 f"<small>(interquartile mean over {len(finals)} seeds, bootstrap)</small></p>"
             )
     return ""

@@ -25,7 +25,7 @@ from podracer.schedules import over_run
 from podracer.tournament.engine import check_ray_is_installed
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
-from podracer.tournament.matches import game_of
+from podracer.tournament.matches import check_player, game_of
 from podracer.tournament.selection import (
     SELECTION_RULES,
     Generational,
@@ -170,8 +170,10 @@ class Tournament:
             )
 
     def _check_league(self) -> None:
-        find_opponent(self.anchor)
-        game_of([build(experiment)[1] for experiment in self.experiments])
+        built = {experiment.recipe: build(experiment) for experiment in self.experiments}
+        find_opponent(self.anchor, game_of([env for _, env in built.values()]))
+        for recipe, (agent, env) in built.items():
+            check_player(recipe, agent, env)
         if any(experiment.pods for experiment in self.experiments):
             raise ConfigError("each pod of a league is one player: take recipes without pods.")
         if self.train_against is None:

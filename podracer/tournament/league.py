@@ -26,8 +26,8 @@ def draw_opponents(
     if tournament.opponents is None:
         return ()
     # 1: not the random numbers of selection.
-    drawn = _draw(tournament, tournament.opponents, 1, state, pod, round, parents)
-    return (tournament.anchor, *drawn)
+    entries = _draw(tournament, tournament.opponents, 1, state, pod, round, parents)
+    return (tournament.anchor, *entries)
 
 
 def draw_training(
@@ -40,8 +40,8 @@ def draw_training(
     """
     if tournament.train_against is None:
         return ()
-    drawn = _draw(tournament, tournament.train_against, 2, state, pod, round, parents)
-    return drawn or (tournament.anchor,)
+    entries = _draw(tournament, tournament.train_against, 2, state, pod, round, parents)
+    return entries or (tournament.anchor,)
 
 
 def _draw(
@@ -70,8 +70,8 @@ def _draw(
         chances = WEIGHTS[rule](win_rates(parents[0], entries, state.matches, state.ratings))
     rng = np.random.default_rng([tournament.seed, pod, round, stream])
     count = min(tournament.matches, len(entries))
-    drawn = rng.choice(len(entries), size=count, replace=False, p=chances)
-    return tuple(entries[number] for number in drawn)
+    numbers = rng.choice(len(entries), size=count, replace=False, p=chances)
+    return tuple(entries[number] for number in numbers)
 
 
 def win_rates(

@@ -55,6 +55,17 @@ def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bo
     return Player(name, move, policy_params(agent, state))
 
 
+def check_player(name: str, agent: Agent, env: Any) -> None:
+    """Raise `ConfigError` if an agent that learns in `env` cannot play matches; compute nothing."""
+    game, _ = load_game(game_in(env))
+
+    def first_move(key: jax.Array) -> jax.Array:
+        player = trained_player(name, agent, env, agent.init(key, 1), sampled=True)
+        return player.move(player.params, key, game, game.init(key))
+
+    jax.eval_shape(first_move, jax.random.key(0))
+
+
 def opponent_player(name: str) -> Player:
     """Return the player of an opponent, `random` or `minimax-DEPTH`."""
     opponent = find_opponent(name)
@@ -95,8 +106,8 @@ def games_of(
 ) -> Callable[[int, int, jax.Array], jax.Array]:
     """Return the function of two players' numbers and a key that plays their games.
 
-    It returns the outcomes for the first of them, f32 `[games]`: 1, 0 or -1. One program plays all
-    pairs.
+    It returns the outcomes for the first of them, f32 `[games]`: 1, 0 or -1, however large the
+    game's rewards are. One program plays all pairs.
     """
     game, _ = load_game(game_name)
     params = [player.params for player in players]
@@ -122,7 +133,8 @@ def games_of(
             return ~(carry[0].terminated | carry[0].truncated)
 
         position = strongly_typed(game.init(start_key))  # which draws who begins
-        return jax.lax.while_loop(goes_on, move, (position, jnp.zeros(()), key))[1]
+        _, outcome, _ = jax.lax.while_loop(goes_on, move, (position, jnp.zeros(()), key))
+        return jnp.sign(outcome)
 
     @jax.jit
     def play_all(first: jax.Array, second: jax.Array, params: PyTree, key: jax.Array) -> jax.Array:

@@ -77,7 +77,7 @@ def run_tournament(
     """
     tournament.check()
     if tournament.train_against:
-        check_is_nameable(Path(directory).absolute())
+        check_is_nameable(Path(directory).resolve())
     own = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
         own = tournament.experiments

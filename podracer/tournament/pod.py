@@ -28,6 +28,7 @@ import numpy as np
 
 from podracer.drivers import population
 from podracer.drivers.common import TrainState
+from podracer.drivers.selection import mean_of_floats
 from podracer.evaluate import MAX_STEPS
 from podracer.experiments import recipes
 from podracer.experiments.errors import classify_error
@@ -239,14 +240,11 @@ def _round_key(round: int, run_key: jax.Array) -> jax.Array:
 def fuse(states: Sequence[TrainState]) -> TrainState:
     """Average learner states: parameters, optimizer moments, targets, statistics.
 
-    Counters, environments, replays and keys are those of the first. FinRL-Podracer's fusion
-    (Li et al. 2021, arXiv 2111.05188, section 3.2).
+    Counters, environments, replays and keys are those of the first. See `mean_of_floats`.
     """
 
     def mean(*leaves: Any) -> Any:
-        if len(leaves) == 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-            return leaves[0]
-        return jax.device_put(sum(leaves) / len(leaves), leaves[0].sharding)
+        return jax.device_put(mean_of_floats(*leaves), leaves[0].sharding)
 
     shared: PyTree = jax.tree.map(mean, *(state.learner.shared for state in states))
     first = states[0]

@@ -89,9 +89,9 @@ def perturb(
     for bound in bounds:
         factor = factors[int(rng.integers(len(factors)))]
         resampled = bound.name not in values or rng.random() < resample
-        drawn = bound.draw(rng) if resampled else bound.low
-        value = values.get(bound.name, drawn)
-        values[bound.name] = float(bound.perturb(value, factor, drawn, resampled))
+        sample = bound.draw(rng) if resampled else bound.low
+        value = values.get(bound.name, sample)
+        values[bound.name] = float(bound.perturb(value, factor, sample, resampled))
     return values
 
 

@@ -77,8 +77,17 @@ def backward_lstm(core: Any, inputs: jax.Array, resets: jax.Array) -> jax.Array:
     """
     gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
     zeros = jnp.zeros((gates.shape[1], core.hidden_size))
-    unrolled: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
-    return unrolled[0]
+    outputs: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
+    return outputs[0]
+
+
+def backward_resets(valid: jax.Array, discount: jax.Array) -> jax.Array:
+    """Return where nothing of the next step may reach the one before, bool `[T, B]`.
+
+    It is where an episode ends, terminal or cut. `valid` and `discount` are `[T, B]`.
+    """
+    is_cut = jnp.concatenate([~valid[1:], jnp.zeros_like(valid[:1])])
+    return is_cut | (discount == 0)
 
 
 def apply_linear(layer: Any, x: jax.Array) -> jax.Array:

@@ -33,16 +33,16 @@ def student_loss(
     """
     before = jax.tree.map(lambda x: x[:-1], outputs)
 
-    def taken(x: jax.Array) -> jax.Array:
+    def of_action(x: jax.Array) -> jax.Array:
         return gather_action(x, data.action)
 
-    divergence = _divergence(next_policy, taken(before.next_policy))
-    log_values = jax.nn.log_softmax(taken(before.action_value))
+    divergence = _divergence(next_policy, of_action(before.next_policy))
+    log_values = jax.nn.log_softmax(of_action(before.action_value))
     losses = {
         "policy_loss": _divergence(targets.policy, before.policy),
         "prediction_loss": _divergence(targets.prediction, before.prediction),
         "action_prediction_loss": _divergence(
-            targets.action_prediction, taken(before.action_prediction)
+            targets.action_prediction, of_action(before.action_prediction)
         ),
         "next_policy_loss": jnp.where(data.discount > 0, divergence, 0.0),
         "value_loss": -jnp.sum(two_hot(squash(value_targets), support) * log_values, axis=-1),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.agents.common.lifetimes import Experience
+from podracer.agents.common.meta import backward_resets
 from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.values import Values
@@ -100,16 +101,18 @@ def apply_rule(
     timesteps. The memory is that of all environments, or leads with B.
     """
     features, of_actions = _embed(params.embedding, data, online, target, values)
-    # No information flows back across the end of an episode.
-    is_cut = jnp.concatenate([~data.valid[1:], jnp.zeros_like(data.valid[:1])])
-    resets = (data.discount == 0) | is_cut
+    resets = backward_resets(data.valid, data.discount)
     zeros = jnp.zeros((features.shape[1], params.core.hidden.shape[0]))
-    unrolled: Any = _unroll(params.core, features, resets, (zeros, zeros), reverse=True)
+    outputs: Any = _unroll(params.core, features, resets, (zeros, zeros), reverse=True)
     factors = _linear(params.modulation, memory[0])
-    hidden = unrolled[0] * factors.reshape(1, -1, factors.shape[-1])
+    hidden = outputs[0] * factors.reshape(1, -1, factors.shape[-1])
 
-    repeated = jnp.broadcast_to(hidden[:, :, None], (*of_actions.shape[:-1], hidden.shape[-1]))
-    by_action = _across_actions(params.policy[0], jnp.concatenate([repeated, of_actions], axis=-1))
+    hidden_by_action = jnp.broadcast_to(
+        hidden[:, :, None], (*of_actions.shape[:-1], hidden.shape[-1])
+    )
+    by_action = _across_actions(
+        params.policy[0], jnp.concatenate([hidden_by_action, of_actions], axis=-1)
+    )
     policy = _linear(params.policy[1], by_action)[..., 0]
     targets = Targets(
         mask_logits(jax.tree.map(lambda x: x[:-1], data.observation), policy),
@@ -132,8 +135,8 @@ def remember(params: RuleParams, memory: Memory, inputs: jax.Array) -> Memory:
     """
     hidden, cell, inputs = (x.reshape(-1, x.shape[-1]) for x in (*memory, inputs))
     one_step = (inputs[None], jnp.zeros((1, len(inputs)), bool), (hidden, cell))
-    unrolled: Any = _unroll(params.lifetime, *one_step, reverse=False)
-    hidden, cell = (x.reshape(memory[0].shape) for x in unrolled[1])
+    outputs: Any = _unroll(params.lifetime, *one_step, reverse=False)
+    hidden, cell = (x.reshape(memory[0].shape) for x in outputs[1])
     return hidden, cell
 
 
@@ -147,15 +150,15 @@ def _embed(
     policy, target_policy = jax.nn.softmax(online.policy), jax.nn.softmax(target.policy)
     behavior = jax.nn.softmax(data.behavior)
 
-    def taken(x: jax.Array) -> jax.Array:  # [T, B, A, n] -> [T, B, n]
+    def of_action(x: jax.Array) -> jax.Array:  # [T, B, A, n] -> [T, B, n]
         return gather_action(x, data.action)
 
     def probability(x: jax.Array) -> jax.Array:  # [T, B, A] -> [T, B, 1]
-        return taken(x[..., None])
+        return of_action(x[..., None])
 
     def of_actions(x: jax.Array) -> list[jax.Array]:  # [T+1, B, A, 1] -> three [T, B, n]
         mean = jnp.sum(x * policy[..., None], axis=2)
-        return [taken(x[:-1]), _pair(mean), _pair(jnp.max(x, axis=2))]
+        return [of_action(x[:-1]), _pair(mean), _pair(jnp.max(x, axis=2))]
 
     y, target_y = (_embed_distribution(params.prediction, o.prediction) for o in (online, target))
     z, target_z = (
@@ -187,7 +190,7 @@ def _embed(
         *of_actions(z),
         *of_actions(target_z),
         jnp.mean(actions, axis=2),
-        taken(actions),
+        of_action(actions),
     ], axis=-1), actions  # fmt: skip
 
 

@@ -26,10 +26,10 @@ from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig, check_pe
 from podracer.mesh import DATA, HOST, REPLICATED, global_mean
 from podracer.types import LearnerState, Metrics, PyTree
 
-APART = PartitionSpec(HOST)  # leaves [hosts, ...]
-APART_SPEC = dataclasses.replace(
+BY_HOST = PartitionSpec(HOST)  # leaves [hosts, ...]
+BY_HOST_SPEC = dataclasses.replace(
     TRAIN_SPEC,
-    learner=LearnerState(APART, PartitionSpec((HOST, DATA))),  # type: ignore[arg-type]
+    learner=LearnerState(BY_HOST, PartitionSpec((HOST, DATA))),  # type: ignore[arg-type]
 )
 
 
@@ -51,18 +51,18 @@ class HostAveraging:
         """Axis of the learners of a host, over which their gradients are averaged."""
         return DATA if self.mesh.shape[DATA] > 1 else None
 
-    def apart(self, state: TrainState) -> TrainState:
+    def for_hosts(self, state: TrainState) -> TrainState:
         """Return the state with a copy of `learner.shared` for each host, and free the given one.
 
         `local` is not copied.
         """
-        copies = of_shared(partial(_apart, self.mesh), state)
+        copies = of_shared(partial(_copies, self.mesh), state)
         free(state)
         return copies
 
     def abstract(self, state: TrainState) -> TrainState:
-        """Return shapes and shardings of `apart`."""
-        num_hosts, sharding = self.mesh.shape[HOST], NamedSharding(self.mesh, APART)
+        """Return shapes and shardings of `for_hosts`."""
+        num_hosts, sharding = self.mesh.shape[HOST], NamedSharding(self.mesh, BY_HOST)
         return of_shared(
             partial(
                 jax.tree.map,
@@ -132,7 +132,7 @@ def free(state: TrainState) -> None:
 
 
 @jax.jit
-def own(tree: PyTree) -> PyTree:
+def host_part(tree: PyTree) -> PyTree:
     """Return what is this host's, from its part `[1, ...]` of what is of all hosts."""
     return jax.tree.map(lambda x: x[0], tree)
 
@@ -164,17 +164,17 @@ def _average_with(partners: np.ndarray, flat: jax.Array) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _apart(mesh: Mesh, shared: PyTree) -> PyTree:
+def _copies(mesh: Mesh, shared: PyTree) -> PyTree:
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.shape[HOST], *x.shape)), shared)
-    return jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, APART))
+    return jax.lax.with_sharding_constraint(copies, NamedSharding(mesh, BY_HOST))
 
 
 @partial(jax.jit, static_argnums=0)
 def _mean(mesh: Mesh, shared: PyTree) -> PyTree:
-    def mean_of_own(shared: PyTree) -> PyTree:
+    def mean_of_parts(shared: PyTree) -> PyTree:
         mean = partial(_by_learners, partial(global_mean, axis=HOST))
-        return _on_floats(mean, own(shared))
+        return _on_floats(mean, host_part(shared))
 
     return jax.shard_map(
-        mean_of_own, mesh=mesh, in_specs=APART, out_specs=REPLICATED, check_vma=False
+        mean_of_parts, mesh=mesh, in_specs=BY_HOST, out_specs=REPLICATED, check_vma=False
     )(shared)  # fmt: skip

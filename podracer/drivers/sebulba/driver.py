@@ -122,7 +122,7 @@ def sebulba(
         exit_stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
         if hosts:
-            state = hosts.apart(state)
+            state = hosts.for_hosts(state)
         multi_host = jax.process_count() > 1
 
         def cannot_wait() -> bool:

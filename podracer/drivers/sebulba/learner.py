@@ -17,7 +17,7 @@ from podracer.agent import Agent
 from podracer.drivers.common import Progress, Request, TrainState, place_agent, to_progress
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
-from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, own
+from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, host_part
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
@@ -113,7 +113,7 @@ class Learner:
         log_first_faults("in training", self._first_faults, self._logged)
         self._version += 1
         params = on_one_device(params)
-        self._actors.publish(own(params) if self._hosts else params, self._version)
+        self._actors.publish(host_part(params) if self._hosts else params, self._version)
         self._pending.append(metrics)
         if len(self._pending) > 1:
             self._fetch_metrics()

@@ -20,7 +20,13 @@ from podracer.drivers.common import (
     learn_key,
     reduce_metrics,
 )
-from podracer.drivers.sebulba.averaging import APART, APART_SPEC, HostAveraging, of_shared, own
+from podracer.drivers.sebulba.averaging import (
+    BY_HOST,
+    BY_HOST_SPEC,
+    HostAveraging,
+    host_part,
+    of_shared,
+)
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
 from podracer.mesh import DATA, HOST, REPLICATED
 from podracer.types import LearnerState, Metrics, Params, PyTree, Trajectory
@@ -37,7 +43,7 @@ def make_update(
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
     actors' parameters are an output of their own, so that they can be sent during the next update.
-    With `hosts` the state is that of `HostAveraging.apart`, and parameters are `[hosts, ...]`.
+    With `hosts` the state is that of `HostAveraging.for_hosts`, and parameters are `[hosts, ...]`.
     """
     if hosts is None:
         axis = DATA if mesh.size > 1 else None
@@ -45,8 +51,8 @@ def make_update(
         state_spec, params_spec = TRAIN_SPEC, REPLICATED
     else:
         mesh, rows = hosts.mesh, (HOST, DATA)
-        program = _apart(partial(_update, updates_per_batch, hosts.axis, rows), hosts)
-        state_spec, params_spec = APART_SPEC, APART
+        program = _update_of_host(partial(_update, updates_per_batch, hosts.axis, rows), hosts)
+        state_spec, params_spec = BY_HOST_SPEC, BY_HOST
     shard_spec = jax.tree.map(partial(_partition_spec, rows=rows), ROW_AXES)
     update = jax.shard_map(
         program,
@@ -58,11 +64,11 @@ def make_update(
     return jax.jit(update, donate_argnums=1)
 
 
-def _apart(update: Callable[..., Any], hosts: HostAveraging) -> Callable[..., Any]:
+def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callable[..., Any]:
     """Return the update of this host's part of the state, with averages of hosts when due."""
 
     def program(agent: Agent, state: TrainState, *args: Any) -> tuple[TrainState, Params, Metrics]:
-        state = of_shared(own, state)
+        state = of_shared(host_part, state)
         state, _, metrics = update(agent, state, *args)
         state = hosts.average_if_due(state, metrics)
         params = agent.actor_params(state.learner)

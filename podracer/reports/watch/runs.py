@@ -309,7 +309,7 @@ def _sweep(run: WatchedRun) -> str:
         [label, str(len(numbers)), number(float(last[numbers].mean()))]
         for label, numbers in ranking[:20]
     ]
-    head = ["Configuration", "Seeds", "Last evaluation"]
+    head = ["Configuration", "Pods", "Last evaluation"]
     figures = _legend(members) + f'<div class="panels">{"".join(charts)}</div>'
     return figures + table(head, rows) + _lineages(run)
 
