@@ -276,6 +276,6 @@ def test_self_play_learns_to_lose_no_game_of_tic_tac_toe(tmp_path, seed):
     agent, state = podracer.load(tmp_path / "run")
     for moves_first in (True, False):
         outcomes, errors = all_games(agent, policy_params(agent, state), moves_first)
-        print(outcomes, sum(errors), len(errors))
         assert outcomes[-1] == 0
+        assert np.mean(errors) < 0.05  # it may miss a win, which the solver counts as an error
         assert outcomes[1] > 50  # it also wins where the other player errs
