@@ -21,13 +21,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.meta import (
-    apply_linear,
-    backward_lstm,
-    backward_resets,
-    clip_by_norm,
-    meta_grad,
-)
+from podracer.agents.common.meta import apply_linear, backward_lstm, clip_by_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
 from podracer.agents.impala import Impala
 from podracer.mesh import global_mean
@@ -201,8 +195,8 @@ class Frodo:
             discount * values[1:],
             jnp.minimum(ratio, 1.0),
         )
-        resets = backward_resets(valid, next_timesteps.discount)
-        hidden = backward_lstm(eta.core, jnp.stack(inputs, axis=-1), resets)
+        stacked = jnp.stack(inputs, axis=-1)
+        hidden = backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
         return apply_linear(eta.head, hidden)[..., 0]
 
     def _inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> jax.Array:

@@ -255,16 +255,13 @@ def _verdict(label: str, members: Sequence[RunRecords]) -> str:
         finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
         if len(finals) > 1:
             mean = number(float(interquartile_mean(finals)))
-            text = f"<p><b>{html.escape(label)}</b>: final {name} {mean}"
-            if any(run.config.get("experiment", {}).get("exchange") for run in members):
-                return (
-                    f"{text} <small>(interquartile mean over {len(finals)} pods, which are not "
-                    "independent)</small></p>"
-                )
             low, high = (number(float(bound)) for bound in bootstrap_interval(finals))
+            interval, count = f", 95 % interval {low} to {high}", f"{len(finals)} seeds, bootstrap"
+            if any(run.config.get("experiment", {}).get("exchange") for run in members):
+                interval, count = "", f"{len(finals)} pods, which are not independent"
             return (
-                f"{text}, 95 % interval {low} to {high} "
-                f"<small>(interquartile mean over {len(finals)} seeds, bootstrap)</small></p>"
+                f"<p><b>{html.escape(label)}</b>: final {name} {mean}{interval} "
+                f"<small>(interquartile mean over {count})</small></p>"
             )
     return ""
 

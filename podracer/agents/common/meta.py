@@ -70,11 +70,12 @@ def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
 # --- networks that read rollouts ------------------------------------------------------------------
 
 
-def backward_lstm(core: Any, inputs: jax.Array, resets: jax.Array) -> jax.Array:
+def backward_lstm(core: Any, inputs: jax.Array, valid: jax.Array, discount: jax.Array) -> jax.Array:
     """Return the hidden states `[T, B, H]` of an `eqx.nn.LSTMCell` from the last step to the first.
 
-    It reads `inputs [T, B, n]`, and begins anew before the steps where `resets [T, B]` are set.
+    It reads `inputs [T, B, n]`, and begins anew where `backward_resets` says so.
     """
+    resets = backward_resets(valid, discount)
     gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
     zeros = jnp.zeros((gates.shape[1], core.hidden_size))
     outputs: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)

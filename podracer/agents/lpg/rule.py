@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common.lifetimes import Experience
-from podracer.agents.common.meta import apply_linear, backward_lstm, backward_resets
+from podracer.agents.common.meta import apply_linear, backward_lstm
 from podracer.networks import Head, Network
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.distributions import Categorical
@@ -92,8 +92,7 @@ class UpdateRule:
             embedded[:-1],
             jnp.where(is_terminal, 0.0, embedded[1:]),
         ], axis=-1)  # fmt: skip
-        resets = backward_resets(data.valid, data.discount)
-        hidden = backward_lstm(params.core, inputs, resets)
+        hidden = backward_lstm(params.core, inputs, data.valid, data.discount)
         return Targets(
             apply_linear(params.policy, hidden)[..., 0],
             jax.nn.softmax(apply_linear(params.prediction, hidden)),
