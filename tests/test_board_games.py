@@ -175,10 +175,12 @@ def test_wrong_opponents_are_refused(name, sentence):
         make(name)
 
 
-def test_minimax_is_refused_where_chance_decides():
-    env = make("pgx:kuhn_poker,opponent=minimax-1")
+@pytest.mark.parametrize(
+    "options", ["opponent=minimax-1", "opponent=self,evaluate_against=minimax-2"]
+)
+def test_minimax_is_refused_where_chance_decides(options):
     with pytest.raises(ConfigError, match="cannot look ahead in kuhn_poker"):
-        jax.eval_shape(env.reset, jax.random.key(0))
+        make(f"pgx:kuhn_poker,{options}")
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_actions_are_in_range_and_allowed(name):
         assert len(np.unique(actions[..., i])) > 1 or part.sum() == 1
 
 
-TAKING = ("a2c", "impala", "stacx", "frodo", "ppo", "ppo-gru")
+TAKING = ("a2c", "impala", "stacx", "frodo", "frodo-gru", "ppo", "ppo-gru", "ppo-multidiscrete")
 REFUSING = [name for name in AGENTS if name not in TAKING]
 
 

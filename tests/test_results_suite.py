@@ -169,7 +169,7 @@ def test_five_seeds_of_each_have_an_interval_and_a_verdict(options, tmp_path):
 def test_fewer_than_five_seeds_are_listed_and_count_nowhere(options, tmp_path):
     page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
     assert "| Catch | 0 | 0 | 0 | 1 |  |" in page
-    assert "the same | 1 (0, 2, 1) |" in page
+    assert "the same (8 distinct) | 1 (0, 2, 1) |" in page
     assert "|  | 3 seeds |" in page
 
 
