@@ -63,7 +63,7 @@ def _nothing_left():
 # By default an agent with a replay on one device, and one without on several.
 DEFAULT = {("dqn", 1), ("ppo", 4)}
 # Where XLA rounds the two programs otherwise (docs/numerics.md).
-ROUNDED = {("td3", 2), ("muzero-planes", 2), ("frodo-gru", 2), ("disco-gru", 2)}
+ROUNDED = {("muzero-planes", 2), ("frodo-gru", 2), ("disco-gru", 2)}
 
 
 @pytest.mark.parametrize(

@@ -372,5 +372,5 @@ def mean_of_floats(first: jax.Array, *others: jax.Array) -> jax.Array:
     """
     if not others or not jnp.issubdtype(first.dtype, jnp.floating):
         return first
-    differences = [jnp.where(x == first, 0, x - first) for x in others]
-    return first + sum(differences[1:], differences[0]) / (1 + len(others))
+    are_equal = jnp.stack([x == first for x in others]).all(axis=0)
+    return jnp.where(are_equal, first, sum(others, first) / (1 + len(others)))

@@ -170,12 +170,12 @@ class Tournament:
             )
 
     def _check_league(self) -> None:
-        built = {experiment.recipe: build(experiment) for experiment in self.experiments}
-        find_opponent(self.anchor, game_of([env for _, env in built.values()]))
-        for recipe, (agent, env) in built.items():
-            check_player(recipe, agent, env)
         if any(experiment.pods for experiment in self.experiments):
             raise ConfigError("each pod of a league is one player: take recipes without pods.")
+        built = [build(experiment) for experiment in self.experiments]
+        find_opponent(self.anchor, game_of([env for _, env in built]))
+        for experiment, (agent, env) in zip(self.experiments, built, strict=True):
+            check_player(experiment.recipe, agent, env)
         if self.train_against is None:
             return
         for experiment in self.experiments:
