@@ -122,7 +122,8 @@ def unmeasured(groups: Groups) -> Iterator[str]:
             tasks.setdefault(about, []).append(name.split("/")[0])
     if tasks:
         yield from ("## Not measured", "")
-        yield "These are in the table of `cells.py`, but were not run. Hours are those of a task."
+        yield "These are in the table of `cells.py`, but were not run, or not with all seeds. Hours"
+        yield "are those of a task."
         yield from ("", "| agent | seeds | hours | tasks |", "|---|---|---|---|")
         yield from (f"| {about} | {', '.join(names)} |" for about, names in tasks.items())
         yield ""

@@ -203,6 +203,11 @@ def num_hosts_apart() -> int:
     return jax.sharding.get_abstract_mesh().shape.get(HOST, 1)
 
 
+def global_max(x: Float[Array, "..."], axis: str | None) -> Float[Array, "..."]:
+    """Return the elementwise maximum over all shards."""
+    return x if axis is None else jax.lax.pmax(x, axis)
+
+
 def global_mean(tree: PyTree, axis: str | None) -> PyTree:
     """Return the mean over all shards of a tree of float arrays, with one all-reduce.
 

@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int, Int32, Shaped
 
 from podracer.environment import action_struct
 from podracer.host_memory import HostMemory, read_windows, write_slices
+from podracer.mesh import global_max
 from podracer.ops import sum_tree
 from podracer.schedules import Schedule, value_at
 from podracer.types import (
@@ -109,6 +111,7 @@ class Buffer:
     spec: EnvironmentSpec
     length: int
     stride: int = 1
+    every_step: bool = False  # whether losses are of all timesteps of a sample, or of its first
 
     def init(self, num_envs: int, *, extras: PyTree = (), carry: Carry = ()) -> ReplayState:
         """Return an empty buffer.
@@ -211,28 +214,28 @@ class Buffer:
         return num_starts * state.num_added.shape[0]
 
     def sample(
-        self, state: ReplayState, key: jax.Array, num: int, frames: jax.Array | int = 0
+        self, state: ReplayState, key: Array, N: int, frames: ArrayLike = 0, axis: str | None = None
     ) -> Sample:
-        """Sample `num` sequences, by priority or uniformly; `size` must be above 0.
+        """Sample N sequences, by priority or uniformly; `size` must be above 0.
 
-        `frames` is the time of a schedule of the importance exponent.
+        `frames` is the time of the importance exponent's schedule; shards of `axis` share a batch.
         """
         B, num_starts = state.num_added.shape[0], _ring_size(state) // self.stride
         if state.priorities is not None:
-            rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, num)
+            rows, starts, probabilities = sum_tree.sample(state.priorities.tree, key, N)
             importance_exponent = value_at(self.config.importance_exponent, jnp.uint32(frames))
             weights = (probabilities * self.size(state)) ** -importance_exponent
         else:
             row_key, start_key = jax.random.split(key)
             first, last = self._start_range(state)
             first, last = -(-first // self.stride), last // self.stride
-            rows = jax.random.randint(row_key, (num,), 0, B)
-            starts = jax.random.randint(start_key, (num,), first, last + 1) % num_starts
-            weights = jnp.ones(num)
+            rows = jax.random.randint(row_key, (N,), 0, B)
+            starts = jax.random.randint(start_key, (N,), first, last + 1) % num_starts
+            weights = jnp.ones(N)
         trajectory = self._trajectory(state, rows, starts)
-        # The loss masks a sample that begins at an episode's end, so its weight sets no scale.
-        teaches = ~trajectory.steps.timestep.last[0] if self.stride == 1 else True
-        largest = jnp.max(jnp.where(teaches, weights, 0.0))
+        # A loss masks a sample that begins at an episode's end, so its weight sets no scale.
+        teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
+        largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
         return Sample(trajectory, jnp.minimum(weights / largest, 1.0), rows, starts)
 
     def update_priorities(
@@ -370,9 +373,7 @@ class Buffer:
                 newest_first.append(jnp.where(zero, jnp.zeros_like(older), older))
             return _stack_last(newest_first[::-1])
 
-        return self._map_stacks(
-            stack, lambda source, _: read(source, 0), source, state.frame_source
-        )
+        return self._map_stacks(stack, lambda x, _: read(x, 0), source, state.frame_source)
 
 
 def _with_observation(steps: Step, observation: PyTree) -> Step:

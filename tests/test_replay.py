@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.mesh import find_devices, make_mesh
 from podracer.replay import Buffer, Priorities, Replay
 from podracer.schedules import Linear
 from podracer.types import (
@@ -91,7 +92,7 @@ def fill(spec, buffer, rollouts, begin="copies", seed=0):
 
 
 def draw(buffer, memory, seed, num):
-    return jax.jit(partial(buffer.sample, num=num))(memory, jax.random.key(seed))
+    return jax.jit(partial(buffer.sample, N=num))(memory, jax.random.key(seed))
 
 
 def valid_starts(world, buffer, memory):
@@ -174,7 +175,7 @@ def test_a_count_that_grows_large_changes_no_sample(name):
     turns = 2**30 // ring_size * ring_size
     old = dataclasses.replace(memory, num_added=memory.num_added % ring_size + turns - ring_size)
     assert int(old.num_added[0]) < 2**30
-    add, sample = jax.jit(buffer.add), jax.jit(partial(buffer.sample, num=64))
+    add, sample = jax.jit(buffer.add), jax.jit(partial(buffer.sample, N=64))
     for _ in range(2 * ring_size // rollouts[0]):
         steps, carry = world.rollout(rollouts[0]), jnp.zeros((B, 1))
         old, memory = add(old, steps, carry), add(memory, steps, carry)
@@ -298,6 +299,53 @@ def test_weights_are_those_of_transitions_that_teach_something():
     is_last = np.asarray(sample.trajectory.steps.timestep.last[0])
     assert 0 < is_last.sum() < 100
     np.testing.assert_array_equal(np.asarray(sample.weights), 1.0)
+
+
+def test_devices_that_share_a_batch_share_the_scale_of_its_weights():
+    settings = Replay(B * 40, prioritized=True, priority_exponent=1.0, importance_exponent=1.0)
+    buffer = Buffer(settings, PLAIN, 3)
+    _, memory = fill(PLAIN, buffer, [8] * 3)
+    everything = draw(buffer, memory, 0, 2048)
+    is_small = (everything.rows == 0) & (everything.starts % 2 == 0)
+    errors = jnp.where(is_small, 0.05, 1.0)
+    priorities = buffer.update_priorities(memory.priorities, everything, errors)
+
+    def sample(memory):
+        sample = buffer.sample(memory, jax.random.key(1), 64, axis="data")
+        return sample.weights, sample.starts, sample.trajectory.steps.timestep.last[0]
+
+    shard = jax.shard_map(
+        sample,
+        mesh=make_mesh(find_devices(B)),
+        in_specs=jax.P("data"),
+        out_specs=jax.P("data"),
+        check_vma=False,
+    )
+    weights, starts, is_last = map(
+        np.asarray, shard(dataclasses.replace(memory, priorities=priorities))
+    )
+    leaves, rows = np.asarray(priorities.tree[0]), np.repeat(np.arange(B), 64)
+    means = leaves.sum(1) / (leaves > 0).sum(1)
+    expected = means[rows] / leaves[rows, starts]
+    largest = expected[~is_last].max()
+    np.testing.assert_allclose(weights, np.minimum(expected / largest, 1), rtol=1e-4)
+    assert weights[rows == 1].max() < 0.2 < weights[rows == 0].max()
+
+
+@pytest.mark.parametrize("every_step", [False, True])
+def test_sequences_that_begin_at_an_episodes_end_set_the_scale_of_weights(every_step):
+    """Recurrent agents learn from their other timesteps, also where rollouts have one step."""
+    settings = Replay(B * 40, prioritized=True, priority_exponent=1.0, importance_exponent=1.0)
+    buffer = Buffer(settings, PLAIN, 3, every_step=every_step)
+    _, memory = fill(PLAIN, buffer, [5] * 8)
+    everything = draw(buffer, memory, 0, 2048)
+    errors = jnp.where(everything.trajectory.steps.timestep.last[0], 0.5, 1.0)
+    priorities = buffer.update_priorities(memory.priorities, everything, errors)
+    sample = draw(buffer, dataclasses.replace(memory, priorities=priorities), 1, 512)
+    is_last = np.asarray(sample.trajectory.steps.timestep.last[0])
+    assert is_last.any()
+    other = 0.5 if every_step else 1.0
+    np.testing.assert_allclose(sample.weights, np.where(is_last, 1.0, other), rtol=1e-4)
 
 
 def test_priorities_are_only_kept_where_they_are_used():

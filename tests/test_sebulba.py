@@ -63,7 +63,7 @@ def _nothing_left():
 # By default an agent with a replay on one device, and one without on several.
 DEFAULT = {("dqn", 1), ("ppo", 4)}
 # Where XLA rounds the two programs otherwise (docs/numerics.md).
-ROUNDED = {("muzero-planes", 2), ("frodo-gru", 2), ("disco-gru", 2)}
+ROUNDED = {(name, 2) for name in ("td3", "fast_td3", "muzero-planes", "frodo-gru", "disco-gru")}
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ class ImplicitQuantiles:
     """Number N' of quantiles in an update's target."""
     policy_samples: int = bounded(32, low=1)
     """Number K of quantiles whose mean is the value that an action is chosen by: when acting, with
-    `double` in targets, and in the policy of Munchausen's bonus."""
+    `double` in targets, and without it in the policy of Munchausen's bonus. With `double` that
+    policy has the N quantiles of the prediction."""
     cosines: int = bounded(64, low=1)
     """Number of cosines that the network sees a probability as."""
 

@@ -92,7 +92,7 @@ def learn_from_replay(
         shared, priorities = loop
         sample_key, update_key = jax.random.split(key)
         current = dataclasses.replace(replay, priorities=priorities)
-        sample = buffer.sample(current, sample_key, config.batch_size // shards, frames)
+        sample = buffer.sample(current, sample_key, config.batch_size // shards, frames, axis)
         shared, metrics, new_priorities = update(shared, sample, update_key)
         return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
 

@@ -50,7 +50,7 @@ def make_buffer(
         name = type(agent).__name__
         raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
     length = burn_in_length + unroll_length + n_step
-    return Buffer(replay, require_spec(agent.spec), length, stride=rollout_length)
+    return Buffer(replay, require_spec(agent.spec), length, rollout_length, every_step=True)
 
 
 def check_rollout(rollout_length: int | None, trajectory: Trajectory) -> None:

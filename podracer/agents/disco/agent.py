@@ -202,4 +202,4 @@ class Disco:
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
         length, spec = self.rollout_length, require_spec(self.spec)
-        return Buffer(self.replay, spec, length, stride=length)
+        return Buffer(self.replay, spec, length, stride=length, every_step=True)

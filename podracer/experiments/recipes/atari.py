@@ -25,7 +25,7 @@ IMPALA_SHALLOW = CNN(channels=(16, 32), kernels=(8, 4), strides=(4, 2), hidden=(
 def atari_impala(game: str = "pong") -> Experiment:
     """IMPALA on an Atari game (`--game NAME`), with the paper's shallow network and protocol.
 
-    The learning rate falls to 0 over 50 M frames, 200 M of the emulator.
+    The learning rate falls to 0 over the run, by default 50 M frames or 200 M of the emulator.
     """
     return Experiment(
         environment=f"atari:{game}",
