@@ -167,6 +167,14 @@ def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     return spec
 
 
+def require_rollout_length(agent: NeedsRolloutLength) -> int:
+    """Return the rollout length of the agent's driver, or raise `ConfigError` where it is None."""
+    if agent.rollout_length is None:
+        name = type(agent).__name__
+        raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
+    return agent.rollout_length
+
+
 def policy_params(agent: Agent, state: LearnerState) -> Params:
     """Return parameters that can act in any environment; raises `ConfigError` as `check_policy`."""
     check_policy(agent)

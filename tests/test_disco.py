@@ -26,6 +26,7 @@ from podracer.agents.disco.values import estimate_values
 from podracer.agents.lpg.rule import UpdateRule
 from podracer.agents.lpg.rule_file import encode_rule
 from podracer.checks import check_agent
+from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments import recipes
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import from_json, to_json
@@ -379,3 +380,25 @@ def test_the_published_rule_learns_catch(tmp_path, seed):
     experiment = recipes.with_update_rule(recipes.find("catch_disco"), str(PUBLISHED))
     result = podracer.train(experiment, run_dir=tmp_path / "run", seed=seed, devices=1)
     assert result.evaluation.returns.mean() >= 0.98
+
+
+@needs_file
+@pytest.mark.slow
+@pytest.mark.parametrize(("probe", "memory"), [("policy", "none"), ("memory", "gru")])
+def test_the_published_rule_learns_probes(tmp_path, probe, memory):
+    """The action that an observation asks for, now and three steps later."""
+    agent = Disco(
+        learning_rate=1e-2,
+        model_size=32,
+        network=TorsoNetwork(MLP((16,), "tanh"), memory=memory, memory_size=16),
+        replay=Replay(capacity=2**14, batch_size=64, warmup=512),
+    )
+    experiment = podracer.Experiment(
+        environment=f"probe:{probe}",
+        agent=agent,
+        driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=25),
+        frames=32 * 16 * 550,
+    )
+    experiment = recipes.with_update_rule(experiment, str(PUBLISHED))
+    result = podracer.train(experiment, run_dir=tmp_path / "run", devices=1)
+    assert result.evaluation.returns.mean() > 0.9

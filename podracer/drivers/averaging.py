@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.drivers.common import TrainState
-from podracer.drivers.exchange import Peers, is_due, num_rounds, partners_values
+from podracer.drivers.exchange import Peers, check_hypercube, is_due, num_rounds, partners_values
 from podracer.mesh import POD, REPLICATED
 from podracer.types import ConfigError, PyTree
 
@@ -41,17 +41,13 @@ class Averaging:
 
     def check(self, pods: Sequence[Any]) -> None:
         """Raise `ConfigError` if the peers do not fit the number of pods, or pods differ."""
-        num_pods = len(pods)
         if len({pod.hyperparameters for pod in pods}) > 1:
             raise ConfigError(
                 "pods that average become one learner, so they need the same hyperparameters: "
                 "leave out --vary, or --average."
             )
-        if self.peers == "hypercube" and num_pods & (num_pods - 1):
-            raise ConfigError(
-                f"a hypercube needs a power of 2 of pods, but there are {num_pods}: take other "
-                "--seeds, or --average all or ring."
-            )
+        if self.peers == "hypercube":
+            check_hypercube(len(pods), "pods", "take other --seeds, or --average all or ring")
 
 
 def with_averaging(chunk: Callable[..., Any], averaging: Averaging, mesh: Mesh) -> Any:

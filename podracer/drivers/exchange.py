@@ -22,6 +22,14 @@ def num_rounds(peers: Peers, num_replicas: int) -> int:
     return num_replicas.bit_length() - 1 if peers == "hypercube" else 1
 
 
+def check_hypercube(num_replicas: int, kind: str, remedy: str) -> None:
+    """Raise `ConfigError` if a hypercube cannot have so many pods or hosts."""
+    if num_replicas & (num_replicas - 1):
+        raise ConfigError(
+            f"a hypercube needs a power of 2 of {kind}, but there are {num_replicas}: {remedy}."
+        )
+
+
 def partners_values(peers: Peers, round: int, values: Any) -> Any:
     """Return for each replica the value `[P, ...]` of the one that it averages with; not for `all`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -241,11 +242,7 @@ def normalized_transition(
     Observations are normalized, actions scaled from the environment's bounds to [-1, 1].
     """
     transition = off_policy.n_step_transition(sample, agent.discount)
-
-    def normalized(timestep: TimeStep) -> TimeStep:
-        observation = normalized_obs(obs_moments, timestep.observation)
-        return dataclasses.replace(timestep, observation=observation)
-
+    normalized = partial(normalization.normalize_observation, obs_moments)
     return dataclasses.replace(
         transition,
         timestep=normalized(transition.timestep),

@@ -57,7 +57,7 @@ def to_experience(trajectory: Trajectory, behavior: PyTree = ()) -> Experience:
 
 
 def task_groups(
-    spec: EnvironmentSpec | None, inner_updates: int, rollout_length: int | None
+    spec: EnvironmentSpec | None, inner_updates: int, rollout_length: int
 ) -> TaskGroups:
     """Return the groups of an environment, or raise `ConfigError` if they teach no rule.
 
@@ -65,8 +65,6 @@ def task_groups(
     """
     spec = require_spec(spec)
     groups = spec.extension
-    if rollout_length is None:
-        raise ConfigError("the agent has no `rollout_length`: give it that of the driver.")
     if not isinstance(groups, TaskGroups):
         raise ConfigError(
             f"a rule is learned from students' lifetimes: take lifetimes:{spec.name}."

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import require_spec
+from podracer.agent import require_rollout_length, require_spec
 from podracer.networks import LAST_STEP, Network
 from podracer.replay import Buffer, Replay, Sample
 from podracer.types import (
@@ -45,10 +45,7 @@ def make_buffer(
 
     Raises `ConfigError` where the agent has no rollout length.
     """
-    rollout_length = agent.rollout_length
-    if rollout_length is None:
-        name = type(agent).__name__
-        raise ConfigError(f"{name} has no `rollout_length`: give it that of the driver.")
+    rollout_length = require_rollout_length(agent)
     length = burn_in_length + unroll_length + n_step
     return Buffer(replay, require_spec(agent.spec), length, rollout_length, every_step=True)
 

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer import schedules
-from podracer.agent import require_spec
+from podracer.agent import require_rollout_length, require_spec
 from podracer.agents.common import off_policy, recurrent
 from podracer.agents.common.lifetimes import to_experience
 from podracer.agents.disco.network import Outputs, StudentNetwork, build_network
@@ -195,11 +195,9 @@ class Disco:
 
     @property
     def _buffer(self) -> Buffer:
-        if self.rollout_length is None:
-            raise ConfigError("Disco has no `rollout_length`: give it that of the driver.")
-        if self.rollout_length < 2:
+        length, spec = require_rollout_length(self), require_spec(self.spec)
+        if length < 2:
             raise ConfigError("Disco learns from transitions within a rollout: make it longer.")
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
-        length, spec = self.rollout_length, require_spec(self.spec)
         return Buffer(self.replay, spec, length, stride=length, every_step=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import optax
 
-from podracer.agent import require_spec
+from podracer.agent import require_rollout_length, require_spec
 from podracer.agents.common.critics import Critics
 from podracer.agents.common.lifetimes import task_groups
 from podracer.agents.common.meta_objective import MetaObjective
@@ -134,8 +134,8 @@ class DiscoDiscovery:
 
     @property
     def _training(self) -> MetaTraining:
-        groups = task_groups(self.spec, self.inner_updates, self.rollout_length)
-        assert self.rollout_length is not None, "or the line above would have raised"
+        rollout_length = require_rollout_length(self)
+        groups = task_groups(self.spec, self.inner_updates, rollout_length)
         return MetaTraining(
             Critics(
                 self.network.build(self._student_spec.observation, {"value": Head(1)}),
@@ -150,7 +150,7 @@ class DiscoDiscovery:
             learning_rate=self.learning_rate,
             max_gradient_norm=self.max_gradient_norm,
             inner_updates=self.inner_updates,
-            rollout_length=self.rollout_length,
+            rollout_length=rollout_length,
             lifetime_groups=self.lifetime_groups,
         )
 
@@ -179,7 +179,7 @@ class DiscoDiscovery:
 
     @property
     def _objective(self) -> MetaObjective:
-        groups = task_groups(self.spec, self.inner_updates, self.rollout_length)
+        groups = task_groups(self.spec, self.inner_updates, require_rollout_length(self))
         return MetaObjective(
             self._students,
             len(groups.tasks),

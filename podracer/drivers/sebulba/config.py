@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import UInt32
 
-from podracer.drivers.exchange import Peers
+from podracer.drivers.exchange import Peers, check_hypercube
 from podracer.mesh import Device, make_mesh
 from podracer.types import ConfigError, bounded
 
@@ -170,11 +170,9 @@ def _preference(numbers: tuple[int, int]) -> tuple[int, float]:
 
 def check_peers(config: SebulbaConfig, num_hosts: int) -> None:
     """Raise `ConfigError` if the hosts' peers do not fit their number."""
-    if config.average_hosts == "hypercube" and num_hosts & (num_hosts - 1):
-        raise ConfigError(
-            f"a hypercube needs a power of 2 of hosts, but there are {num_hosts}: take another "
-            "number of hosts, or in a new run --average-hosts all or ring."
-        )
+    if config.average_hosts == "hypercube":
+        remedy = "take another number of hosts, or in a new run --average-hosts all or ring"
+        check_hypercube(num_hosts, "hosts", remedy)
 
 
 def environment_indices(
