@@ -384,8 +384,11 @@ def test_the_published_rule_learns_catch(tmp_path, seed):
 
 @needs_file
 @pytest.mark.slow
-@pytest.mark.parametrize(("probe", "memory"), [("policy", "none"), ("memory", "gru")])
-def test_the_published_rule_learns_probes(tmp_path, probe, memory):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("probe", "memory", "updates"), [("policy", "none", 300), ("memory", "gru", 500)]
+)
+def test_the_published_rule_learns_probes(tmp_path, probe, memory, updates):
     """The action that an observation asks for, now and three steps later."""
     agent = Disco(
         learning_rate=1e-2,
@@ -397,7 +400,8 @@ def test_the_published_rule_learns_probes(tmp_path, probe, memory):
         environment=f"probe:{probe}",
         agent=agent,
         driver=AnakinConfig(num_envs=32, rollout_length=16, updates_per_chunk=25),
-        frames=32 * 16 * 550,
+        frames=32 * 16 * updates,
+        evaluations=1,
     )
     experiment = recipes.with_update_rule(experiment, str(PUBLISHED))
     result = podracer.train(experiment, run_dir=tmp_path / "run", devices=1)
