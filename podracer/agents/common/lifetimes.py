@@ -69,7 +69,8 @@ def task_groups(
         raise ConfigError("the agent has no `rollout_length`: give it that of the driver.")
     if not isinstance(groups, TaskGroups):
         raise ConfigError(
-            f"a rule is learned from students' lifetimes: take lifetimes:{spec.name}."
+            f"a rule is learned from students' lifetimes: take lifetimes:{spec.name} as "
+            "--environment."
         )
     # Two windows: in shorter lifetimes no window is whole, and nothing is ever learned.
     minimum = 2 * (inner_updates + 1) * rollout_length

@@ -198,7 +198,10 @@ class Disco:
         if self.rollout_length is None:
             raise ConfigError("Disco has no `rollout_length`: give it that of the driver.")
         if self.rollout_length < 2:
-            raise ConfigError("Disco learns from transitions within a rollout: make it longer.")
+            raise ConfigError(
+                "Disco learns from transitions within a rollout: make it longer, with "
+                "--rollout-length 2 or more."
+            )
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
         length, spec = self.rollout_length, require_spec(self.spec)
