@@ -92,7 +92,7 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ActingRule:
-    """How an agent chooses actions in an evaluation."""
+    """Method by which an agent chooses actions in an evaluation."""
 
     policy: PolicyKind = "greedy"
     """`greedy` for the agent's best actions, `sampled` for those it explores with."""

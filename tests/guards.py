@@ -466,8 +466,8 @@ GUARDS = [
     # --- configurations, evaluations and faults ---
     Guard(
         "drivers/sebulba/learner.py",
-        "go_on = self._faulty_steps > 0",
-        "go_on = True",
+        "had_new_faults = self._faulty_steps > 0",
+        "had_new_faults = True",
         "test_sebulba.py::test_faults_now_and_then_in_a_long_episode_end_no_run",
     ),
     Guard(
@@ -478,7 +478,7 @@ GUARDS = [
     ),
     Guard(
         "drivers/sebulba/learner.py",
-        "if (go_on and self._faulty_steps >= EMPTY_STEPS) or never_ends:",
+        "if (had_new_faults and self._faulty_steps >= EMPTY_STEPS) or never_ends:",
         "if never_ends:",
         "test_sebulba.py::test_a_run_without_a_valid_step_ends_with_its_fault",
     ),

@@ -49,7 +49,7 @@ class A2C:
     optimizer: OptimizerBuilder = Optimizer()
     """Optimizer of the parameters."""
     state_dependent_std: bool = static(default=False)
-    """Whether the network computes the deviation of continuous actions; else it is a parameter."""
+    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)

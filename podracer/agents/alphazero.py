@@ -43,7 +43,7 @@ from podracer.types import (
 
 @struct
 class Embedding:
-    """What the search keeps at each node, leaves `[1, ...]`."""
+    """State and value of a node of the search, leaves `[1, ...]`."""
 
     state: EnvState
     value: jax.Array  # f32 [1], the network's

@@ -48,10 +48,10 @@ from podracer.types import (
 
 @struct
 class DDPGState(continuous.ActorCriticState):
-    """Learner state."""
+    """Learner state; actor and critics have targets."""
 
     target_params: Parts
-    updates: jax.Array  # i32 []
+    updates: jax.Array  # i32 [], of the critics
 
 
 @struct
@@ -73,7 +73,7 @@ class DDPG:
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     weight_decay: float = static(default=0.0, low=0.0)
-    """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""
+    """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
     num_critics: int = static(default=1, low=1)
     """Number of critics; targets use the smallest of their values."""
     return_distribution: ReturnDistribution | None = static(default=None)

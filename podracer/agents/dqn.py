@@ -49,7 +49,7 @@ from podracer.types import (
 
 @struct
 class DQNCarry:
-    """What an actor carries of each environment."""
+    """State of an epsilon-greedy actor in each environment, `[B, ...]`."""
 
     rank: jax.Array  # f32 [B], see `value_based.environment_ranks`
 

@@ -94,7 +94,7 @@ class Frodo:
         if num_envs % (self.inner_updates + 1):
             raise ConfigError(
                 f"FRODO divides the environments into inner_updates + 1 = {self.inner_updates + 1} "
-                f"parts, but there are {num_envs} on each device."
+                f"parts, but there are {num_envs} on each device: take a multiple."
             )
         learner_key, core_key, head_key = jax.random.split(key, 3)
         learner = actor_critic.init_params(self._network, self._optimizer, learner_key)

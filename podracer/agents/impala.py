@@ -55,7 +55,7 @@ class Impala:
     optimizer: OptimizerBuilder = Optimizer("rmsprop", epsilon=0.01 / 640)
     """Optimizer of the parameters."""
     state_dependent_std: bool = static(default=False)
-    """Whether the network computes the deviation of continuous actions; else it is a parameter."""
+    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -80,7 +80,10 @@ class Impala:
     def vtrace_loss(
         self, params: Params, trajectory: Trajectory, frames: jax.Array
     ) -> tuple[jax.Array, Metrics]:
-        """Return the actor-critic loss with the targets and advantages of V-trace."""
+        """Return V-trace's actor-critic loss f32 `[]`, and metrics.
+
+        `frames`, u32 `[]`, are those of schedules.
+        """
         policy, values = actor_critic.unroll(self, params, trajectory)
         behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
         log_prob = policy.log_prob(behavior["sample"])

@@ -62,12 +62,12 @@ class Batch:
     """Items to learn from: `[1, N, ...]` transitions, or `[T, N, ...]` sequences."""
 
     observation: PyTree
-    first: jax.Array
-    sample: jax.Array
-    log_prob: jax.Array  # of the policy that acted
-    value: jax.Array  # of the value function that acted
-    target: jax.Array
-    advantage: jax.Array
+    first: jax.Array  # bool
+    sample: jax.Array  # action before it is scaled to the bounds
+    log_prob: jax.Array  # f32, of the policy that acted
+    value: jax.Array  # f32, of the value function that acted
+    target: jax.Array  # f32, of the value
+    advantage: jax.Array  # f32
     valid: jax.Array  # f32, 0 where an episode was cut
     carry: Carry  # recurrent state at the start of each item, [1, N, ...], or ()
 
@@ -99,16 +99,16 @@ class PPO:
     clip_value: bool = static(default=True)
     """Whether the value loss takes the larger error of the new value and of its clipped change."""
     advantage_normalization: epochs.Grouping = static(default="minibatch")
-    """Items, those of all devices, whose advantages get zero mean and unit deviation together."""
+    """Advantages standardized together, on all devices: of each minibatch, of all, or of `none`."""
     target_kl: float | None = static(default=None, low=0.0)
     """Divergence KL(old policy, new policy) to stop at: the first minibatch that estimates more
     than 1.5 times as much is not learned from, nor any later one; None never stops."""
     normalize_observations: bool = static(default=False)
-    """Normalize observations by the running mean and deviation, clipped to [-10, 10]."""
+    """Normalize observations by their running mean and standard deviation, clipped to [-10, 10]."""
     normalize_rewards: bool = static(default=False)
-    """Divide rewards by the deviation of the discounted returns, clipped to [-10, 10]."""
+    """Divide rewards by the standard deviation of discounted reward sums, clipped to [-10, 10]."""
     state_dependent_std: bool = static(default=False)
-    """Whether the network computes the deviation of continuous actions; else it is a parameter."""
+    """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)

@@ -45,9 +45,9 @@ class Batch:
     """Items to learn from: `[1, N, ...]` transitions, or `[T, N, ...]` sequences."""
 
     observation: PyTree
-    first: jax.Array
-    action: jax.Array
-    target: jax.Array  # λ-return
+    first: jax.Array  # bool
+    action: jax.Array  # i32
+    target: jax.Array  # f32, λ-return
     valid: jax.Array  # f32, 0 where an episode was cut
     carry: Carry  # recurrent state at the start of each item, [1, N, ...], or ()
 

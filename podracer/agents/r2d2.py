@@ -71,7 +71,7 @@ class R2D2:
     """Optimizer of the parameters."""
     priority_eta: float = static(
         default=recurrent.PRIORITY_ETA, low=0.0, high=1.0
-    )  # 1 - eta is a double
+    )  # static, so that 1 - eta is computed in float64
     """Weight eta, in [0, 1], of a sequence's largest TD error in its priority, against the mean."""
     target_update_period: int = static(default=250, low=1)
     """Number of updates between copies of the parameters to the target network."""

@@ -53,7 +53,7 @@ class Actor(NamedTuple):
 
 @struct
 class SACState(continuous.ActorCriticState):
-    """Learner state."""
+    """Learner state; only the critics have targets."""
 
     params: Parts  # of `Actor` and the critics
     target_params: tuple[Params, ...]  # of the critics
@@ -76,7 +76,7 @@ class SAC:
     optimizer: OptimizerBuilder = Optimizer(epsilon=1e-8)
     """Optimizer of the parameters."""
     weight_decay: float = static(default=0.0, low=0.0)
-    """Share of the weights, times the learning rate, that each update takes off them (AdamW)."""
+    """Decoupled weight decay of matrices, times the learning rate (AdamW); biases do not decay."""
     num_critics: int = static(default=2, low=1)
     """Number of critics; targets use the smallest of their values."""
     return_distribution: ReturnDistribution | None = static(default=None)

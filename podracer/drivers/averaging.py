@@ -26,11 +26,11 @@ from podracer.types import ConfigError, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Averaging:
-    """With whom pods average the floats of their learners' states, and how often.
+    """Periodic averaging of the pods' learner states: among which pods, and how often.
 
-    These are parameters, targets, moments of the optimizer and of observations, each number for
-    itself: an averaged variance lacks that between the pods' means. A pod keeps its replay, its
-    environments and its random numbers.
+    Floats are averaged: parameters, targets, moments of the optimizer and of observations, each
+    number for itself, so an averaged variance lacks that between the pods' means. A pod keeps its
+    replay, its environments and its random numbers.
     """
 
     peers: Peers

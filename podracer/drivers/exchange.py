@@ -10,7 +10,7 @@ Peers = Literal["all", "hypercube", "ring"]
 
 
 def is_due(every: int, updates: Any) -> Any:
-    """Return whether an exchange follows on so many updates.
+    """Return whether an exchange is due after `updates` updates, at multiples of `every`.
 
     `updates` is an int, or an integer array of NumPy or JAX; the result is a bool of that kind.
     """

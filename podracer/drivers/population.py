@@ -99,7 +99,10 @@ def run_keys(pods: Sequence[Pod]) -> jax.Array:
 
 
 def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
-    """Return a mesh of as many of the devices as can share the pods evenly, with the axis `pod`."""
+    """Return a mesh with the axis `pod`, of as many devices as can share the pods evenly.
+
+    Raises `ConfigError` where several processes run.
+    """
     if jax.process_count() > 1:
         raise ConfigError(
             "a population runs in one process: start one on each host, or a tournament."
@@ -116,7 +119,10 @@ def abstract_states(
     config: Any,
     exchange: Exchange | None = None,
 ) -> TrainState:
-    """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states."""
+    """Return shape, dtype and sharding of every leaf `[P, ...]` of the pods' states.
+
+    Raises `ConfigError` for a replay in host memory.
+    """
     keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
     states = jax.eval_shape(make_states, stack(agent, pods), keys)

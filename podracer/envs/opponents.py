@@ -56,10 +56,10 @@ def random_move(key: jax.Array, game: Any, state: PyTree) -> jax.Array:
 
 @functools.cache
 def minimax_move(plies: int) -> Opponent:
-    """Return the opponent that searches so many moves ahead, and draws among the best actions.
+    """Return the opponent that searches `plies` moves ahead and draws among the best actions.
 
-    It sees the rewards of these moves only: positions at its horizon are worth 0. Its positions
-    grow with the power of the number of actions.
+    Only rewards of these moves count: positions at its horizon are worth 0. It visits about
+    A ** plies positions for A actions.
     """
 
     def move(key: jax.Array, game: Any, state: PyTree) -> jax.Array:
@@ -97,5 +97,5 @@ def _require_no_chance(game: str) -> None:
     if game in ("backgammon", "kuhn_poker", "leduc_holdem"):
         raise ConfigError(
             f"minimax cannot look ahead in {game}, where dice or hidden cards decide: take "
-            "`random` or the directory of a run."
+            "`random`, or in training the directory of a run."
         )

@@ -118,8 +118,8 @@ class SelfPlay:
     Every timestep is seen by the player who is to move, and a reward is that of the player who has
     just moved. Where the turn passes to the other player the discount is -1: what is good for one
     is as bad for the other, so that every agent's returns, advantages and searches are those of the
-    player who moves. The return of a whole game has no such sense. `for_evaluation` is the game
-    against an opponent.
+    player who moves. The sum of a whole game's rewards mixes both players and means nothing.
+    `for_evaluation` is the game against an opponent.
 
     A game begins with random moves, so that positions differ however certain the policy is; their
     number is drawn uniformly from 0 to `opening_moves`. A move that would end the game is not made.

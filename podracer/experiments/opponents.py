@@ -58,7 +58,9 @@ def trained_move(name: str, agent: Agent, env: Any, *, sampled: bool) -> Move:
         memory = agent.carry(1)
         action, _, after = agent.act(params, memory, timestep, key[None], sampled)
         if any(x is not y for x, y in zip(*map(jax.tree.leaves, (memory, after)), strict=True)):
-            raise ConfigError(f"{name} remembers the game: it cannot play from a position alone.")
+            raise ConfigError(
+                f"{name} remembers the game: take an agent whose network has no memory."
+            )
         return action[0]
 
     return move

@@ -207,7 +207,7 @@ class Residual(eqx.Module):
 
 
 class ResidualBlock(eqx.Module):
-    """What a block of `Residual` adds to its input `[*b, m]`."""
+    """Residual branch of a block of `Residual`, `x [*b, m] -> [*b, m]`."""
 
     scale: jax.Array
     shift: jax.Array

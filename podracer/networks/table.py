@@ -23,13 +23,17 @@ class Table:
         """Return the network; raises `ConfigError` for observations and heads that do not fit."""
         num_values = observation.num_values if isinstance(observation, ArraySpec) else None
         if num_values is None or observation.shape:
-            raise ConfigError("Table needs the index of a state as its observation.")
-        if any(head.noisy for head in heads.values()):
-            raise ConfigError("Table has no noisy heads.")
-        if any(head.hidden for head in heads.values()):
-            raise ConfigError("Table has no hidden layers.")
-        if any(head.cosines for head in heads.values()):
-            raise ConfigError("Table has no implicit quantiles.")
+            raise ConfigError(
+                "Table needs the index of a state as its observation: take a TorsoNetwork for "
+                "others."
+            )
+        for name, words in (
+            ("noisy", "noisy heads"),
+            ("hidden", "hidden layers"),
+            ("cosines", "implicit quantiles"),
+        ):
+            if any(getattr(head, name) for head in heads.values()):
+                raise ConfigError(f"Table has no {words}: take a TorsoNetwork.")
 
         def init(key: jax.Array) -> Params:
             return {name: jnp.zeros((num_values, head.size)) for name, head in heads.items()}

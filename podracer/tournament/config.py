@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -85,7 +86,7 @@ class Tournament:
     pod_gpus: float = 0.0
     """GPUs that a pod reserves on a Ray cluster; it sees no others. Below 1, pods share a GPU."""
     retries: int = 3
-    """Number of failed attempts without progress after which a pod is quarantined."""
+    """Number of attempts without progress, one after another, after which a pod is quarantined."""
     stall_seconds: float = 1800.0
     """Time in seconds after which a pod that records nothing is killed; the evaluation of a round
     records nothing before its end."""
@@ -172,6 +173,11 @@ class Tournament:
     def _check_league(self) -> None:
         if any(experiment.pods for experiment in self.experiments):
             raise ConfigError("each pod of a league is one player: take recipes without pods.")
+        if not re.fullmatch(r"random|minimax-[1-6]", self.anchor):
+            raise ConfigError(
+                f"there is no opponent {self.anchor!r} for an anchor: take random, or minimax-1 to "
+                "minimax-6."
+            )
         built = [build(experiment) for experiment in self.experiments]
         find_opponent(self.anchor, game_of([env for _, env in built]))
         for experiment, (agent, env) in zip(self.experiments, built, strict=True):

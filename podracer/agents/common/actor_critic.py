@@ -75,7 +75,7 @@ class ParamsState:
 class CountedState(ParamsState):
     """Parameters, the state of their optimizer, and how many frames they have learned from."""
 
-    frames: jax.Array  # uint32 [], see `schedules`
+    frames: jax.Array  # uint32 [], timesteps T x B of all rollouts, also cut ones; see `schedules`
 
 
 State = TypeVar("State", bound=CountedState)

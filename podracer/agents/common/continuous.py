@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
 @struct
 class ActorCriticState(off_policy.ReplayLearnerState):
-    """Learner state."""
+    """Learner state of DDPG, SAC or QT-Opt: actor, if any, critics and their targets."""
 
     params: Parts
     target_params: Any
@@ -296,7 +296,7 @@ class ActorParams:
 
     actor: Params
     obs_moments: Moments | None
-    frames: jax.Array  # uint32 [], timesteps collected
+    frames: jax.Array  # uint32 [], timesteps T x B of all rollouts, also cut ones; see `schedules`
 
 
 @struct
@@ -364,7 +364,7 @@ def random_at_start(
 
 
 def init_obs_moments(enabled: bool, spec: EnvironmentSpec | None) -> Moments | None:
-    """Return the moments of zero observations; None if observations are not normalized."""
+    """Return the moments before the first observation; None if observations are not normalized."""
     return init_moments(require_spec(spec).observation) if enabled else None
 
 

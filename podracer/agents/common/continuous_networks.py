@@ -28,7 +28,9 @@ def require_continuous(spec: EnvironmentSpec | None) -> Continuous:
     """Return the continuous action space; raise `ConfigError` if there is no spec or another."""
     spec = require_spec(spec)
     if not isinstance(spec.action, Continuous):
-        raise ConfigError(f"the agent needs continuous actions; {spec.name} has discrete ones.")
+        raise ConfigError(
+            f"the agent needs continuous actions; {spec.name} has discrete ones: take PPO or DQN."
+        )
     return spec.action
 
 
@@ -47,7 +49,7 @@ class CriticNetworks:
     critic: Network
     distribution: ReturnDistribution | None
     history: Network | None = None
-    """What a recurrent critic makes of the observations, for `critic` to take."""
+    """Recurrent network of observations, whose head `history` is an input of `critic`."""
     recurrence: Recurrence | None = None
     """Settings of recurrent networks; None for feed-forward ones."""
 

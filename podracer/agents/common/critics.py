@@ -53,7 +53,7 @@ class Critics:
 
 
 def _standardized(advantages: jax.Array, valid: jax.Array, lifetimes: int) -> jax.Array:
-    """Return advantages `[T, B]` with zero mean and unit deviation over each lifetime.
+    """Return advantages `[T, B]` with zero mean and unit variance over each lifetime.
 
     Invalid ones do not count and become 0.
     """

@@ -22,7 +22,7 @@ Grouping = Literal["minibatch", "batch", "none"]
 
 
 def to_items(batch: Any) -> Any:
-    """Return a rollout's items: transitions `[1, T B, ...]`, or as given those with a carry."""
+    """Return a rollout's items: transitions `[1, T B, ...]`, or sequences if it has a carry."""
     recurrent = jax.tree.leaves(batch.carry)
     return batch if recurrent else jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
@@ -30,7 +30,7 @@ def to_items(batch: Any) -> Any:
 def shuffled_minibatches(
     key: jax.Array, num_items: int, num_minibatches: int, num_epochs: int
 ) -> jax.Array:
-    """Return items 0 .. N - 1 in a new order for each epoch, as minibatches `[K, n]`.
+    """Return items 0 .. N - 1 in a new order for each epoch, as minibatches u32 `[K, n]`.
 
     There are K = `num_epochs` times `num_minibatches`. Raises `ConfigError` where N items cannot be
     split evenly.
@@ -38,7 +38,7 @@ def shuffled_minibatches(
     if num_items % num_minibatches:
         raise ConfigError(
             f"a device cannot split the {num_items} items of its rollout into {num_minibatches} "
-            "equal minibatches."
+            "equal minibatches: take a num_minibatches that divides them."
         )
     keys = jax.random.split(key, num_epochs)
     items = jax.vmap(lambda key: permutation(key, num_items))(keys)
@@ -82,7 +82,7 @@ def fit_minibatch(
     learner: actor_critic.CountedState,
     items: jax.Array,
 ) -> tuple[actor_critic.CountedState, Metrics]:
-    """Take an optimizer step on items i32 `[n]` of a batch."""
+    """Take an optimizer step on items u32 `[n]` of a batch."""
     grads, metrics = actor_critic.minibatch_grad(
         agent, agent._loss, learner.params, batch, items, axis
     )

@@ -16,7 +16,7 @@ from podracer.types import PyTree, TimeStep, Trajectory
 
 
 def normalize_observation(moments: Moments | None, timestep: TimeStep) -> TimeStep:
-    """Return a timestep whose observation has about zero mean and unit deviation."""
+    """Return a timestep whose observation has about zero mean and unit variance."""
     if moments is None:
         return timestep
     observation = normalize(moments, timestep.observation)

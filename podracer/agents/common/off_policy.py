@@ -35,7 +35,7 @@ from podracer.types import (
 class ReplayLearnerState:
     """Learner state of an agent that learns from a replay."""
 
-    frames: jax.Array  # uint32 [], timesteps collected, see `schedules`
+    frames: jax.Array  # uint32 [], timesteps T x B of all rollouts, also cut ones; see `schedules`
 
 
 State = TypeVar("State", bound=ReplayLearnerState)
@@ -84,7 +84,8 @@ def learn_from_replay(
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     if config.batch_size % shards:
         raise ConfigError(
-            f"replay.batch_size is {config.batch_size}, which {shards} devices cannot share evenly."
+            f"replay.batch_size is {config.batch_size}, which {shards} devices cannot share "
+            f"evenly: take a multiple of the {shards} devices."
         )
     replay = buffer.add(state.local, trajectory.steps, carry)
 

@@ -38,7 +38,7 @@ class Optimizer:
     """Optimizer of the parameters."""
     epsilon: Annotated[float, flag("optimizer-epsilon")] = bounded(1e-5, low=1e-20)
     """Constant epsilon that the optimizer adds to the root of the mean squared gradient."""
-    rmsprop_decay: float = static(default=0.99, low=0.0, high=1.0)  # 1 - decay is a double
+    rmsprop_decay: float = static(default=0.99, low=0.0, high=1.0)  # static: 1 - decay in float64
     """Decay of RMSProp's mean squared gradient, in [0, 1]."""
 
     def build(

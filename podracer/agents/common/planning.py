@@ -32,7 +32,8 @@ def next_discount(spec: EnvironmentSpec, discount: float | jax.Array) -> float |
     if not spec.turns_alternate:
         raise ConfigError(
             f"in {spec.name} a player may move twice in a row, which a learned model does not "
-            "predict: take an opponent, such as opponent=random, or an agent without one."
+            "predict: take an opponent, such as opponent=random, or an agent without a learned "
+            "model, such as PPO or AlphaZero."
         )
     return -discount
 

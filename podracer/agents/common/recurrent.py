@@ -54,7 +54,10 @@ def check_rollout(rollout_length: int | None, trajectory: Trajectory) -> None:
     """Raise `ConfigError` where a rollout has another length than the stored states stand for."""
     length = trajectory.steps.action.shape[0]
     if length != rollout_length:
-        raise ConfigError(f"rollout_length is {rollout_length}, but a rollout has {length} steps.")
+        raise ConfigError(
+            f"rollout_length is {rollout_length}, but a rollout has {length} steps: make them "
+            "equal."
+        )
 
 
 def stored_spec(carry: Carry) -> Carry:

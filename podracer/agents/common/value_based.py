@@ -36,7 +36,10 @@ def require_discrete(spec: EnvironmentSpec | None) -> Discrete:
             "once, which A2C, PPO, IMPALA, STACX and FRODO learn."
         )
     if not isinstance(spec.action, Discrete):
-        raise ConfigError(f"the agent needs discrete actions; {spec.name} has continuous ones.")
+        raise ConfigError(
+            f"the agent needs discrete actions; {spec.name} has continuous ones: take PPO, SAC or "
+            "TD3."
+        )
     return spec.action
 
 

@@ -197,7 +197,10 @@ class Disco:
     def _buffer(self) -> Buffer:
         length, spec = require_rollout_length(self), require_spec(self.spec)
         if length < 2:
-            raise ConfigError("Disco learns from transitions within a rollout: make it longer.")
+            raise ConfigError(
+                "Disco learns from transitions within a rollout: make it longer, with "
+                "--rollout-length 2 or more."
+            )
         if self.replay.prioritized:
             raise ConfigError("Disco samples its replay uniformly: leave out --prioritized.")
         return Buffer(self.replay, spec, length, stride=length, every_step=True)

@@ -35,7 +35,7 @@ from podracer.mesh import global_mean
 from podracer.ops.distributions import Categorical
 from podracer.types import Metrics, Params, PyTree, struct
 
-# With these rules were discovered.
+# Constants with which the published rules were discovered.
 _TARGET_DECAY = 0.9  # of the target parameters, an exponential moving average
 _MAX_UPDATE = 1.0  # of a parameter, before the learning rate
 

@@ -76,7 +76,7 @@ def estimate_values(
     discount: float | jax.Array,
     trace_lambda: float | jax.Array,
 ) -> Values:
-    """Return the values of a rollout, their advantages not normalized yet."""
+    """Return the values of T transitions, from outputs `[T+1, B, ...]`, advantages as they are."""
     q = unsquashed_mean(outputs.action_value, support)
     target_q = unsquashed_mean(target_outputs.action_value, support)
     probabilities = jax.nn.softmax(outputs.policy)

@@ -90,7 +90,10 @@ class LPGStudent:
         check_digest(content, self.rule_digest, self.rule_file)
         rule, params = decode_rule(content, self.rule_file)
         if rule != self.rule:
-            raise ConfigError(f"{self.rule_file} holds {rule}, but the agent expects {self.rule}.")
+            raise ConfigError(
+                f"{self.rule_file} holds {rule}, but the agent expects {self.rule}: set its `rule` "
+                "so."
+            )
         return dataclasses.replace(self, rule_params=params)
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:

@@ -35,7 +35,7 @@ BY_HOST_SPEC = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class HostAveraging:
-    """What the hosts of a run average, and how often.
+    """Periodic averaging of the hosts' learner states: among which hosts, and how often.
 
     While it runs each leaf of `learner.shared` is `[hosts, ...]`, with one value for each host.
     Checkpoints and evaluations have the mean of all hosts, from which a resumed run goes on; the

@@ -46,8 +46,8 @@ class SebulbaConfig:
     queue_depth: int = bounded(1, low=1)
     """Finished trajectories of each actor thread that may wait for the learner."""
     updates_per_batch: int = bounded(1, low=1)
-    """Consecutive updates from each batch of trajectories, each from an equal part of the
-    environments."""
+    """Consecutive calls of the agent's `learn` for each batch of trajectories, each with an equal
+    part of the environments; together they count as one update."""
     average_hosts: Peers | None = None
     """Hosts, which are processes, with which each one averages what it learned, in place of
     gradients at every update: `all`, in turn each neighbor of a `hypercube`, or the host before in
@@ -103,7 +103,7 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
     envs_per_host, remainder = divmod(config.num_envs, len(hosts))
     if remainder:
         raise ConfigError(
-            f"num_envs is {config.num_envs}, which {len(hosts)} hosts cannot share evenly."
+            f"num_envs is {config.num_envs}: take a multiple of the {len(hosts)} hosts."
         )
     num_actors, num_learners = split_numbers(len(local_devices), envs_per_host, config)
 
@@ -123,7 +123,10 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
 
 
 def split_numbers(devices: int, num_envs: int, config: SebulbaConfig) -> tuple[int, int]:
-    """Return the numbers of actor and learner devices of a host."""
+    """Return the numbers of actor and learner devices of a host.
+
+    Raises `ConfigError` where they cannot share the environments.
+    """
     if devices == 1:
         if config.actors > 1 or config.learners > 1:
             raise ConfigError(

@@ -26,8 +26,8 @@ from podracer.environment import log_first_faults
 from podracer.mesh import SHARDED, on_one_device, shardings
 from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
 
-# Steps of each environment without a valid one, after which a run ends: in reports that all have
-# new faults, as ends of episodes leave fewer; in any, where a fault masks an episode without end.
+# Steps of each environment, none of them valid, after which a run ends: in reports in a row that
+# all have new faults; and in any reports, for an episode broken by a fault that never ends.
 EMPTY_STEPS, EMPTY_EPISODE = 10, 100_000
 
 UpdateProgram = Callable[
@@ -165,14 +165,14 @@ class Learner:
         has_new_faults = faults.total() > self._reported_faults
         self._reported_faults = faults.total()
         num_steps = sum(len(stats.lags) for stats in self._stats) // self._split.threads
-        go_on = self._faulty_steps > 0
+        had_new_faults = self._faulty_steps > 0
         self._empty_steps = 0 if progress.frames else self._empty_steps + num_steps
         if progress.frames or not has_new_faults:
             self._faulty_steps = 0
         else:
             self._faulty_steps += num_steps
         never_ends = faults.total() and self._empty_steps >= EMPTY_EPISODE
-        if (go_on and self._faulty_steps >= EMPTY_STEPS) or never_ends:
+        if (had_new_faults and self._faulty_steps >= EMPTY_STEPS) or never_ends:
             descriptions = [f"`{kind}`, {text}" for kind, text in self._first_faults.items()]
             raise EnvironmentFault(
                 f"update {progress.updates}: not one of the last {self._empty_steps} steps of each "
