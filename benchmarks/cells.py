@@ -227,6 +227,8 @@ CELLS: tuple[Cell, ...] = (
     Cell(CLASSIC, "catch", "impala", f"catch_impala {EVALUATION}", 10, 1),
     Cell(CLASSIC, "catch", "stacx", f"catch_stacx {EVALUATION}", 10, 3, _IMPALA),
     Cell(CLASSIC, "catch", "frodo", f"catch_frodo {EVALUATION}", 10, 5, _IMPALA),
+    Cell(CLASSIC, "catch", "muzero", f"catch_muzero {EVALUATION}", 5, 25),
+    Cell(CLASSIC, "catch", "alphazero", f"catch_alphazero {EVALUATION}", 10, 2),
     Cell(CLASSIC, "cartpole", "ppo", f"cartpole_ppo {EVALUATION}", 10, 1, ("rejax/ppo",)),
     Cell(CLASSIC, "cartpole", "impala", f"cartpole_impala {EVALUATION}", 10, 1),
     Cell(CLASSIC, "cartpole", "stacx", f"cartpole_stacx {EVALUATION}", 10, 2, _IMPALA),
