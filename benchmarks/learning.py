@@ -51,7 +51,7 @@ def train(recipe: str, seed: int, arch: str | None, frames: int | None) -> list[
     """The evaluations of one run."""
     experiment = recipes.find(recipe)
     experiment = dataclasses.replace(
-        experiment.under(arch or experiment.arch),
+        experiment.with_arch(arch or experiment.arch),
         seed=seed,
         frames=frames or experiment.frames,
         target_return=None,

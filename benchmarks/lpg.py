@@ -199,7 +199,7 @@ def experiments(options: argparse.Namespace) -> list[tuple[Experiment, float]]:
             for name in ("Breakout", "SpaceInvaders")
         ]
     pong = dataclasses.replace(recipes.find("pong_ppo"), frames=options.pong_frames, evaluations=1)
-    catch = dataclasses.replace(recipes.find("catch_a2c").under("sebulba"), frames=1_000_000)
+    catch = dataclasses.replace(recipes.find("catch_a2c").with_arch("sebulba"), frames=1_000_000)
     return [(catch, 2e-3), (pong, 5e-4)]
 
 

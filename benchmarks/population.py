@@ -25,7 +25,7 @@ from harness import Contender, append, compare, here, parse, parser
 from podracer.bench.anakin import Timing
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import make_chunk as make_single
-from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack
+from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack_agents
 from podracer.envs import make
 from podracer.experiments import recipes
 from podracer.mesh import find_devices, make_mesh
@@ -43,7 +43,7 @@ CASES = (
 def one_program(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
     """All pods at once."""
     mesh = population_mesh(jax.devices(), len(pods))
-    request, agents = jnp.zeros(mesh.size, jnp.int32), stack(agent, pods)
+    request, agents = jnp.zeros(mesh.size, jnp.int32), stack_agents(agent, pods)
     program = make_chunk(env, mesh, config)
     began = time.perf_counter()
     states = jax.block_until_ready(init_states(agent, pods, env, mesh, config))

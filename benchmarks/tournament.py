@@ -29,7 +29,7 @@ from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_me
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
-from podracer.tournament.events import Submitted, history
+from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 
@@ -63,7 +63,7 @@ def play(name: str, recipe: str, seed: int, pods: int, rounds: int, frames: int)
         with Leaderboard(directory, tournament.header()) as board:
             Orchestrator(tournament, board, InlineEngine(), StopSignals(), lambda state: None).run()
         events = read_events(directory)
-        entries = history(events)
+        entries = accepted_entries(events)
     spent, best, lines = 0, -np.inf, []
     for event in events:
         if isinstance(event, Submitted):

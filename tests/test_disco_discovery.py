@@ -212,7 +212,7 @@ def test_the_meta_gradient_equals_finite_differences():
     """In random directions, and for single parameters of each of the rule's layers."""
     with jax.enable_x64(True):  # finite differences lose half of all digits
         rule, batch = jax.tree.map(doubled, random_batch())
-        grads, loss, _ = jax.jit(AGENT._objective.grad)(rule, batch)
+        grads, loss, *_ = jax.jit(AGENT._objective.grad)(rule, batch)
         value = jax.jit(partial(meta_loss, batch))
         np.testing.assert_allclose(loss, value(rule), rtol=1e-10)
         flat, unravel = ravel_pytree(rule)

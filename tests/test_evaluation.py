@@ -298,7 +298,7 @@ def test_evaluations_are_the_same_under_every_driver():
     assert (fixed[0] == fresh[0]).all()
     for changes in (
         {"devices": 2},
-        {"driver": EXPERIMENT.under("sebulba").driver},
+        {"driver": EXPERIMENT.with_arch("sebulba").driver},
         {"pods": (Pod(0), Pod(1))},
     ):
         for one, other in zip(fresh, returns(**changes), strict=True):

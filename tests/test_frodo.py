@@ -1,4 +1,4 @@
-"""FRODO: what its target network reads, its gradient through the inner updates, and shards."""
+"""FRODO: what its learned targets read, its gradient through the inner updates, and shards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from walk import (
 
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer
-from podracer.agents.frodo import Frodo, split
+from podracer.agents.frodo import Frodo, split_environments
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.mesh import find_devices, make_mesh
@@ -56,7 +56,7 @@ AGENT = make()
 def targets(state: LearnerState, trajectory: Trajectory) -> jax.Array:
     learner = state.shared
     log_prob, _, values = AGENT._outputs(learner.params, trajectory)
-    return AGENT._targets(learner.target_params, log_prob, values, trajectory)
+    return AGENT._targets(learner.metaparams, log_prob, values, trajectory)
 
 
 def test_a_target_is_of_what_follows_in_the_same_episode():
@@ -101,7 +101,10 @@ def test_each_environment_is_held_out_in_turn():
     trajectory = dataclasses.replace(
         trajectory, steps=dataclasses.replace(trajectory.steps, action=number)
     )
-    held_out = [split(trajectory, 3, jnp.uint32(shift)).steps.action[-1, 0] for shift in range(3)]
+    held_out = [
+        split_environments(trajectory, 3, jnp.uint32(shift)).steps.action[-1, 0]
+        for shift in range(3)
+    ]
     assert sorted(np.concatenate(held_out).tolist()) == list(range(B))
 
 
@@ -118,8 +121,8 @@ def test_an_entropy_cost_falls_to_zero_in_both_losses():
     def losses(frames: jax.Array) -> list[tuple[jax.Array, Metrics]]:
         old = state.shared
         learner = CountedState(old.params, old.optimizer_state, frames)
-        _, inner = agent._inner_update(None, old.target_params, learner, trajectory)
-        outer_loss, _ = agent._outer_loss(trajectory, old.target_params, learner, inner)
+        _, inner = agent._inner_update(None, old.metaparams, learner, trajectory)
+        outer_loss, _ = agent._outer_loss(trajectory, old.metaparams, learner, inner)
         _, outer = agent._outer_agent.vtrace_loss(old.params, trajectory, frames)
         return [(inner["loss"], inner), (outer_loss, outer)]
 
@@ -130,7 +133,7 @@ def test_an_entropy_cost_falls_to_zero_in_both_losses():
 
 
 @pytest.mark.slow
-def test_the_target_network_follows_the_outer_loss():
+def test_the_metaparameters_follow_the_outer_loss():
     """Its gradient is that of V-trace's loss at the new parameters, on the environments held out,
     times how these move with each of its parameters: by finite differences."""
     agent = make(consistency_cost=0.0)
@@ -139,17 +142,17 @@ def test_the_target_network_follows_the_outer_loss():
         state, trajectory = jax.tree.map(doubled, (state, trajectory))
         new_state, _ = learn(agent, state, trajectory)
         held_out = jax.tree.map(
-            lambda x: x[-1], split(trajectory, 3, state.shared.frames // (T * B))
+            lambda x: x[-1], split_environments(trajectory, 3, state.shared.frames // (T * B))
         )
 
         def outer_loss(params: Any) -> jax.Array:
             return agent._outer_agent.vtrace_loss(params, held_out, jnp.uint32(0))[0]
 
         outer = ravel_pytree(jax.jit(jax.grad(outer_loss))(new_state.shared.params))[0]
-        eta, unravel = ravel_pytree(state.shared.target_params)
+        eta, unravel = ravel_pytree(state.shared.metaparams)
 
         def along_outer(eta: np.ndarray) -> float:
-            changed = dataclasses.replace(state.shared, target_params=unravel(jnp.asarray(eta)))
+            changed = dataclasses.replace(state.shared, metaparams=unravel(jnp.asarray(eta)))
             params = learn(agent, LearnerState(changed), trajectory)[0].shared.params
             return float(jnp.vdot(ravel_pytree(params)[0], outer))
 

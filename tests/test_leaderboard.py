@@ -34,11 +34,12 @@ from podracer.tournament.events import (
     Started,
     Stopped,
     Submitted,
-    history,
+    TournamentState,
+    accepted_entries,
     lineage,
     ranking,
-    referenced,
-    replay,
+    referenced_checkpoints,
+    state_after,
 )
 from podracer.tournament.index import INDEX
 from podracer.tournament.leaderboard import LOG, Leaderboard, read_events
@@ -86,7 +87,7 @@ def assert_nothing_dangles(board: Leaderboard, entries: dict[str, Entry]) -> Non
     started = [parent for pod in pods if pod.attempt for parent in pod.attempt.parents]
     kept = [*board.state.board, *(pod.newest for pod in pods if pod.newest)]
     names = {entry.checkpoint for entry in kept + [entries[parent] for parent in started]}
-    assert names == referenced(board.state)
+    assert names == referenced_checkpoints(board.state)
     assert [name for name in names if not (board.directory / name / "weights").is_file()] == []
 
 
@@ -104,7 +105,7 @@ def test_an_entry_joins_what_was_started_with_what_was_reported(tmp_path: Path) 
         assert second.experiment == {"agent": {"kind": "PPO"}}
         assert second.created > 0
         third = submit(board, 1, 1.5, first.id, second.id)
-    entries = history(read_events(tmp_path))
+    entries = accepted_entries(read_events(tmp_path))
     assert list(entries.values()) == [first, second, third]
     assert lineage(entries, "p1r1") == (third, first, second)
     assert lineage(entries, "p0r0") == (first,)
@@ -123,7 +124,7 @@ def test_every_state_is_that_of_the_log_and_none_changes(tmp_path: Path) -> None
     by_count = {state.events: state for state in seen}
     assert len(by_count) > 80
     for count, state in by_count.items():
-        assert replay(events[:count]) == state
+        assert state_after(events[:count]) == state
     with Leaderboard(tmp_path) as board:
         assert board.state == seen[-1]
 
@@ -267,7 +268,7 @@ def test_zombies_are_fenced(tmp_path: Path) -> None:
             board.fail(Failed(pod, old.round, old.token, "late"))
         assert rejected == 100
         assert board.state.rejected == 200
-        assert all(entry.score < 1e6 for entry in history(read_events(tmp_path)).values())
+        assert all(entry.score < 1e6 for entry in accepted_entries(read_events(tmp_path)).values())
 
 
 def test_a_report_counts_once_however_often_it_comes(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_what_cannot_be_ranked_is_rejected(
         assert board.state.rejected == 1
         assert board.submit(right) is None  # the attempt itself has not ended
         state = board.state
-    assert replay(read_events(directory)) == state
+    assert state_after(read_events(directory)) == state
 
 
 # --- kept while referenced (T8) -------------------------------------------------------------------
@@ -393,12 +394,12 @@ def test_nothing_dangles_in_1000_random_operations(tmp_path: Path) -> None:
         if number % 100 == 99:
             board.close()
             board = Leaderboard(directory)
-    assert history(read_events(directory)) == entries
+    assert accepted_entries(read_events(directory)) == entries
     board.collect_garbage()
     left = [entry for entry in entries.values() if (directory / entry.checkpoint).exists()]
-    assert {entry.checkpoint for entry in left} == referenced(board.state)
+    assert {entry.checkpoint for entry in left} == referenced_checkpoints(board.state)
     assert len(left) < len(entries) / 2
-    assert board.unreferenced() == ()
+    assert board.unreferenced_checkpoints() == ()
     assert outside.exists()
     board.close()
 
@@ -408,7 +409,7 @@ def outranked(board: Leaderboard) -> str:
     loser = submit(board, 0, -1.0)
     for score in range(5):
         submit(board, 0, float(score))
-    assert board.unreferenced() == (loser.checkpoint,)
+    assert board.unreferenced_checkpoints() == (loser.checkpoint,)
     return loser.checkpoint
 
 
@@ -440,16 +441,16 @@ def test_what_is_started_from_stays_and_what_a_quarantined_pod_had_goes(tmp_path
             submit(board, 0, float(score))
         assert parent not in board.state.board
         board.fail(Failed(1, 0, attempt.token, "killed"))
-        assert parent.checkpoint not in board.unreferenced()
+        assert parent.checkpoint not in board.unreferenced_checkpoints()
         start(board, 1, parent.id)  # a retry
         board.record(Stopped(1, "quarantined", "failures"))
-        assert parent.checkpoint in board.unreferenced()
+        assert parent.checkpoint in board.unreferenced_checkpoints()
         with pytest.raises(ValueError, match="p0r0"):
             start(board, 2, parent.id)
         last = submit(board, 3, 0.0)
-        assert last.checkpoint not in board.unreferenced()
+        assert last.checkpoint not in board.unreferenced_checkpoints()
         board.record(Stopped(3, "quarantined", "failures"))
-        assert last.checkpoint in board.unreferenced()
+        assert last.checkpoint in board.unreferenced_checkpoints()
 
 
 @pytest.mark.figure(16)
@@ -492,7 +493,7 @@ def test_garbage_is_never_collected_through_a_link(tmp_path: Path) -> None:
 WRITERS = """
 import os, sys
 from pathlib import Path
-from podracer.tournament.events import Header, Submitted, history
+from podracer.tournament.events import Header, Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 
 def write(directory, header):
@@ -549,7 +550,7 @@ def kill_writers(directory: Path, cases: Iterator[int], rng: np.random.Generator
             kill.join()
             check_killed(place, told)
         parent.stdin.close()
-    return len(history(read_events(directory / "0")))
+    return len(accepted_entries(read_events(directory / "0")))
 
 
 def check_killed(directory: Path, told: dict[str, float]) -> None:
@@ -558,13 +559,13 @@ def check_killed(directory: Path, told: dict[str, float]) -> None:
         assert told == {}
         return
     events = read_events(directory)
-    entries = history(events)
+    entries = accepted_entries(events)
     reports = [event for event in events if isinstance(event, Submitted)]
     assert len(entries) == len(reports)  # none twice
     assert told.items() <= {name: entry.score for name, entry in entries.items()}.items()
-    state = replay(events)
+    state = state_after(events)
     assert state.board == ranking(entries.values(), state.header.size)
-    assert all((directory / name).is_dir() for name in referenced(state))
+    assert all((directory / name).is_dir() for name in referenced_checkpoints(state))
 
 
 @pytest.mark.figure(14)
@@ -586,7 +587,7 @@ def test_1000_killed_writers_lose_nothing_that_they_told_of(tmp_path: Path, case
 # --- the log --------------------------------------------------------------------------------------
 
 
-def played(directory: Path) -> leaderboard.State:
+def played(directory: Path) -> TournamentState:
     with Leaderboard(directory, HEADER) as board:
         for number in range(12):
             submit(board, number % 4, float(number % 5))
@@ -629,7 +630,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
         before = read_events(tmp_path)
         assert log.stat().st_size == size  # a reader changes nothing
         with Leaderboard(tmp_path) as board:
-            assert board.state == replay(before)
+            assert board.state == state_after(before)
             board.record(Capacity(1))
         assert read_events(tmp_path)[:-1] == before
 
@@ -650,7 +651,7 @@ def test_a_log_that_was_cut_is_refused_at_every_place(tmp_path: Path) -> None:
     log.write_bytes(cuts[9])
     (tmp_path / INDEX).unlink()
     with Leaderboard(tmp_path) as board:
-        assert board.state == replay(read_events(tmp_path))
+        assert board.state == state_after(read_events(tmp_path))
         assert board.state.events == 9
 
 
@@ -684,10 +685,10 @@ def test_a_disk_that_refuses_changes_nothing(
             board.record(Capacity(1))
         monkeypatch.undo()
         assert board.state is state
-        assert replay(read_events(tmp_path)) == state  # also for one that reads it now
+        assert state_after(read_events(tmp_path)) == state  # also for one that reads it now
         board.record(Capacity(2))
         state = board.state
-    assert replay(read_events(tmp_path)) == state
+    assert state_after(read_events(tmp_path)) == state
     assert state.capacity == 2
 
 
@@ -707,7 +708,7 @@ def test_there_is_one_writer_and_any_number_of_readers(tmp_path: Path) -> None:
         before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
         with pytest.raises(ConfigError, match="in use by process"):
             Leaderboard(tmp_path, HEADER)
-        assert replay(read_events(tmp_path)) == board.state
+        assert state_after(read_events(tmp_path)) == board.state
         assert before == {path: path.read_bytes() for path in before}
         submit(board, 0, 2.0)
     with Leaderboard(tmp_path) as board:
@@ -756,7 +757,7 @@ def check_index(board: Leaderboard) -> list[str]:
         rows = index.execute("SELECT id, score FROM board").fetchall()
         assert rows == [(entry.id, entry.score) for entry in board.state.board]
         rows = index.execute("SELECT id FROM entries ORDER BY rowid").fetchall()
-        assert [row[0] for row in rows] == list(history(read_events(board.directory)))
+        assert [row[0] for row in rows] == list(accepted_entries(read_events(board.directory)))
         dump = list(index.iterdump())
     index.close()
     return dump

@@ -29,7 +29,15 @@ from podracer.tournament import orchestrator, selection
 from podracer.tournament import pod as pods
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
-from podracer.tournament.events import Entry, PodState, Started, State, Submitted, history, replay
+from podracer.tournament.events import (
+    Entry,
+    PodState,
+    Started,
+    Submitted,
+    TournamentState,
+    accepted_entries,
+    state_after,
+)
 from podracer.tournament.index import INDEX
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.league import draw_opponents, draw_training, even, prioritized, win_rates
@@ -108,7 +116,7 @@ def entry(pod: int, round: int) -> Entry:
     )
 
 
-def state_with_ratings() -> State:
+def state_with_ratings() -> TournamentState:
     """Three pods with two rounds each, of which the leaderboard holds one of pod 0 and one of 1."""
     matches = [
         Match("p0r0", "random", 6, 0, 4), Match("p1r0", "random", 9, 0, 1),
@@ -119,7 +127,7 @@ def state_with_ratings() -> State:
     pods = {pod: PodState(2, newest=entry(pod, 1)) for pod in range(3)}
     board = (entry(1, 0), entry(0, 1))
     ratings = rate_players(matches)
-    return State(LEAGUE.header(), board, pods, matches=tuple(matches), ratings=ratings)
+    return TournamentState(LEAGUE.header(), board, pods, matches=tuple(matches), ratings=ratings)
 
 
 def shares(rule: str, num: int = 1000) -> dict[str, float]:
@@ -172,7 +180,7 @@ def test_a_draw_is_decided_by_the_seed_and_has_no_entry_twice():
         for seed in (0, 0, 1)
     ]
     assert draws[0] == draws[1] != draws[2]
-    empty = replay([LEAGUE.header()])
+    empty = state_after([LEAGUE.header()])
     assert draw_opponents(LEAGUE, empty, 0, 0, ()) == ("random",)
     plain = dataclasses.replace(LEAGUE, opponents=None)
     assert draw_opponents(plain, state, 1, 2, ()) == ()
@@ -225,7 +233,7 @@ def test_opponents_of_training_are_drawn_by_their_own_rule():
     assert counts["p0r1"] > counts["p1r0"]
     many = dataclasses.replace(league, matches=9)
     assert sorted(draw_training(many, state, 0, 5, ("p0r1",))) == names
-    assert draw_training(many, replay([LEAGUE.header()]), 0, 0, ()) == ("random",)
+    assert draw_training(many, state_after([LEAGUE.header()]), 0, 0, ()) == ("random",)
     assert draw_training(LEAGUE, state, 0, 5, ("p0r1",)) == ()
 
 
@@ -267,7 +275,7 @@ class Pretend:
         write_json(directory / pods.REPORT, report)
         self.codes[token] = 0
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         codes, self.codes = self.codes, {}
         return codes
 
@@ -282,7 +290,7 @@ def outcome(pod: int, round: int, opponent: str) -> Match:
     return Match(f"p{pod}r{round}", opponent, wins, 1, 9 - wins)
 
 
-def run(directory: Path, tournament: Tournament = LEAGUE, engine: Any = None) -> State:
+def run(directory: Path, tournament: Tournament = LEAGUE, engine: Any = None) -> TournamentState:
     with Leaderboard(directory, tournament.header()) as board:
         loop = Orchestrator(
             tournament, board, engine or Pretend(), StopSignals(), lambda state: None
@@ -298,7 +306,8 @@ def check_index(board: Leaderboard) -> None:
         rows = index.execute("SELECT id, score, standard_error FROM entries").fetchall()
     index.close()
     assert {name: rating for name, *rating in rows} == {
-        e.id: [e.score, e.standard_error] for e in history(read_events(board.directory)).values()
+        e.id: [e.score, e.standard_error]
+        for e in accepted_entries(read_events(board.directory)).values()
     }
 
 
@@ -311,8 +320,8 @@ def test_scores_are_ratings_and_selection_works_on_them(tmp_path):
     """Also of entries that were rated before: a later match changes them."""
     league = dataclasses.replace(LEAGUE, selection=selection.Truncation(fraction=0.4))
     state = run(tmp_path, league)
-    assert replay(read_events(tmp_path)) == state
-    entries = history(read_events(tmp_path))
+    assert state_after(read_events(tmp_path)) == state
+    entries = accepted_entries(read_events(tmp_path))
     assert len(entries) == 12
     ratings = rate_players(state.matches)
     assert ratings == state.ratings
@@ -341,7 +350,7 @@ def test_killed_before_and_after_every_event_a_league_has_the_same_ratings(tmp_p
             directory = tmp_path / f"{at}{after}"
             with killed(monkeypatch, at, after=after):
                 run(directory, league)
-            before = replay(read_events(directory)).matches
+            before = state_after(read_events(directory)).matches
             state = run(directory, league)
             assert state.matches[: len(before)] == before
             assert sorted(state.matches) == sorted(plain.matches)  # none is lost or twice there

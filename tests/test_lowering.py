@@ -95,7 +95,9 @@ def test_pods_begin_one_after_another_on_a_cpu_and_all_at_once_elsewhere(platfor
     def states(agents, keys):
         return population._make_initial_states(pods, env, mesh, config, None, agents, keys)
 
-    program = jax.make_jaxpr(states)(population.stack(agent, pods), population.run_keys(pods))
+    program = jax.make_jaxpr(states)(
+        population.stack_agents(agent, pods), population.run_keys(pods)
+    )
     scans = [eqn.params["length"] for eqn in program.eqns if eqn.primitive.name == "scan"]
     assert scans == loops
 
@@ -145,7 +147,7 @@ def test_pods_on_one_gpu_share_its_memory(tmp_path, monkeypatch, share, name, ex
     monkeypatch.setattr(sys, "executable", str(program))
     engine = LocalEngine(gpu_share=share)
     engine.start(0, tmp_path)
-    while not engine.ended():
+    while not engine.poll():
         pass
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert {line for line in lines if re.match("XLA.*MEM_FRACTION=", line)} == {

@@ -74,13 +74,13 @@ class TestMatches:
             matches.trained_player("untrained", agent, env, state, sampled=True),
             matches.opponent_player("minimax-2"),
         ]
-        table = matches.play_matches(matches.game_of([env]), players, 64, seed=0)
+        table = matches.play_matches(matches.common_game([env]), players, 64, seed=0)
         np.testing.assert_array_equal(table.wins + table.wins.T + table.draws, table.games)
         assert table.ratings.elo.argmax() == 2
         assert table.scores[2, 0] / 64 > 0.75
         # An illegal move would lose at once; random play against random play is even.
         assert 0.3 < table.scores[1, 0] / 64 < 0.7
-        again = matches.play_matches(matches.game_of([env]), players, 64, seed=0)
+        again = matches.play_matches(matches.common_game([env]), players, 64, seed=0)
         np.testing.assert_array_equal(again.wins, table.wins)
 
     def test_an_outcome_is_of_a_game_however_much_it_is_worth(self):
@@ -88,7 +88,7 @@ class TestMatches:
         from podracer.tournament import matches
 
         players = [matches.opponent_player("random")] * 2
-        play = matches.games_of("kuhn_poker", players, 64)
+        play = matches.make_play_games("kuhn_poker", players, 64)
         assert set(np.unique(play(0, 1, jax.random.key(0)))) == {-1.0, 1.0}
 
     def test_players_who_remember_or_know_another_game_are_refused(self):
@@ -102,10 +102,10 @@ class TestMatches:
         with pytest.raises(ConfigError, match="mine remembers the game"):
             matches.play_matches("tic_tac_toe", [player, matches.opponent_player("random")], 1, 0)
         with pytest.raises(ConfigError, match=r"the same game, not connect_four, tic_tac_toe"):
-            matches.game_of([env, make("pgx:connect_four")])
+            matches.common_game([env, make("pgx:connect_four")])
         for other in ("catch", "pgx:minatar-breakout"):
             with pytest.raises(ConfigError, match="need a game of two players"):
-                matches.game_of([make(other)])
+                matches.common_game([make(other)])
 
     @pytest.mark.slow
     def test_the_command_rates_runs(self, tmp_path):

@@ -32,7 +32,7 @@ from walk import (
 
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.meta import clip_by_norm, meta_grad
+from podracer.agents.common.meta import clip_by_global_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer
 from podracer.agents.impala import Impala
 from podracer.agents.stacx import Stacx
@@ -79,7 +79,7 @@ def test_two_updates_by_hand():
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(recompute):
     """Of a network that is regressed on targets which the metaparameters bend."""
-    optimizer = optax.chain(clip_by_norm(0.5), optax.adam(0.1, eps_root=1e-8))
+    optimizer = optax.chain(clip_by_global_norm(0.5), optax.adam(0.1, eps_root=1e-8))
     keys = jax.random.split(jax.random.key(0), 3)
     params = jax.random.normal(keys[0], (4, 2))
     batches, meta = jax.random.normal(keys[1], (3, 8, 4)), jax.random.normal(keys[2], (2,))
@@ -112,7 +112,7 @@ def test_the_gradient_through_three_steps_of_adam_is_that_of_finite_differences(
 def test_clipping_is_that_of_optax_and_has_a_derivative_at_zero():
     grads = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
     for limit in (1.0, 5.5):
-        clip, theirs = clip_by_norm(limit), optax.clip_by_global_norm(limit)
+        clip, theirs = clip_by_global_norm(limit), optax.clip_by_global_norm(limit)
         state = theirs.init(grads)
         close(clip.update(grads, clip.init(grads))[0], theirs.update(grads, state)[0])
     slope = jax.jacobian(lambda g: clip.update(g, clip.init(g))[0])(jnp.zeros(2))

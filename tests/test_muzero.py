@@ -406,7 +406,7 @@ def test_the_prior_is_uniform_over_samples_of_the_policy(key):
     np.testing.assert_allclose(log_probs, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(samples["samples"].mean(1), mean, atol=0.1)
     np.testing.assert_allclose(samples["samples"].std(1), scale, rtol=0.1)
-    action = actions.at(jnp.asarray([1, 3]), samples)
+    action = actions.to_actions(jnp.asarray([1, 3]), samples)
     chosen = np.clip(np.asarray(samples["samples"])[[0, 1], [1, 3]], -1, 1)
     np.testing.assert_allclose(action, LOW + (chosen + 1) / 2 * (HIGH - LOW), atol=1e-5)
     np.testing.assert_allclose(actions.encode(action), chosen, atol=1e-5)

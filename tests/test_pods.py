@@ -38,7 +38,7 @@ from podracer.tournament import pod as pods
 from podracer.tournament import selection
 from podracer.tournament.config import Tournament
 from podracer.tournament.engine import InlineEngine
-from podracer.tournament.events import Submitted, history
+from podracer.tournament.events import Submitted, accepted_entries
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.types import CheckpointError, EnvironmentFault
@@ -64,7 +64,7 @@ def play(directory: Path, tournament: Tournament, engine: Any = None) -> dict[st
     with Leaderboard(directory, tournament.header()) as board:
         loop = Orchestrator(tournament, board, engine, StopSignals(), lambda state: None)
         assert loop.run() == 0
-    return history(read_events(directory))
+    return accepted_entries(read_events(directory))
 
 
 def learned(directory: Path, entry: Any) -> Any:
@@ -280,7 +280,7 @@ def test_agents_and_environments_of_ones_own_compete(own_recipe, tmp_path):
         engine="inline",
     )  # fmt: skip
     assert podracer.run_tournament(tournament, tmp_path / "objects") == 0
-    objects = history(read_events(tmp_path / "objects"))
+    objects = accepted_entries(read_events(tmp_path / "objects"))
 
     class Named(InlineEngine):
         def start(self, token, directory):
@@ -309,7 +309,7 @@ def test_recipes_of_ones_own_in_processes_and_resumed(own_recipe, tmp_path):
     assert (refused.returncode, "--recipe" in refused.stderr) == (78, True)
     named = [*resumed, "--recipe", own_recipe]
     assert subprocess.run(named, check=False, cwd=tmp_path / "folder").returncode == 0
-    assert len(history(read_events(directory))) == 6
+    assert len(accepted_entries(read_events(directory))) == 6
     for words in (["leaderboard", "--json"], ["report"]):
         shown = subprocess.run(command(*words, str(directory)), check=False, capture_output=True)
         assert shown.returncode == 0
@@ -381,10 +381,10 @@ def test_pods_and_driver_killed_for_real(tmp_path):
     driver.kill()
     driver.wait()
     wait_until(lambda: not children(directory), 60.0)
-    before = {e.id: e for e in history(read_events(directory)).values()}
+    before = {e.id: e for e in accepted_entries(read_events(directory)).values()}
     assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
     events = read_events(directory)
-    entries = history(events)
+    entries = accepted_entries(events)
     assert set(entries) == {f"p{p}r{r}" for p in range(2) for r in range(3)}
     assert sum(isinstance(event, Submitted) for event in events) == 6
     assert all(entries[name] == entry for name, entry in before.items())
@@ -413,7 +413,7 @@ def test_ctrl_c_saves_all_pods_and_resume_goes_on(tmp_path):
     assert all(saved)
     assert subprocess.run(command("resume", str(directory)), check=False).returncode == 0
     events = read_events(directory)
-    assert len(history(events)) == 4
+    assert len(accepted_entries(events)) == 4
     assert not any(type(event).__name__ == "Failed" for event in events)
 
 

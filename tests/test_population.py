@@ -28,7 +28,7 @@ from podracer.drivers.population import (
     make_chunk,
     population,
     population_mesh,
-    stack,
+    stack_agents,
     with_hyperparameters,
 )
 from podracer.envs import make
@@ -179,7 +179,7 @@ def test_a_program_holds_its_states_once():
     mesh = population_mesh(jax.devices()[:1], len(pods))
     states = abstract_states(agent, pods, env, mesh, config)
     request = jax.ShapeDtypeStruct((1,), np.int32)
-    program = make_chunk(env, mesh, config).lower(stack(agent, pods), states, request)
+    program = make_chunk(env, mesh, config).lower(stack_agents(agent, pods), states, request)
     memory = program.compile().memory_analysis()
     assert memory.argument_size_in_bytes > 6 * 40_000 * 50  # a pod's observations are 50 bytes
     assert memory.temp_size_in_bytes < memory.argument_size_in_bytes / 2
@@ -211,7 +211,7 @@ def test_names_of_hyperparameters():
     ):
         with_hyperparameters(DQN(), {"learning_rat": 1.0})
     with pytest.raises(ConfigError, match="n_step"):  # structure: one program has one
-        stack(DQN(), [pod(0, n_step=3.0)])
+        stack_agents(DQN(), [pod(0, n_step=3.0)])
 
 
 # --- as a run -------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ def test_what_cannot_be_a_population_is_refused(tmp_path):
 
     refused("learning_rate must be at least 0", pods=(pod(0, learning_rate=-1.0),))
     refused("no float hyperparameter 'depth'", pods=(pod(0, depth=1.0),))
-    refused("take --arch anakin", driver=EXPERIMENT.under("sebulba").driver)
+    refused("take --arch anakin", driver=EXPERIMENT.with_arch("sebulba").driver)
     assert not (tmp_path / "no" / "config.json").exists()
 
 

@@ -23,7 +23,7 @@ from podracer.drivers.population import (
     abstract_states,
     make_chunk,
     population_mesh,
-    stack,
+    stack_agents,
 )
 from podracer.drivers.selection import (
     Generational,
@@ -91,7 +91,7 @@ def decided(rule, scores, draws, values):
     parents = rule.decide(scores, draws[:, 0])[:, 0]
     taken = {name: x[parents] for name, x in values.items()}
     if isinstance(rule, PopulationBased):
-        explored = rule.perturbed(taken, draws[:, 1:].reshape(len(scores), -1, 3))
+        explored = rule.perturb(taken, draws[:, 1:].reshape(len(scores), -1, 3))
         changed = parents != np.arange(len(scores))
         taken = {name: jnp.where(changed, explored[name], x) for name, x in taken.items()}
     return parents, taken
@@ -313,7 +313,7 @@ def test_the_program_calls_no_host_and_is_given_the_states():
     parts = (agent, EXPERIMENT.pods, env, mesh, CONFIG, EXPERIMENT.exchange)
     states = abstract_states(*parts)
     program = make_chunk(env, mesh, CONFIG, EXPERIMENT.exchange)
-    agents = stack(agent, EXPERIMENT.pods)
+    agents = stack_agents(agent, EXPERIMENT.pods)
     compiled = program.lower(agents, states, abstract_request(mesh)).compile()
     assert "callback" not in compiled.as_text()
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(states))

@@ -307,6 +307,6 @@ def test_a_cluster_that_is_not_there_is_a_lost_engine(tmp_path: Path, monkeypatc
     engine = RayEngine(tmp_path)
     try:
         with pytest.raises(EngineLost, match="podracer resume"):
-            until(lambda: engine.ended())
+            until(lambda: engine.poll())
     finally:
         engine.close()

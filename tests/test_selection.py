@@ -24,10 +24,10 @@ from podracer.tournament.events import (
     Started,
     Stopped,
     Submitted,
-    history,
+    accepted_entries,
     ranking,
-    referenced,
-    replay,
+    referenced_checkpoints,
+    state_after,
 )
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.selection import (
@@ -374,8 +374,8 @@ def test_a_standing_leaves_out_the_retired_and_does_not_wait_for_the_absent(tmp_
         assert len(found.board) == 4
         assert found.newest == {0: pods[0].newest, 1: pods[1].newest}
         assert found.rounds == {0: 1, 4: 0}
-        assert found.own == pods[0].newest
-        assert selection_view(board.state, 2, 1).own == pods[2].newest  # it may return
+        assert found.own_entry == pods[0].newest
+        assert selection_view(board.state, 2, 1).own_entry == pods[2].newest  # it may return
 
 
 # --- whole tournaments (T10) ----------------------------------------------------------------------
@@ -404,7 +404,7 @@ def play(directory: Path, rule: SelectionRule, steps: int, rng: np.random.Genera
         if rng.random() < 0.02:
             board.record(Stopped(pod, "retired", "capacity"))
         board.collect_garbage()
-        assert all((directory / name).is_dir() for name in referenced(board.state))
+        assert all((directory / name).is_dir() for name in referenced_checkpoints(board.state))
         if step % 50 == 49:  # as after a kill
             board.close()
             board = Leaderboard(directory, header)
@@ -440,7 +440,7 @@ def decisions(rule: SelectionRule, events: list[Event]) -> list[tuple[Started, S
     for number, event in enumerate(events):
         if isinstance(event, Started) and (event.pod, event.round) not in seen:
             seen.add((event.pod, event.round))
-            found.append((event, choose(rule, replay(events[:number]), event.pod)))
+            found.append((event, choose(rule, state_after(events[:number]), event.pod)))
     return found
 
 
@@ -448,10 +448,10 @@ def decisions(rule: SelectionRule, events: list[Event]) -> list[tuple[Started, S
 def test_a_replay_of_the_log_decides_the_same(tmp_path: Path, rule: SelectionRule) -> None:
     play(tmp_path, rule, 150, np.random.default_rng(1))
     events = read_events(tmp_path)
-    entries, found = history(events), decisions(rule, events)
+    entries, found = accepted_entries(events), decisions(rule, events)
     assert len(found) > 10
     for event, start in found:
         assert start == Start(event.parents, event.hyperparameters)
-    best = replay(events).board[0]
+    best = state_after(events).board[0]
     assert best == ranking(entries.values())[0]
     assert (tmp_path / best.checkpoint).is_dir()

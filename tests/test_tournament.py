@@ -33,10 +33,10 @@ from podracer.tournament.config import (
     Tournament,
     check_pods,
     read_tournament,
-    seeded,
+    with_pod_seeds,
 )
 from podracer.tournament.engine import open_log
-from podracer.tournament.events import Failed, Submitted, history, lineage, replay
+from podracer.tournament.events import Failed, Submitted, accepted_entries, lineage, state_after
 from podracer.tournament.leaderboard import Leaderboard, read_events
 from podracer.tournament.orchestrator import Orchestrator
 from podracer.tournament.pod import REPORT, read_task
@@ -89,7 +89,7 @@ class Pretence:
         }  # fmt: skip
         self.most = max(self.most, len(self.alive))
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         codes = {}
         for token, each in list(self.alive.items()):
             each["left"] -= 1
@@ -147,11 +147,11 @@ def play(directory: Path, tournament: Tournament = TOURNAMENT, engine: Any = Non
         loop = Orchestrator(tournament, board, engine, StopSignals(), lambda state: None)
         engine.orchestrator = loop
         assert loop.run() == 0
-    return replay(read_events(directory)), engine
+    return state_after(read_events(directory)), engine
 
 
 def results(directory: Path) -> dict[str, Any]:
-    entries = history(read_events(directory)).values()
+    entries = accepted_entries(read_events(directory)).values()
     return {e.id: (e.score, e.frames, e.parents, dict(e.hyperparameters)) for e in entries}
 
 
@@ -165,7 +165,7 @@ def test_every_pod_does_its_rounds_and_the_board_is_ranked(tmp_path):
     assert set(results(tmp_path)) == {f"p{p}r{r}" for p in range(4) for r in range(4)}
     scores = [entry.score for entry in state.board]
     assert scores == sorted(scores, reverse=True)
-    assert [e.id for e in lineage(history(read_events(tmp_path)), "p2r3")] == [
+    assert [e.id for e in lineage(accepted_entries(read_events(tmp_path)), "p2r3")] == [
         f"p2r{r}" for r in (3, 2, 1, 0)
     ]
     kept = {entry.checkpoint for entry in state.board}
@@ -216,7 +216,7 @@ def test_a_pod_without_progress_is_quarantined_with_the_reason_and_the_others_go
     engine = Pretence(fate)
     with pytest.raises(PodracerError, match=r"1 of 4 pods failed .* pod 2: .*a fault for the test"):
         play(tmp_path, engine=engine)
-    state = replay(read_events(tmp_path))
+    state = state_after(read_events(tmp_path))
     assert engine.attempts[2, 1] == TOURNAMENT.retries == 3
     assert state.pods[2].status == "quarantined"
     assert "a fault for the test" in state.pods[2].reason
@@ -415,7 +415,7 @@ def test_pods_that_are_sweeps_have_seeds_of_their_own():
     sweep = dataclasses.replace(TOURNAMENT.experiments[0], pods=tuple(map(Pod, range(100))))
     seeds = set[int]()
     for number in (0, 1, 9_999):
-        experiment = seeded(sweep, 429_494, number)
+        experiment = with_pod_seeds(sweep, 429_494, number)
         experiment.check()
         seeds |= {experiment.seed, *(member.seed for member in experiment.pods)}
     assert len(seeds) == 3 * 101
@@ -449,8 +449,8 @@ class Elastic(Pretence):
         if self.starts in self.plan:
             (self.directory / CAPACITY).write_text(str(self.plan[self.starts]))
 
-    def ended(self):
-        over = super().ended()
+    def poll(self):
+        over = super().poll()
         self.counts.append(len(self.alive))
         return over
 
@@ -462,7 +462,7 @@ def test_capacity_4_to_2_to_4_retires_the_weakest_and_touches_no_other(tmp_path)
     events = read_events(tmp_path)
     kinds = [type(event).__name__ for event in events]
     shrunk = kinds.index("Capacity")
-    before = replay(events[:shrunk])
+    before = state_after(events[:shrunk])
     gone = [event.pod for event in events if type(event).__name__ == "Stopped"]
     ranked = sorted(before.pods, key=lambda n: before.pods[n].newest.score)
     assert set(gone) == set(ranked[:2])
@@ -472,7 +472,7 @@ def test_capacity_4_to_2_to_4_retires_the_weakest_and_touches_no_other(tmp_path)
         assert all(engine.attempts[pod, round] == 1 for round in range(12))
     assert 2 in engine.counts
     assert engine.counts[-3:] != [2, 2, 2]
-    best = [max(e.score for e in replay(events[:n]).board) for n in range(shrunk, len(events))]
+    best = [max(e.score for e in state_after(events[:n]).board) for n in range(shrunk, len(events))]
     assert best == sorted(best)
     assert all(state.pods[pod].round == 12 for pod in range(4))  # who retired came back
 
@@ -483,14 +483,14 @@ def test_any_capacity_lets_all_finish(tmp_path):
     engine = Elastic(tmp_path, plan)
 
     class Patient(Elastic):
-        def ended(self):
+        def poll(self):
             if not self.alive and (self.directory / CAPACITY).exists():
                 (self.directory / CAPACITY).write_text("4")  # or 0 would be the end
-            return super().ended()
+            return super().poll()
 
     engine = Patient(tmp_path, plan)
     state, _ = play(tmp_path, dataclasses.replace(TOURNAMENT, rounds=8), engine)
-    assert all(pod.round == 8 for pod in state.pods.values() if pod.live)
+    assert all(pod.round == 8 for pod in state.pods.values() if pod.is_live)
     assert engine.most <= 4
 
 
@@ -524,7 +524,7 @@ def test_capacity_0_pauses_and_says_so_until_it_is_raised_or_the_run_is_stopped(
     class Pausing(Pretence):
         polls_of_pause, capacity_after, has_paused = 0, "", False
 
-        def ended(self):
+        def poll(self):
             if len(results(tmp_path)) >= 2 and not self.has_paused:
                 self.has_paused = True
                 (tmp_path / CAPACITY).write_text("0")
@@ -535,7 +535,7 @@ def test_capacity_0_pauses_and_says_so_until_it_is_raised_or_the_run_is_stopped(
                     (tmp_path / CAPACITY).write_text(self.capacity_after)
                 elif self.polls_of_pause == 20:
                     self.orchestrator._signals.exit_code = 75
-            return super().ended()
+            return super().poll()
 
     for _ in range(2):
         with pytest.raises(AssertionError, match="75"):
@@ -563,12 +563,12 @@ def test_places_of_finished_and_failed_pods_go_to_retired_ones(tmp_path):
 
 def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
     class Preempted(Pretence):
-        def ended(self):
+        def poll(self):
             if len(results(tmp_path)) >= 2:
                 self.orchestrator._signals.exit_code = 75
                 for attempt in self.alive.values():
                     attempt["code"] = 75
-            return super().ended()
+            return super().poll()
 
     with pytest.raises(AssertionError, match="75"):
         play(tmp_path, engine=Preempted())
@@ -584,7 +584,7 @@ def test_generations_wait_for_each_other_and_fuse_their_groups(tmp_path):
     play(tmp_path, tournament, Pretence(polls=lambda pod: 1 + 3 * pod))
     order = [e.round for e in read_events(tmp_path) if isinstance(e, Submitted)]
     assert order == sorted(order)
-    entries = history(read_events(tmp_path))
+    entries = accepted_entries(read_events(tmp_path))
     means = {g: np.mean([entries[f"p{p}r0"].score for p in (2 * g, 2 * g + 1)]) for g in range(3)}
     best = max(means, key=lambda g: means[g])
     for pod in range(6):
@@ -623,7 +623,7 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         sweep = n
         while type(events[sweep - 1]).__name__ == "Started":
             sweep -= 1  # one sweep decides for all that wait before it starts any
-        view = selection.selection_view(replay(events[:sweep]), event.pod, event.round)
+        view = selection.selection_view(state_after(events[:sweep]), event.pod, event.round)
         rng = selection.generator(tournament.seed, event.pod, event.round)
         start = rule.choose(view, rng)
         assert start is not None

@@ -29,7 +29,7 @@ from podracer.reports.tournament_log import (
 from podracer.reports.watch.server import live_page
 from podracer.reports.watch.watcher import Watcher
 from podracer.tournament import leaderboard
-from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, replay
+from podracer.tournament.events import Failed, Header, PodState, Stopped, Submitted, state_after
 from podracer.tournament.leaderboard import Leaderboard
 from podracer.types import ConfigError
 
@@ -251,7 +251,7 @@ def test_the_command_reports_a_tournament_alone(tmp_path, capsys):
 
 def test_the_standings_show_hostile_text_as_it_is():
     """From a log that somebody wrote: neither markup of the table nor commands to the terminal."""
-    state = replay([header("catch_a2c")])
+    state = state_after([header("catch_a2c")])
     hostile = "\x1b[31m [red]x[/nothing] \x9b2J"
     failed = PodState(status="failed", reason=hostile)
     out = io.StringIO()
@@ -266,7 +266,7 @@ def test_a_tournament_goes_on_when_nobody_reads_its_standings(tournament):
     os.close(reader)
     file = os.fdopen(writer, "w")
     with LiveStandings(3, Path("run"), file=file) as live:
-        live.show(replay(leaderboard.read_events(tournament)))
+        live.show(state_after(leaderboard.read_events(tournament)))
     with pytest.raises(BrokenPipeError):  # the line was written
         file.close()
 

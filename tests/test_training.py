@@ -162,7 +162,7 @@ def cache_misses(monkeypatch):
 
 @pytest.mark.parametrize("arch", ["anakin", pytest.param("sebulba", marks=pytest.mark.slow)])
 def test_other_hyperparameters_compile_nothing(arch, tmp_path, cache_misses):
-    experiment = dataclasses.replace(EXPERIMENT, frames=5 * STEPS, evaluations=1).under(arch)
+    experiment = dataclasses.replace(EXPERIMENT, frames=5 * STEPS, evaluations=1).with_arch(arch)
     first = podracer.train(experiment, run_dir=tmp_path / "first")
     cache_misses.clear()
     agent = {"learning_rate": 1e-2, "entropy_cost": 0.02, "discount": 0.9, "max_gradient_norm": 2.0}

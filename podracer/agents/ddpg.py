@@ -168,7 +168,9 @@ class DDPG:
         noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
         next_action = jnp.clip(next_action + noise, -1.0, 1.0)
         next_outputs = networks.q_outputs(state.target_params.critics, next_obs, next_action)
-        return continuous.critic_loss(self, critics, networks.smallest(next_outputs), transition)
+        return continuous.critic_loss(
+            self, critics, networks.min_over_critics(next_outputs), transition
+        )
 
     def _actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, key: jax.Array

@@ -3,9 +3,9 @@
 A network reads a rollout from its end to its beginning and gives every step a target G, in the
 place of a return. The parameters take a few steps on an inner loss with these targets, each on the
 rollouts of other environments; then the gradient of an outer loss, V-trace's with fixed
-hyperparameters, on those left is taken through these steps with respect to the target network.
-A cost makes its targets agree with themselves one step later. Source: Xu et al. 2020 (arXiv
-2007.08433). Inputs and size of the target network are ours; the paper holds out the next rollout.
+hyperparameters, on those left is taken through these steps with respect to the network of learned
+targets. A cost makes these agree with themselves one step later. Source: Xu et al. 2020 (arXiv
+2007.08433). The network's inputs and size are ours; the paper holds out the next rollout.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from podracer import schedules
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.meta import apply_linear, backward_lstm, clip_by_norm, meta_grad
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
 from podracer.agents.impala import Impala
 from podracer.mesh import global_mean
@@ -44,8 +44,8 @@ NUM_INPUTS = 5
 
 
 @struct
-class TargetParams:
-    """Parameters η of the target network."""
+class Metaparams:
+    """Metaparameters η: those of the network that computes the learned targets."""
 
     core: Any  # eqx.nn.LSTMCell
     head: Any  # eqx.nn.Linear
@@ -53,9 +53,9 @@ class TargetParams:
 
 @struct
 class FrodoState(CountedState):
-    """Parameters θ and those of the target network, each with the state of their optimizer."""
+    """Parameters θ and metaparameters η, each with the state of their optimizer."""
 
-    target_params: TargetParams
+    metaparams: Metaparams
     meta_optimizer_state: optax.ScaleByAdamState
 
 
@@ -66,7 +66,7 @@ class Frodo:
     learning_rate: schedules.Schedule = bounded(6e-4)
     """Learning rate of the optimizer for the parameters."""
     meta_learning_rate: schedules.Schedule = bounded(1e-3)
-    """Learning rate of Adam for the target network."""
+    """Learning rate of Adam for the metaparameters, those of the network of learned targets."""
     discount: float = bounded(0.99, high=1.0)
     """Discount factor gamma of the outer loss and of the consistency of targets, in [0, 1]."""
     value_cost: float = bounded(0.5)
@@ -84,7 +84,7 @@ class Frodo:
     """Number K of inner updates; the environments are divided into K + 1 parts, the last of which
     has the outer loss."""
     units: int = static(default=64, low=1)
-    """Units of the target network's LSTM."""
+    """Units of the LSTM that computes the learned targets."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
     spec: EnvironmentSpec | None = static(default=None)
@@ -99,7 +99,7 @@ class Frodo:
         learner_key, core_key, head_key = jax.random.split(key, 3)
         learner = actor_critic.init_params(self._network, self._optimizer, learner_key)
         core = eqx.nn.LSTMCell(NUM_INPUTS, self.units, key=core_key)
-        eta: PyTree = TargetParams(core, eqx.nn.Linear(self.units, 1, key=head_key))
+        eta: PyTree = Metaparams(core, eqx.nn.Linear(self.units, 1, key=head_key))
         return LearnerState(_join(learner, eta, META_OPTIMIZER.init(eta)))
 
     carry = actor_critic.carry
@@ -109,28 +109,30 @@ class Frodo:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Take the inner steps on the parameters, then an outer one on the target network."""
+        """Take the inner steps on the parameters, then an outer one on the metaparameters."""
         learner: FrodoState = state.shared
         num_frames = schedules.frames_of(trajectory, axis)
-        parts = split(trajectory, self.inner_updates + 1, learner.meta_optimizer_state.count)
+        parts = split_environments(
+            trajectory, self.inner_updates + 1, learner.meta_optimizer_state.count
+        )
         held_out = jax.tree.map(lambda x: x[-1], parts)
-        meta_grads, (inner, metrics) = meta_grad(
+        meta_grads, (inner, metrics) = meta.meta_grad(
             partial(self._inner_update, axis),
             partial(self._outer_loss, held_out),
-            learner.target_params,
+            learner.metaparams,
             CountedState(learner.params, learner.optimizer_state, learner.frames),
             jax.tree.map(lambda x: x[:-1], parts),
         )
         # Each shard has a part of the gradient, through the mean of all inner gradients.
         meta_grads = global_mean(meta_grads, axis)
         rate = schedules.value_at(self.meta_learning_rate, learner.frames)
-        old = (learner.target_params, learner.meta_optimizer_state)
-        meta = take_step(META_OPTIMIZER, *old, meta_grads, rate)
+        old = (learner.metaparams, learner.meta_optimizer_state)
+        new = take_step(META_OPTIMIZER, *old, meta_grads, rate)
         metrics["meta_gradient_norm"] = optax.tree.norm(meta_grads)
-        return LearnerState(_join(actor_critic.count_frames(inner, num_frames), *meta)), metrics
+        return LearnerState(_join(actor_critic.count_frames(inner, num_frames), *new)), metrics
 
     def _inner_update(
-        self, axis: str | None, eta: TargetParams, learner: CountedState, trajectory: Trajectory
+        self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
     ) -> tuple[CountedState, Metrics]:
         """Take one step towards the targets; also return how much they contradict themselves."""
         # Targets and advantages are constants for the inner gradient, functions for the outer one.
@@ -160,7 +162,7 @@ class Frodo:
         return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
 
     def _outer_loss(
-        self, trajectory: Trajectory, eta: TargetParams, learner: CountedState, aux: Metrics
+        self, trajectory: Trajectory, eta: Metaparams, learner: CountedState, aux: Metrics
     ) -> tuple[jax.Array, Metrics]:
         """Return V-trace's loss after the inner updates, plus the cost of inconsistent targets."""
         loss, _ = self._outer_agent.vtrace_loss(learner.params, trajectory, learner.frames)
@@ -175,10 +177,10 @@ class Frodo:
         policy, values = actor_critic.unroll(self, params, trajectory)
         return policy.log_prob(trajectory.steps.extras["sample"]), policy.entropy(), values
 
-    # --- the target network -----------------------------------------------------------------------
+    # --- the network of learned targets -----------------------------------------------------------
 
     def _targets(
-        self, eta: TargetParams, log_prob: jax.Array, values: jax.Array, trajectory: Trajectory
+        self, eta: Metaparams, log_prob: jax.Array, values: jax.Array, trajectory: Trajectory
     ) -> jax.Array:
         """Return the target G of each step `[T, B]`, computed from the last one back to the first.
 
@@ -196,8 +198,8 @@ class Frodo:
             jnp.minimum(ratio, 1.0),
         )
         stacked = jnp.stack(inputs, axis=-1)
-        hidden = backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
-        return apply_linear(eta.head, hidden)[..., 0]
+        hidden = meta.backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
+        return meta.apply_linear(eta.head, hidden)[..., 0]
 
     def _inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> jax.Array:
         """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later, `[]`.
@@ -226,16 +228,15 @@ class Frodo:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        clip = clip_by_norm(self.max_gradient_norm)
-        return optax.chain(clip, self.optimizer.build(root_epsilon=1e-10))
+        return meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm)
 
 
-def _join(learner: CountedState, eta: TargetParams, meta_state: Any) -> FrodoState:
-    return FrodoState(**vars(learner), target_params=eta, meta_optimizer_state=meta_state)
+def _join(learner: CountedState, eta: Metaparams, meta_state: Any) -> FrodoState:
+    return FrodoState(**vars(learner), metaparams=eta, meta_optimizer_state=meta_state)
 
 
-def split(trajectory: Trajectory, count: int, shift: jax.typing.ArrayLike) -> Trajectory:
-    """Return parts `[count, T, B / count, ...]` of the environments, in an order that rotates.
+def split_environments(trajectory: Trajectory, count: int, shift: ArrayLike) -> Trajectory:
+    """Return `count` parts `[count, T, B / count, ...]` of the environments, rotated by `shift`.
 
     Environment i is of part i % count, so that the parts of all shards are those of one device.
     """

@@ -138,7 +138,7 @@ class MuZero:
         )
         _, samples = root.embedding
         extras = {"policy": policy, "value": value, **jax.tree.map(lambda x: x[0], samples)}
-        return self._actions.at(index[None], samples)[0], extras
+        return self._actions.to_actions(index[None], samples)[0], extras
 
     learn = off_policy.learn_with_target_network
 

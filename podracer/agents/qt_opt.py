@@ -144,7 +144,9 @@ class QTOpt:
         best_action = jax.vmap(self._best_action, (None, 0, 0))
         next_action = best_action(state.target_params[0], next_obs, keys)
         next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
-        return continuous.critic_loss(self, critics, networks.smallest(next_outputs), transition)
+        return continuous.critic_loss(
+            self, critics, networks.min_over_critics(next_outputs), transition
+        )
 
     def _best_action(self, critic: Params, observation: PyTree, key: jax.Array) -> jax.Array:
         """Return an action `[size]` in [-1, 1] of nearly the largest value for an observation.

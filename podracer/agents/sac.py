@@ -164,7 +164,7 @@ class SAC:
         next_outputs = networks.q_outputs(state.target_params, next_obs, next_action)
         penalty = jnp.exp(actor.log_temperature) * next_log_prob
         return continuous.critic_loss(
-            self, critics, networks.smallest(next_outputs), transition, penalty=penalty
+            self, critics, networks.min_over_critics(next_outputs), transition, penalty=penalty
         )
 
     def _actor_loss(

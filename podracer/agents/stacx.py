@@ -17,7 +17,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.meta import clip_by_norm, meta_grad
+from podracer.agents.common.meta import differentiable_optimizer, meta_grad
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -237,8 +237,7 @@ class Stacx:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        clip = clip_by_norm(self.max_gradient_norm)
-        return optax.chain(clip, self.optimizer.build(root_epsilon=1e-10))
+        return differentiable_optimizer(self.optimizer, self.max_gradient_norm)
 
 
 def _join(learner: CountedState, metaparams: Metaparams, meta_state: optax.OptState) -> StacxState:

@@ -225,7 +225,7 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     }
     experiment = recipes.find(name, **options)
     if environment is not None and "environment" not in options:
-        experiment = experiment.in_environment(environment)
+        experiment = experiment.with_environment(environment)
     return experiment, remaining
 
 
@@ -247,7 +247,7 @@ def find_experiment(arguments: Sequence[str]) -> tuple[str, Experiment, list[str
         from podracer.experiments.recipes import with_update_rule
 
         experiment = with_update_rule(experiment, file)
-    return recipe, experiment.under(peek_arch(flags) or experiment.arch), flags
+    return recipe, experiment.with_arch(peek_arch(flags) or experiment.arch), flags
 
 
 def find_modules_here(recipe: str | None, environment: str | None) -> None:

@@ -150,7 +150,7 @@ def _bench_recipe(arguments: Sequence[str]) -> int:
     experiment, flags = find_recipe(recipe, flags)
     about = "Measure the speed and the memory of a recipe under Anakin."
     options, experiment, _ = parse_experiment(
-        f"bench recipe {recipe}", flags, experiment.under("anakin"), RecipeOptions(), {}, about
+        f"bench recipe {recipe}", flags, experiment.with_arch("anakin"), RecipeOptions(), {}, about
     )
     require_in_range("--repetitions", options.repetitions, most=MAX_REPETITIONS)
     for num_envs in options.sizes:
@@ -179,7 +179,7 @@ def tune(arguments: Sequence[str]) -> int:
     recipe, flags = arguments[0], list(arguments[1:])
     experiment, own_flags = find_recipe(recipe, flags)
     options, experiment, _ = parse_experiment(
-        f"tune {recipe}", own_flags, experiment.under("sebulba"), TuneOptions(), {}, about
+        f"tune {recipe}", own_flags, experiment.with_arch("sebulba"), TuneOptions(), {}, about
     )
     require_in_range("--seconds", options.seconds, least=0.1, most=86_400)
     if experiment.devices <= 1:

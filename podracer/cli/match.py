@@ -72,7 +72,7 @@ def match(arguments: Sequence[str]) -> int:
         players.append(matches.trained_player(name, agent, env, state.learner, sampled=sampled))
     if not environments:
         raise ConfigError("a match needs at least one run, which knows the game.")
-    table = matches.play_matches(matches.game_of(environments), players, games, seed)
+    table = matches.play_matches(matches.common_game(environments), players, games, seed)
     if options.json:
         print(json.dumps(_figures(table)))
     else:

@@ -245,8 +245,8 @@ def resume_tournament(directory: Path, recipe: str | None) -> int:
     from podracer.tournament.config import read_tournament
 
     names = recipe.split(",") if recipe else []
-    own = [find_recipe(name, ())[0] for name in names]
-    return _run(read_tournament(directory, own), directory, names)
+    user_experiments = [find_recipe(name, ())[0] for name in names]
+    return _run(read_tournament(directory, user_experiments), directory, names)
 
 
 def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> int:
@@ -289,10 +289,10 @@ def leaderboard(arguments: Sequence[str]) -> int:
     if (options.run / RECORDS).exists():
         return _leaderboard_of_sweep(options)
     from podracer.reports.standings import LiveStandings, entry_as_json
-    from podracer.tournament.events import check_settings, replay
+    from podracer.tournament.events import check_settings, state_after
     from podracer.tournament.leaderboard import read_events
 
-    state = replay(read_events(options.run))
+    state = state_after(read_events(options.run))
     check_settings(state.header)
     if options.json:
         for entry in state.board:
@@ -303,7 +303,7 @@ def leaderboard(arguments: Sequence[str]) -> int:
         live.show(state)
         while options.watch:
             time.sleep(1.0)
-            live.show(replay(read_events(options.run)))
+            live.show(state_after(read_events(options.run)))
     return 0
 
 

@@ -87,10 +87,10 @@ class CheckpointOptions(RunOptions):
 
 def best_run(tournament: Path) -> Path | None:
     """Return the run of the first entry on a tournament's leaderboard, None if it is empty."""
-    from podracer.tournament.events import replay
+    from podracer.tournament.events import state_after
     from podracer.tournament.leaderboard import read_events
 
-    board = replay(read_events(tournament)).board
+    board = state_after(read_events(tournament)).board
     return (tournament / board[0].checkpoint).parents[1] if board else None
 
 

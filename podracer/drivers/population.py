@@ -28,7 +28,12 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
 from podracer.drivers.common import Progress, TrainState
 from podracer.drivers.exchange import is_due
-from podracer.drivers.selection import Selection, SelectionState, begin, with_selection
+from podracer.drivers.selection import (
+    Selection,
+    SelectionState,
+    init_selection_state,
+    with_selection,
+)
 from podracer.environment import Environment
 from podracer.evaluate import (
     MAX_STEPS,
@@ -85,7 +90,7 @@ def hyperparameters(agent: Any) -> dict[str, float]:
     }
 
 
-def stack(agent: Agent, pods: Sequence[Pod]) -> Any:
+def stack_agents(agent: Agent, pods: Sequence[Pod]) -> Any:
     """Return one agent with the pods' hyperparameters as leaves f32 `[P]`."""
     agents = [
         with_hyperparameters(agent, {h.name: h.value for h in pod.hyperparameters}) for pod in pods
@@ -125,7 +130,7 @@ def abstract_states(
     """
     keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
-    states = jax.eval_shape(make_states, stack(agent, pods), keys)
+    states = jax.eval_shape(make_states, stack_agents(agent, pods), keys)
     if host_leaves(states):
         raise ConfigError(
             "the pods of a population sample in one program, which reads host memory for one "
@@ -146,7 +151,7 @@ def init_states(
     abstract = abstract_states(agent, pods, env, mesh, config, exchange)
     target = jax.tree.map(lambda x: x.sharding, abstract)
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
-    return jax.jit(make_states, out_shardings=target)(stack(agent, pods), run_keys(pods))
+    return jax.jit(make_states, out_shardings=target)(stack_agents(agent, pods), run_keys(pods))
 
 
 def _make_initial_states(
@@ -171,7 +176,7 @@ def _make_initial_states(
     varying = [parameter.name for pod in pods for parameter in pod.hyperparameters]
     varying += [bound.name for bound in exchange.bounds]
     values = hyperparameters(agents)
-    return begin(states, {name: values[name] for name in dict.fromkeys(varying)})
+    return init_selection_state(states, {name: values[name] for name in dict.fromkeys(varying)})
 
 
 def current_agents(agents: Any, states: TrainState) -> Any:
@@ -233,7 +238,7 @@ def lower_chunk(
     exchange: Exchange | None = None,
 ) -> Callable[[], anakin.Program]:
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
-    agents = jax.device_put(stack(agent, pods), NamedSharding(mesh, PODS))
+    agents = jax.device_put(stack_agents(agent, pods), NamedSharding(mesh, PODS))
     program = make_chunk(env, mesh, config, exchange)
     lowered = program.lower(agents, states, anakin.abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
@@ -333,7 +338,7 @@ def make_evaluator(
     `evaluate.make_evaluator` does.
     """
     rule.check(env.spec)
-    agents = stack(agent, pods)
+    agents = stack_agents(agent, pods)
 
     def evaluate_pod(agent: Agent, state: TrainState) -> Episodes:
         agent = current_agents(agent, state)

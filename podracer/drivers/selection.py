@@ -143,7 +143,7 @@ class PopulationBased:
         """Return the numbers of the pods that all pods start from, as `Truncation` does."""
         return _from_the_top(scores, self.fraction, draws)
 
-    def perturbed(self, values: dict[str, Any], draws: jax.Array) -> dict[str, Any]:
+    def perturb(self, values: dict[str, Any], draws: jax.Array) -> dict[str, Any]:
         """Return hyperparameters f32 `[P]` by name after exploration.
 
         `draws`, f32 `[P, H, 3]` in [0, 1), choose for each of the H bounds the factor, whether to
@@ -271,7 +271,7 @@ class SelectionState(TrainState):
     score: jax.Array  # f32 [P]; -inf before any episode has ended
 
 
-def begin(states: TrainState, hyperparameters: dict[str, Any]) -> SelectionState:
+def init_selection_state(states: TrainState, hyperparameters: dict[str, Any]) -> SelectionState:
     """Return the state of pods `[P, ...]` before the first update, with their hyperparameters."""
     scores = jnp.full(states.update.shape, -jnp.inf, jnp.float32)
     return SelectionState(**vars(states), hyperparameters=hyperparameters, score=scores)
@@ -330,7 +330,7 @@ def _select(
     shared = _fused(parent_states.learner.shared, states.learner.shared, parents, mesh)
     values = parent_states.hyperparameters
     if isinstance(selection.rule, PopulationBased):
-        explored = selection.rule.perturbed(values, draws[:, 1:].reshape(len(numbers), -1, 3))
+        explored = selection.rule.perturb(values, draws[:, 1:].reshape(len(numbers), -1, 3))
         values = {name: jnp.where(changed, explored[name], x) for name, x in values.items()}
     return (
         dataclasses.replace(

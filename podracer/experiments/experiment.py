@@ -85,7 +85,7 @@ class Experiment:
         """Architecture of the run: `anakin` or `sebulba`."""
         return "anakin" if isinstance(self.driver, AnakinConfig) else "sebulba"
 
-    def under(self, arch: str) -> Experiment:
+    def with_arch(self, arch: str) -> Experiment:
         """Return this experiment under an architecture, with the settings that both share."""
         if arch == self.arch:
             return self
@@ -94,7 +94,7 @@ class Experiment:
         new = kind(old.num_envs, old.rollout_length, old.updates_per_chunk)
         return dataclasses.replace(self, driver=new)
 
-    def in_environment(self, environment: str | Environment | HostEnvironments) -> Experiment:
+    def with_environment(self, environment: str | Environment | HostEnvironments) -> Experiment:
         """Return this experiment in another environment: under Sebulba if that needs the host.
 
         A target return is one of its old environment, and does not count in another.
@@ -104,7 +104,7 @@ class Experiment:
         if isinstance(environment, str) and environment == self.environment:
             return self
         moved = dataclasses.replace(self, environment=environment, target_return=None)
-        return moved.under("sebulba") if runs_on_host(environment) else moved
+        return moved.with_arch("sebulba") if runs_on_host(environment) else moved
 
     def with_fields(self, values: Mapping[str, Any]) -> Experiment:
         """Return this experiment with other values of its fields.

@@ -40,7 +40,7 @@ def trained_move(name: str, agent: Agent, env: Any, *, sampled: bool) -> Move:
     The first raises `ConfigError` for an agent with memory: a player sees a position only. An agent
     that plans in the game does so for both players, whomever it trained against.
     """
-    game_name, shows_state = game_in(env), isinstance(env, WithModel)
+    game_name, shows_state = find_game_name(env), isinstance(env, WithModel)
     if shows_state:
         spec = WithModel(auto_reset(SelfPlay(game_name))).spec
         agent = dataclasses.replace(agent, spec=spec)  # type: ignore[type-var]
@@ -66,7 +66,7 @@ def trained_move(name: str, agent: Agent, env: Any, *, sampled: bool) -> Move:
     return move
 
 
-def game_in(env: Any) -> str:
+def find_game_name(env: Any) -> str:
     """Return the name of an environment's game. Raises `ConfigError` if it has not two players."""
     inner = env.environment if isinstance(env, WithModel) else env
     name = getattr(inner.inner, "name", "") if isinstance(inner, AutoReset) else ""
@@ -119,7 +119,7 @@ def _read(opponent: TrainedOpponent) -> _Policy:
     # On the host: constants of a program on any devices.
     params = jax.tree.map(np.asarray, policy_params(agent, state.learner))
     move = trained_move(opponent.directory, agent, env, sampled=True)
-    return _Policy(game_in(env), move, params)
+    return _Policy(find_game_name(env), move, params)
 
 
 def make_environment(name: str, recipe: Any = None) -> Any:

@@ -89,7 +89,9 @@ def train(
     run_dir = None if run_dir is None else expand_home(run_dir)
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
-        experiment = experiment.in_environment(overrides.get("environment", experiment.environment))
+        experiment = experiment.with_environment(
+            overrides.get("environment", experiment.environment)
+        )
     experiment = experiment.with_fields(overrides)
     check_types(experiment)
     experiment.check()

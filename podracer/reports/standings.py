@@ -24,7 +24,7 @@ from podracer.reports.tournament_log import (
     varying_hyperparameters,
     ways_of_acting,
 )
-from podracer.tournament.events import Entry, PodState, State
+from podracer.tournament.events import Entry, PodState, TournamentState
 
 _COLORS = {"running": "green", "failed": "red", "quarantined": "red", "retired": "dim"}
 
@@ -52,7 +52,7 @@ class LiveStandings:
         self._live = Live(console=self._terminal, auto_refresh=False)
         self._whole, self._known = whole, dict[int, int]()
 
-    def show(self, state: State) -> None:
+    def show(self, state: TournamentState) -> None:
         """Show a state if it differs from the last one."""
         if self._terminal.is_terminal:
             self._live.update(self._picture(state), refresh=True)
@@ -61,13 +61,13 @@ class LiveStandings:
         else:
             self._lines(state)
 
-    def _picture(self, state: State) -> Group:
+    def _picture(self, state: TournamentState) -> Group:
         title = Text.assemble((str(self._directory), "bold"), f"  {_about(state, self._rounds)}")
         tables = [board(state), *([matrix(state)] if state.ratings else [])]
         spaced = [part for table in tables for part in (table, Text())]
         return Group(title, Text(), *spaced, pods(state, self._rounds))
 
-    def _lines(self, state: State) -> None:
+    def _lines(self, state: TournamentState) -> None:
         places = {entry.id: place for place, entry in enumerate(state.board, 1)}
         for name, pod in state.pods.items():
             newest = pod.newest
@@ -90,7 +90,7 @@ class LiveStandings:
         self._live.stop()
 
 
-def _about(state: State, rounds: int) -> str:
+def _about(state: TournamentState, rounds: int) -> str:
     done = sum(min(pod.round, rounds) for pod in state.pods.values())
     rejected = f", {state.rejected} reports refused" if state.rejected else ""
     acting = " or ".join(ways_of_acting(state)) or "unknown"
@@ -99,7 +99,7 @@ def _about(state: State, rounds: int) -> str:
     return f"{done} of {rounds * len(state.pods)} rounds, {scoring}{rejected}{paused}"
 
 
-def board(state: State) -> Table:
+def board(state: TournamentState) -> Table:
     """Return a table of the entries, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     score = score_name(state)
@@ -121,7 +121,7 @@ def board(state: State) -> Table:
     return table
 
 
-def matrix(state: State) -> Table:
+def matrix(state: TournamentState) -> Table:
     """Return a table of the points that players of a league won against each other."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     head, *rows = results(state)
@@ -132,14 +132,14 @@ def matrix(state: State) -> Table:
     return table
 
 
-def pods(state: State, rounds: int) -> Table:
+def pods(state: TournamentState, rounds: int) -> Table:
     """Return a table of the pods and their status."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("pod", "round", "status", "newest", ""):
         table.add_column(name)
     items: Mapping[int, PodState] = state.pods
     for name, pod in sorted(items.items()):
-        status = "done" if pod.live and pod.round >= rounds else pod.status
+        status = "done" if pod.is_live and pod.round >= rounds else pod.status
         table.add_row(
             str(name),
             f"{min(pod.round + 1, rounds)}/{rounds}",
@@ -155,7 +155,7 @@ def _plain(text: str) -> Text:
     return Text(printable(text))
 
 
-def entry_as_json(entry: Entry, state: State) -> dict[str, Any]:
+def entry_as_json(entry: Entry, state: TournamentState) -> dict[str, Any]:
     """Return an entry as JSON: with its id, in a league its matches, without its experiment."""
     fields = dataclasses.asdict(entry)
     del fields["experiment"]

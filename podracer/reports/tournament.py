@@ -26,9 +26,9 @@ from podracer.tournament.events import (
     Event,
     Failed,
     Rejected,
-    State,
     Stopped,
     Submitted,
+    TournamentState,
     check_settings,
 )
 
@@ -81,7 +81,7 @@ def facts(course: TournamentLog) -> dict[str, str]:
     }
 
 
-def _evaluation(state: State) -> dict[str, str]:
+def _evaluation(state: TournamentState) -> dict[str, str]:
     if state.ratings:
         return {"Games of a match": f"{state.header.episodes}, sampled"}
     acting = ways_of_acting(state)

@@ -17,12 +17,12 @@ from podracer.tournament.events import (
     Event,
     Failed,
     Started,
-    State,
     Stopped,
     Submitted,
-    history,
+    TournamentState,
+    accepted_entries,
     lineage,
-    replay,
+    state_after,
 )
 from podracer.tournament.leaderboard import read_events
 from podracer.tournament.ratings import points
@@ -46,14 +46,14 @@ class TournamentLog:
     events: Sequence[Event]
 
     @functools.cached_property
-    def state(self) -> State:
+    def state(self) -> TournamentState:
         """State after the last event."""
-        return replay(self.events)
+        return state_after(self.events)
 
     @functools.cached_property
     def entries(self) -> dict[str, Entry]:
         """Every entry ever accepted, by id, in the order of arrival."""
-        return history(self.events)
+        return accepted_entries(self.events)
 
     @functools.cached_property
     def ancestry(self) -> tuple[Entry, ...]:
@@ -125,7 +125,7 @@ def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
     return [name for name, values in values_by_name.items() if len(values) > 1]
 
 
-def ways_of_acting(state: State) -> list[str]:
+def ways_of_acting(state: TournamentState) -> list[str]:
     """Return how the experiments of a tournament act in evaluations, each way once."""
     experiments = state.header.tournament.get("experiments", ())
     fields = ("evaluation_policy", "evaluation_epsilon")
@@ -138,12 +138,12 @@ def ways_of_acting(state: State) -> list[str]:
 MAX_PLAYERS = 12  # in a table of results
 
 
-def score_name(state: State) -> str:
+def score_name(state: TournamentState) -> str:
     """Return what scores are: `rating` once there are matches of a league, else `score`."""
     return "rating" if state.ratings else "score"
 
 
-def score_text(entry: Entry, state: State) -> str:
+def score_text(entry: Entry, state: TournamentState) -> str:
     """Format a rating with its 95 % interval, or a score with its standard error, if it has one."""
     if state.ratings:
         return f"{entry.score:+.0f} ± {1.96 * entry.standard_error:.0f}"
@@ -152,7 +152,7 @@ def score_text(entry: Entry, state: State) -> str:
     return f"{number(entry.score)} ± {number(entry.standard_error)}"
 
 
-def results(state: State) -> list[list[str]]:
+def results(state: TournamentState) -> list[list[str]]:
     """Return a table of a league's best entries and its anchor, best first; empty without a league.
 
     The first row has the names. Each other one is a player's name and its share of the points

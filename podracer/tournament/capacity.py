@@ -44,7 +44,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # not even for the writer of a named pipe
 
 
-def weakest(pods: Mapping[int, PodState]) -> list[int]:
+def weakest_first(pods: Mapping[int, PodState]) -> list[int]:
     """Return the numbers of pods: those without an entry first, then by ascending score."""
 
     def strength(number: int) -> tuple[bool, float, int]:

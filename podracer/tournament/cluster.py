@@ -36,7 +36,7 @@ class Attempt:
 
     def wait(self) -> int:
         """Return the exit code of the process."""
-        while not (codes := self._engine.ended()):
+        while not (codes := self._engine.poll()):
             time.sleep(0.1)
         return codes[0]
 
@@ -49,11 +49,11 @@ class Attempt:
         self._engine.kill(0)
 
 
-class Running(NamedTuple):
+class RayAttempt(NamedTuple):
     """A running attempt and its Ray futures."""
 
     actor: Any
-    begun: Any  # ready once a machine had room
+    ready: Any  # ready once a machine had room
     code: Any  # ready at its end
     directory: Path
 
@@ -68,13 +68,13 @@ class Cluster:
         self._actor = ray.remote(
             num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0, max_concurrency=4
         )(Attempt)
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RayAttempt] = {}
 
     def start(self, token: int, directory: str) -> None:
         """Start an attempt as soon as a machine has room for it."""
         actor = self._actor.remote(directory, self._recipes, self._gpus)
         ready, code = actor.__ray_ready__.remote(), actor.wait.remote()
-        self._running[token] = Running(actor, ready, code, Path(directory))
+        self._running[token] = RayAttempt(actor, ready, code, Path(directory))
 
     def stop(self, token: int) -> None:
         """Ask an attempt to save and end."""
@@ -88,19 +88,19 @@ class Cluster:
         attempt = self._running.get(token)
         if attempt is None:
             return
-        if self._is_there(attempt.begun):
+        if self._is_ready(attempt.ready):
             getattr(attempt.actor, how).remote()
         else:
             self._ray.kill(attempt.actor)
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         """Return the exit codes, by token, of attempts that have ended since the last call."""
         finished = [
-            token for token, attempt in self._running.items() if self._is_there(attempt.code)
+            token for token, attempt in self._running.items() if self._is_ready(attempt.code)
         ]
         return {token: self._code(self._running.pop(token)) for token in finished}
 
-    def _code(self, attempt: Running) -> int:
+    def _code(self, attempt: RayAttempt) -> int:
         try:
             return self._ray.get(attempt.code)
         except self._ray.exceptions.RayError as error:  # of the machine, or of Ray's worker
@@ -114,7 +114,7 @@ class Cluster:
             print("Ray has lost this machine", file=sys.stderr, flush=True)
             os._exit(1)  # Ray's regular exit might never end
         for attempt in self._running.values():
-            if not self._is_there(attempt.begun):
+            if not self._is_ready(attempt.ready):
                 (attempt.directory / "log.txt").touch()  # no machine yet, so it does not stall
 
     def leave(self) -> None:
@@ -123,11 +123,11 @@ class Cluster:
         for token in self._running:
             self.stop(token)
         while self._running and time.monotonic() < deadline:
-            self.ended()
+            self.poll()
             time.sleep(0.05)
         self._ray.shutdown()
 
-    def _is_there(self, reference: Any) -> bool:
+    def _is_ready(self, reference: Any) -> bool:
         return bool(self._ray.wait([reference], timeout=0)[0])
 
 
@@ -159,7 +159,7 @@ def main(cpus: str, gpus: str, *recipes: str) -> None:
     while (lines := commands.read()) is not None:
         for verb, *arguments in lines:
             {"start": cluster.start, "stop": cluster.stop, "kill": cluster.kill}[verb](*arguments)
-        for token, code in cluster.ended().items():
+        for token, code in cluster.poll().items():
             _say(out, [token, code])
         if time.monotonic() - last_beat > 1.0:
             cluster.beat()  # hangs, as any call of Ray may, when the cluster is gone

@@ -26,7 +26,7 @@ from podracer.schedules import over_run
 from podracer.tournament.engine import check_ray_is_installed
 from podracer.tournament.events import MAX_PODS, Header, check_settings
 from podracer.tournament.leaderboard import read_events
-from podracer.tournament.matches import check_player, game_of
+from podracer.tournament.matches import check_player, common_game
 from podracer.tournament.selection import (
     SELECTION_RULES,
     Generational,
@@ -141,7 +141,7 @@ class Tournament:
 
     def _check_round(self, experiment: Experiment) -> None:
         """Raise `ConfigError` if a round cannot train with all that selection may choose."""
-        experiment = of_round(experiment, self.round_frames)
+        experiment = experiment_of_round(experiment, self.round_frames)
         experiment.check()
         if isinstance(self.selection, PopulationBased):
             for bound in self.selection.bounds:
@@ -179,7 +179,7 @@ class Tournament:
                 "minimax-6."
             )
         built = [build(experiment) for experiment in self.experiments]
-        find_opponent(self.anchor, game_of([env for _, env in built]))
+        find_opponent(self.anchor, common_game([env for _, env in built]))
         for experiment, (agent, env) in zip(self.experiments, built, strict=True):
             check_player(experiment.recipe, agent, env)
         if self.train_against is None:
@@ -209,9 +209,9 @@ class Tournament:
         Schedules of its whole run last for all rounds.
         """
         experiment = self.experiments[pod % len(self.experiments)]
-        num_steps = of_round(experiment, self.round_frames).num_steps
+        num_steps = experiment_of_round(experiment, self.round_frames).num_steps
         agent = over_run(experiment.agent, self.rounds * num_steps)
-        return seeded(dataclasses.replace(experiment, agent=agent), self.seed, pod)
+        return with_pod_seeds(dataclasses.replace(experiment, agent=agent), self.seed, pod)
 
     def header(self) -> Header:
         """Return the first line of the log."""
@@ -221,7 +221,7 @@ class Tournament:
         )
 
 
-def of_round(experiment: Experiment, frames: int, parent_updates: int = 0) -> Experiment:
+def experiment_of_round(experiment: Experiment, frames: int, parent_updates: int = 0) -> Experiment:
     """Return an experiment whose training ends at least `frames` after its parent's updates."""
     driver = experiment.driver
     updates = math.ceil(frames / driver.steps_per_update)
@@ -235,14 +235,14 @@ def of_round(experiment: Experiment, frames: int, parent_updates: int = 0) -> Ex
     )
 
 
-def seeded(experiment: Experiment, seed: int, pod: int) -> Experiment:
+def with_pod_seeds(experiment: Experiment, seed: int, pod: int) -> Experiment:
     """Return the experiment with the seeds of a pod in a tournament with this seed."""
-    own = (seed + 1) * 10_000 + pod
+    pod_seed = (seed + 1) * 10_000 + pod
     pods = tuple(
-        dataclasses.replace(pod_, seed=(own + 100_000_000 * index) % 2**32)
-        for index, pod_ in enumerate(experiment.pods, 1)
+        dataclasses.replace(member, seed=(pod_seed + 100_000_000 * index) % 2**32)
+        for index, member in enumerate(experiment.pods, 1)
     )
-    return dataclasses.replace(experiment, seed=own, pods=pods)
+    return dataclasses.replace(experiment, seed=pod_seed, pods=pods)
 
 
 def with_values(pod: Pod, values: Mapping[str, float]) -> Pod:
@@ -254,16 +254,18 @@ def with_values(pod: Pod, values: Mapping[str, float]) -> Pod:
 _KINDS = {**KINDS, **SELECTION_RULES, "Tournament": Tournament, "Range": Range}
 
 
-def read_tournament(directory: Path, own: Sequence[Experiment] = ()) -> Tournament:
-    """Read the configuration of a tournament; `own` is that of `restore_experiment`.
+def read_tournament(directory: Path, user_experiments: Sequence[Experiment] = ()) -> Tournament:
+    """Read the configuration of a tournament.
 
-    Raises `ConfigError` if there is none.
+    `user_experiments` is as in `restore_experiment`. Raises `ConfigError` if there is none.
     """
     header = read_events(directory)[0]
     assert isinstance(header, Header)
     check_settings(header)
     try:
-        experiments = [restore_experiment(data, own) for data in header.tournament["experiments"]]
+        experiments = [
+            restore_experiment(data, user_experiments) for data in header.tournament["experiments"]
+        ]
         tournament = from_json({**header.tournament, "experiments": experiments}, _KINDS)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
@@ -274,13 +276,15 @@ def read_tournament(directory: Path, own: Sequence[Experiment] = ()) -> Tourname
     return tournament
 
 
-def restore_experiment(data: Mapping[str, Any], own: Sequence[Experiment]) -> Experiment:
+def restore_experiment(
+    data: Mapping[str, Any], user_experiments: Sequence[Experiment]
+) -> Experiment:
     """Return an experiment from its JSON.
 
-    `own` are experiments with agents, networks or environments of the user's own: the one of the
-    same name lends what no file can bring back. Raises `ConfigError` where that is missing.
+    `user_experiments` have agents, networks or environments of the user's own: the one of the same
+    name lends what no file can bring back. Raises `ConfigError` where that is missing.
     """
-    like = next((experiment for experiment in own if experiment.recipe == data["recipe"]), None)
+    like = next((e for e in user_experiments if e.recipe == data["recipe"]), None)
     return from_json(data, KINDS if like is None else {**KINDS, **kinds_of(like)}, like)
 
 
@@ -293,19 +297,19 @@ def check_is_nameable(directory: Path) -> None:
         )
 
 
-def check_pods(tournament: Tournament, own: Sequence[Experiment]) -> None:
-    """Raise `ConfigError` if pods that have `own` cannot run the tournament's experiments."""
+def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -> None:
+    """Raise `ConfigError` if pods with `user_experiments` cannot run all of a tournament's."""
     if tournament.engine == "ray":
         check_ray_is_installed()
     names: dict[str, Experiment] = {}
-    for experiment in own:
+    for experiment in user_experiments:
         if names.setdefault(experiment.recipe, experiment) != experiment and _is_own(experiment):
             raise ConfigError(
                 f"several recipes have the name {experiment.recipe!r}: give each its own `recipe`."
             )
     for experiment in tournament.experiments:
         try:
-            restore_experiment(to_json(experiment), own)
+            restore_experiment(to_json(experiment), user_experiments)
         except ConfigError as error:
             raise ConfigError(
                 f"pods cannot make {experiment.recipe!r} again: name its recipe as MODULE:FUNCTION,"

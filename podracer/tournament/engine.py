@@ -40,16 +40,16 @@ class Engine(Protocol):
         """Start an attempt; its output goes to `log.txt` in the directory."""
         ...
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         """Return exit codes, by token, of attempts that ended since the last call; never wait."""
         ...
 
     def stop(self, token: int) -> None:
-        """Ask an attempt to save and end; `ended` reports it later."""
+        """Ask an attempt to save and end; `poll` reports it later."""
         ...
 
     def kill(self, token: int) -> None:
-        """Kill an attempt at once; `ended` reports it later."""
+        """Kill an attempt at once; `poll` reports it later."""
         ...
 
     def close(self) -> None:
@@ -61,23 +61,23 @@ class InlineEngine:
     """Engine that runs each round in this process when it is started, and raises its errors.
 
     Pods end in the order of their starts, so the same tournament gives the same entries: for
-    experiments with tournaments, and for `own`, see `config.restore_experiment`, that no other
-    process can import. Nothing runs between two calls, so there is nothing to stop. Raises
+    experiments with tournaments, and for `user_experiments` that no other process can import, see
+    `config.restore_experiment`. Nothing runs between two calls, so there is nothing to stop. Raises
     `KeyboardInterrupt` with the exit code of a round that was stopped and has saved.
     """
 
-    def __init__(self, own: Sequence[Experiment] = ()) -> None:
-        self._own = own
+    def __init__(self, user_experiments: Sequence[Experiment] = ()) -> None:
+        self._user_experiments = user_experiments
         self._done: list[int] = []
 
     def start(self, token: int, directory: Path) -> None:
         from podracer.tournament.pod import run  # slow to import, and not needed by `cluster.py`
 
-        if code := run(directory, self._own):
+        if code := run(directory, self._user_experiments):
             raise KeyboardInterrupt(code)
         self._done.append(token)
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         done, self._done = self._done, []
         return dict.fromkeys(done, 0)
 
@@ -118,7 +118,7 @@ class LocalEngine:
                 env={**os.environ, **self._memory, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         codes = {token: process.poll() for token, process in self._processes.items()}
         finished = {token: code for token, code in codes.items() if code is not None}
         for token in finished:
@@ -212,7 +212,7 @@ class RayEngine:
         self._running.add(token)
         self._tell("start", token, str(directory.absolute()))
 
-    def ended(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         replies = self._replies.read()
         if replies is None:
             raise self._lost(_last_line(self._log))

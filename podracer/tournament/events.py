@@ -1,6 +1,6 @@
 """Events of a tournament, and the state that follows from them, as pure functions.
 
-    events  --replay-->  State, which holds the leaderboard
+    events  --state_after-->  TournamentState, with the leaderboard
 
 Times are recorded, but no decision depends on them.
 """
@@ -197,13 +197,13 @@ class PodState:
     frames: int = 0  # largest progress of them
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether the pod is neither retired nor quarantined."""
         return self.status not in ("retired", "quarantined")
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class TournamentState:
     """State of a tournament, immutable; enough to continue it."""
 
     header: Header
@@ -225,15 +225,15 @@ def ranking(entries: Iterable[Entry], size: int | None = None) -> tuple[Entry, .
     return tuple(order[:size])
 
 
-def replay(events: Iterable[Event]) -> State:
+def state_after(events: Iterable[Event]) -> TournamentState:
     """Return the state after these events, the first of which is the `Header`."""
     header, *later = events
     assert isinstance(header, Header)
     pods = {pod: PodState() for pod in range(header.pods)}
-    return functools.reduce(apply, later, State(header, (), pods))
+    return functools.reduce(apply_event, later, TournamentState(header, (), pods))
 
 
-def apply(state: State, event: Event) -> State:
+def apply_event(state: TournamentState, event: Event) -> TournamentState:
     """Return the state after one more event."""
     state = dataclasses.replace(state, events=state.events + 1)
     match event:
@@ -246,9 +246,9 @@ def apply(state: State, event: Event) -> State:
     pod = state.pods.get(event.pod, PodState())
     match event:
         case Started():
-            parents = tuple(find(state, event.pod, parent) for parent in event.parents)
-            names = but_anchor(event.opponents, event.training)
-            opponents = tuple(find(state, event.pod, name) for name in names)
+            parents = tuple(find_entry(state, event.pod, parent) for parent in event.parents)
+            names = entries_among(event.opponents, event.training)
+            opponents = tuple(find_entry(state, event.pod, name) for name in names)
             same = pod if event.round == pod.round else PodState(event.round, newest=pod.newest)
             pod = dataclasses.replace(
                 same, status="running", attempt=event, parents=parents, opponents=opponents
@@ -257,7 +257,7 @@ def apply(state: State, event: Event) -> State:
             assert pod.attempt is not None
             if event.matches:
                 state = _with_matches(state, event.matches)
-            entry = _rated(joined(pod.attempt, event), state.ratings)
+            entry = _rated(join_entry(pod.attempt, event), state.ratings)
             pod = PodState(event.round + 1, newest=entry)
             board = ranking((*state.board, entry), state.header.size)
             state = dataclasses.replace(state, board=board)
@@ -279,7 +279,7 @@ def apply(state: State, event: Event) -> State:
     return dataclasses.replace(state, pods={**state.pods, event.pod: pod})
 
 
-def but_anchor(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
+def entries_among(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
     """Return the entries among the opponents of a start, the first of whose matches is the anchor.
 
     Each is there once.
@@ -287,7 +287,7 @@ def but_anchor(opponents: Sequence[str], training: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys((*opponents, *training)) if name not in opponents[:1]]
 
 
-def _with_matches(state: State, matches: tuple[Match, ...]) -> State:
+def _with_matches(state: TournamentState, matches: tuple[Match, ...]) -> TournamentState:
     """Return the state with new ratings of all entries, by these matches and those before."""
     matches = (*state.matches, *matches)
     ratings = rate_players(matches, state.ratings)
@@ -306,7 +306,7 @@ def _rated(entry: Entry, ratings: Mapping[str, Rating]) -> Entry:
     return dataclasses.replace(entry, score=rating.elo, standard_error=rating.std)
 
 
-def find(state: State, pod: int, entry_id: str) -> Entry:
+def find_entry(state: TournamentState, pod: int, entry_id: str) -> Entry:
     """Return an entry that this pod may start from or play.
 
     It is on the board, a pod's newest, or a parent or an opponent of the pod's attempt. Raises
@@ -320,15 +320,15 @@ def find(state: State, pod: int, entry_id: str) -> Entry:
     raise ValueError(f"pod {pod} cannot have {entry_id}, whose checkpoint is not kept")
 
 
-def referenced(state: State) -> frozenset[str]:
-    """Return the checkpoints that a pod may need: those of all entries of `find`."""
+def referenced_checkpoints(state: TournamentState) -> frozenset[str]:
+    """Return the checkpoints that a pod may need: those of all entries of `find_entry`."""
     entries = list(state.board)
     for pod in state.pods.values():
         entries += (*pod.parents, *pod.opponents, *([pod.newest] if pod.newest else []))
     return frozenset(entry.checkpoint for entry in entries)
 
 
-def history(events: Iterable[Event]) -> dict[str, Entry]:
+def accepted_entries(events: Iterable[Event]) -> dict[str, Entry]:
     """Return every entry ever accepted, by id, in the order of arrival, with its last rating."""
     starts: dict[int, Started] = {}
     entries: dict[str, Entry] = {}
@@ -337,7 +337,7 @@ def history(events: Iterable[Event]) -> dict[str, Entry]:
         if isinstance(event, Started):
             starts[event.token] = event
         elif isinstance(event, Submitted):
-            entry = joined(starts[event.token], event)
+            entry = join_entry(starts[event.token], event)
             entries[entry.id] = entry
             matches += event.matches
     ratings = rate_players(matches)
@@ -345,7 +345,7 @@ def history(events: Iterable[Event]) -> dict[str, Entry]:
 
 
 def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
-    """Return an entry of the `history` and all its ancestors, each once, nearest first.
+    """Return an entry of `accepted_entries` and all its ancestors, each once, nearest first.
 
     Raises `ConfigError` if there is no such entry.
     """
@@ -360,7 +360,7 @@ def lineage(entries: Mapping[str, Entry], entry_id: str) -> tuple[Entry, ...]:
     return tuple(ancestors.values())
 
 
-def joined(start: Started, report: Submitted) -> Entry:
+def join_entry(start: Started, report: Submitted) -> Entry:
     """Join a start with its report to an entry."""
     fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     return Entry(

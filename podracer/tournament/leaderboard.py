@@ -1,6 +1,6 @@
 """The leaderboard: an append-only log of events, and the state that follows from it.
 
-    leaderboard.jsonl  --read_events-->  events  --replay-->  State, which holds the leaderboard
+    leaderboard.jsonl --read_events--> events --state_after--> TournamentState, with the leaderboard
 
 `DIR/leaderboard.jsonl` is the source of truth. Each line is one event, synced to disk before it is
 acknowledged, and ends with a checksum over itself and the previous line: damage is reported with
@@ -46,12 +46,12 @@ from podracer.tournament.events import (
     Started,
     Stopped,
     Submitted,
-    apply,
-    but_anchor,
-    find,
-    history,
-    referenced,
-    replay,
+    accepted_entries,
+    apply_event,
+    entries_among,
+    find_entry,
+    referenced_checkpoints,
+    state_after,
 )
 from podracer.tournament.index import Index, check_length, read_length
 from podracer.types import CheckpointError, ConfigError
@@ -154,10 +154,10 @@ class Leaderboard:
             self._checksum = checksums[-1] if checksums else ""
             if not events and header is not None:
                 events = [self._append(header)]
-            self.state = replay(events)
+            self.state = state_after(events)
             if header is not None:
                 _check_same(self.state.header, header)
-            entries = history(events)
+            entries = accepted_entries(events)
             # Those of all entries ever that still exist.
             self._checkpoints = {
                 entry.checkpoint
@@ -184,15 +184,15 @@ class Leaderboard:
 
         For a retry pass the fields of the pod's last `attempt` again. Rounds may be skipped, never
         repeated. Raises `ValueError` for a round that has ended, a quarantined pod, and a parent
-        or opponent that `find` does not return.
+        or opponent that `find_entry` does not return.
         """
         pod_state = self.state.pods.get(pod, PodState())
         if pod_state.status == "quarantined" or round < pod_state.round:
             raise ValueError(
                 f"pod {pod} ({pod_state.status}, round {pod_state.round}) cannot start {round}"
             )
-        for entry_id in (*parents, *but_anchor(opponents, training)):
-            find(self.state, pod, entry_id)
+        for entry_id in (*parents, *entries_among(opponents, training)):
+            find_entry(self.state, pod, entry_id)
         token = self.state.events
         parts = tuple(parents), hyperparameters, experiment, tuple(opponents), tuple(training)
         event = Started(pod, round, token, *parts)
@@ -236,18 +236,18 @@ class Leaderboard:
         """Append an event that needs no check."""
         self._record(event)
 
-    def unreferenced(self) -> tuple[str, ...]:
+    def unreferenced_checkpoints(self) -> tuple[str, ...]:
         """Return the checkpoints of entries that no pod can start from any more."""
-        return tuple(sorted(self._checkpoints - referenced(self.state)))
+        return tuple(sorted(self._checkpoints - referenced_checkpoints(self.state)))
 
     def collect_garbage(self) -> tuple[str, ...]:
-        """Delete the `unreferenced` checkpoints and return those that are gone.
+        """Delete the `unreferenced_checkpoints` and return those that are gone.
 
         Other checkpoints of a round, from before the one of its entry, go with the first call.
         They can never be referenced again, so an interrupted deletion is harmless and the next call
         completes it.
         """
-        for name in self.unreferenced():
+        for name in self.unreferenced_checkpoints():
             if _is_inside(self.directory, name):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
         for name in self._checkpoints - self._without_others:
@@ -269,7 +269,7 @@ class Leaderboard:
 
     def _record(self, event: Event) -> None:
         # The written event is applied, so a replay cannot differ.
-        self.state = apply(self.state, self._append(event))
+        self.state = apply_event(self.state, self._append(event))
         entry = self.state.pods[event.pod].newest if isinstance(event, Submitted) else None
         try:
             new, ratings = ([entry], self.state.ratings) if entry else ([], None)
@@ -279,7 +279,7 @@ class Leaderboard:
             events, _, _ = _read(self.directory / LOG)
             # The event is in the log: if this fails, too, the next one tries again.
             with contextlib.suppress(sqlite3.Error):
-                self._index = self._make_index(history(events).values())
+                self._index = self._make_index(accepted_entries(events).values())
 
     def _append(self, event: Event) -> Event:
         event = dataclasses.replace(event, time=time.time())

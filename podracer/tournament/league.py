@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from podracer.tournament.config import OpponentRule, Tournament
-from podracer.tournament.events import State
+from podracer.tournament.events import TournamentState
 from podracer.tournament.ratings import Match, Rating, points
 from podracer.tournament.selection import selection_view
 
 
 def draw_opponents(
-    tournament: Tournament, state: State, pod: int, round: int, parents: Sequence[str]
+    tournament: Tournament, state: TournamentState, pod: int, round: int, parents: Sequence[str]
 ) -> tuple[str, ...]:
     """Return whom a pod plays after a round: the anchor, and ids of different entries.
 
@@ -31,7 +31,7 @@ def draw_opponents(
 
 
 def draw_training(
-    tournament: Tournament, state: State, pod: int, round: int, parents: Sequence[str]
+    tournament: Tournament, state: TournamentState, pod: int, round: int, parents: Sequence[str]
 ) -> tuple[str, ...]:
     """Return whom a pod trains against in a round: ids of different entries, or the anchor.
 
@@ -48,7 +48,7 @@ def _draw(
     tournament: Tournament,
     rule: OpponentRule,
     stream: int,
-    state: State,
+    state: TournamentState,
     pod: int,
     round: int,
     parents: Sequence[str],

@@ -15,7 +15,7 @@ from podracer.agent import Agent, policy_params
 from podracer.envs.common import strongly_typed
 from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import load_game
-from podracer.experiments.opponents import Move, game_in, trained_move
+from podracer.experiments.opponents import Move, find_game_name, trained_move
 from podracer.tournament.ratings import Ratings, rate
 from podracer.types import ConfigError, PyTree
 
@@ -57,7 +57,7 @@ def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bo
 
 def check_player(name: str, agent: Agent, env: Any) -> None:
     """Raise `ConfigError` if an agent that learns in `env` cannot play matches; compute nothing."""
-    game, _ = load_game(game_in(env))
+    game, _ = load_game(find_game_name(env))
 
     def first_move(key: jax.Array) -> jax.Array:
         player = trained_player(name, agent, env, agent.init(key, 1), sampled=True)
@@ -72,12 +72,12 @@ def opponent_player(name: str) -> Player:
     return Player(name, lambda params, key, game, position: opponent(key, game, position))
 
 
-def game_of(environments: Sequence[Any]) -> str:
+def common_game(environments: Sequence[Any]) -> str:
     """Return the game that all environments have in common.
 
     Raises `ConfigError` if they are of several games, or of something else.
     """
-    names = sorted({game_in(env) for env in environments})
+    names = sorted({find_game_name(env) for env in environments})
     if len(names) > 1:
         raise ConfigError(f"players of one match must know the same game, not {', '.join(names)}.")
     return names[0]
@@ -90,7 +90,7 @@ def play_matches(game_name: str, players: Sequence[Player], games: int, seed: in
     """
     num = len(players)
     wins, draws = np.zeros((num, num), int), np.zeros((num, num), int)
-    play = games_of(game_name, players, games)
+    play = make_play_games(game_name, players, games)
     for i, j in itertools.combinations(range(num), 2):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), j)
         outcomes = np.asarray(play(i, j, key))
@@ -101,7 +101,7 @@ def play_matches(game_name: str, players: Sequence[Player], games: int, seed: in
     return MatchResults(tuple(player.name for player in players), counts, wins, draws, ratings)
 
 
-def games_of(
+def make_play_games(
     game_name: str, players: Sequence[Player], games: int
 ) -> Callable[[int, int, jax.Array], jax.Array]:
     """Return the function of two players' numbers and a key that plays their games.
@@ -123,7 +123,8 @@ def games_of(
             position, outcome, key = carry
             key, move_key, step_key = jax.random.split(key, 3)
             actions = [
-                jax.lax.switch(who, moves, params, move_key, position) for who in (first, second)
+                jax.lax.switch(player, moves, params, move_key, position)
+                for player in (first, second)
             ]
             action = jnp.stack(actions)[position.current_player]
             position = strongly_typed(game.step(position, action, step_key))

@@ -25,13 +25,13 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import to_json
 from podracer.io.signals import PREEMPTED, STOPPED, StopSignals
 from podracer.tournament import selection
-from podracer.tournament.capacity import CapacityFile, weakest
+from podracer.tournament.capacity import CapacityFile, weakest_first
 from podracer.tournament.config import (
     Tournament,
     check_is_nameable,
     check_pods,
     restore_experiment,
-    seeded,
+    with_pod_seeds,
     with_values,
 )
 from podracer.tournament.engine import Engine, InlineEngine, LocalEngine, RayEngine
@@ -40,10 +40,10 @@ from podracer.tournament.events import (
     Capacity,
     Failed,
     PodState,
-    State,
     Stopped,
     Submitted,
-    find,
+    TournamentState,
+    find_entry,
 )
 from podracer.tournament.heartbeats import Heartbeats
 from podracer.tournament.leaderboard import Leaderboard
@@ -62,7 +62,7 @@ def run_tournament(
     tournament: Tournament,
     directory: str | Path,
     recipes: Sequence[str] = (),
-    watch: Callable[[State], None] = lambda state: None,
+    watch: Callable[[TournamentState], None] = lambda state: None,
 ) -> int:
     """Run a new tournament in `directory`, or continue the one there, to its end.
 
@@ -78,10 +78,10 @@ def run_tournament(
     tournament.check()
     if tournament.train_against:
         check_is_nameable(Path(directory).resolve())
-    own = tuple(recipes_by_name.find(name) for name in recipes)
+    user_experiments = tuple(recipes_by_name.find(name) for name in recipes)
     if tournament.engine == "inline":
-        own = tournament.experiments
-    check_pods(tournament, own)
+        user_experiments = tournament.experiments
+    check_pods(tournament, user_experiments)
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
@@ -113,7 +113,7 @@ class Orchestrator:
         board: Leaderboard,
         engine: Engine,
         signals: StopSignals,
-        watch: Callable[[State], None],
+        watch: Callable[[TournamentState], None],
     ) -> None:
         self.tournament, self.board, self.engine = tournament, board, engine
         self._signals, self._watch = signals, watch
@@ -126,7 +126,7 @@ class Orchestrator:
         self._shown, self._is_paused = -1, False
 
     @property
-    def state(self) -> State:
+    def state(self) -> TournamentState:
         return self.board.state
 
     def run(self) -> int:
@@ -182,7 +182,7 @@ class Orchestrator:
     # --- incoming reports -------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        for token, code in self.engine.ended().items():
+        for token, code in self.engine.poll().items():
             pod = self._running.pop(token)
             self._heartbeats.forget(token)
             self._end(pod, token, code)
@@ -224,7 +224,7 @@ class Orchestrator:
     def _waiting(self) -> Iterator[tuple[int, int]]:
         """Yield idle pods with their next rounds, the furthest behind first."""
         running, pods = set(self._running.values()), self.state.pods
-        live = {number: pod.round for number, pod in pods.items() if pod.live}
+        live = {number: pod.round for number, pod in pods.items() if pod.is_live}
         begin = min(  # a new pod begins at the round of the slowest
             (pod.round for pod in pods.values() if pod.status != "quarantined"), default=0
         )
@@ -275,10 +275,10 @@ class Orchestrator:
         """Return the parent's experiment, or the pod's own, with the chosen hyperparameters."""
         experiment = self.tournament.experiment_of(pod)
         if start.parents:
-            parent = find(self.state, pod, start.parents[0])
+            parent = find_entry(self.state, pod, start.parents[0])
             experiment = self._restored(parent.experiment)
             if parent.pod != pod:
-                experiment = seeded(experiment, self.tournament.seed, pod)
+                experiment = with_pod_seeds(experiment, self.tournament.seed, pod)
         current = hyperparameters(experiment.agent)
         changed = {k: v for k, v in start.hyperparameters.items() if current.get(k) != v}
         agent = with_hyperparameters(experiment.agent, changed)
@@ -289,7 +289,7 @@ class Orchestrator:
         started = self.board.start(pod, round, **decision)
 
         def checkpoint(entry_id: str) -> Parent:
-            entry = find(self.state, pod, entry_id)
+            entry = find_entry(self.state, pod, entry_id)
             return Parent(entry.checkpoint, entry.digest)
 
         def opponent(name: str) -> Opponent:
@@ -344,7 +344,7 @@ class Orchestrator:
         waited = time.monotonic() - self._ready.setdefault(round, time.monotonic())
         if waited > self.tournament.straggler_seconds:
             for number, pod in self.state.pods.items():
-                if pod.live and pod.round == round - 1 and not pod.absent:
+                if pod.is_live and pod.round == round - 1 and not pod.absent:
                     self.board.record(Absent(number, pod.round))
 
     def _follow_capacity(self) -> None:
@@ -358,7 +358,7 @@ class Orchestrator:
         leaving = {pod for pod, token in tokens.items() if token in self._stopping}
         busy = {n: pod for n, pod in self._busy().items() if n not in leaving}
         reason = f"the capacity is {self.state.capacity}"
-        for number in weakest(busy)[: max(0, len(busy) - self.state.capacity)]:
+        for number in weakest_first(busy)[: max(0, len(busy) - self.state.capacity)]:
             if number in tokens:
                 self._stop(tokens[number], reason)
             else:
@@ -367,7 +367,7 @@ class Orchestrator:
     def _busy(self) -> dict[int, PodState]:
         """Return the pods that take a place of the capacity: live ones with rounds left."""
         pods = self.state.pods.items()
-        return {number: pod for number, pod in pods if pod.live and self._is_unfinished(pod)}
+        return {number: pod for number, pod in pods if pod.is_live and self._is_unfinished(pod)}
 
     def _joining(self) -> list[int]:
         """Return pods to add where the capacity has places free: retired ones first, then new ones.
@@ -377,7 +377,7 @@ class Orchestrator:
         pods, capacity = self.state.pods, self.state.capacity
         if capacity is None:
             return []
-        retired = [n for n, pod in pods.items() if not pod.live and self._is_unfinished(pod)]
+        retired = [n for n, pod in pods.items() if not pod.is_live and self._is_unfinished(pod)]
         free = max(0, capacity - len(self._busy()))
         return list(itertools.islice((*retired, *range(len(pods), capacity)), free))
 

@@ -50,8 +50,14 @@ from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.io.text import explain_error, redact
 from podracer.rollout import Purpose, purpose_key
-from podracer.tournament.config import of_round, restore_experiment
-from podracer.tournament.matches import Player, game_of, games_of, opponent_player, trained_player
+from podracer.tournament.config import experiment_of_round, restore_experiment
+from podracer.tournament.matches import (
+    Player,
+    common_game,
+    make_play_games,
+    opponent_player,
+    trained_player,
+)
 from podracer.tournament.ratings import Match
 from podracer.tournament.report import REPORT
 from podracer.types import CheckpointError, ConfigError, EnvironmentFault, PodracerError, PyTree
@@ -102,26 +108,26 @@ def write_task(directory: Path, task: Task) -> None:
     write_json(directory / TASK, to_json(task))
 
 
-def read_task(directory: Path, own: Sequence[Experiment] = ()) -> Task:
-    """Read the task in a round's directory; `own` is that of `restore_experiment`.
+def read_task(directory: Path, user_experiments: Sequence[Experiment] = ()) -> Task:
+    """Read the task in a round's directory; `user_experiments` is as in `restore_experiment`.
 
     Raises `ConfigError` if there is none.
     """
     try:
         data = json.loads(read_limited(directory / TASK))
-        experiment = restore_experiment(data["experiment"], own)
+        experiment = restore_experiment(data["experiment"], user_experiments)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{directory} holds no pod's task: {error}.") from error
     return from_json({**data, "experiment": experiment}, _KINDS)
 
 
-def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
+def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
     """Run the round in a directory up to its report. Returns the exit code.
 
-    `own` is that of `restore_experiment`. Raises `CheckpointError` if a parent differs from the one
-    on the leaderboard.
+    `user_experiments` is as in `restore_experiment`. Raises `CheckpointError` if a parent differs
+    from the one on the leaderboard.
     """
-    task = read_task(directory, own)
+    task = read_task(directory, user_experiments)
     parents = [_verified(directory.parents[1], parent) for parent in task.parents]
     experiment = _until_budget(_against_opponents(task, directory), parents)
     result = train(
@@ -135,7 +141,7 @@ def run(directory: Path, own: Sequence[Experiment] = ()) -> int:
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))
     matches: tuple[Match, ...] = ()
     if task.opponents:
-        matches = play(task, path, own)
+        matches = play(task, path, user_experiments)
         returns = np.concatenate([np.repeat([1.0, 0.0, -1.0], match[2:5]) for match in matches])
     else:
         returns = score(path, experiment, task.evaluation_seed, task.episodes)
@@ -199,7 +205,7 @@ def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
     """Return the experiment, to end one budget after the parents' training."""
     updates, seconds = (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
     return dataclasses.replace(
-        of_round(task.experiment, task.frames, updates),
+        experiment_of_round(task.experiment, task.frames, updates),
         max_seconds=None if task.seconds is None else seconds + task.seconds,
     )
 
@@ -288,16 +294,16 @@ def statistics(returns: np.ndarray) -> tuple[float, float, int]:
     return float(returns.mean()), float(error), means.size
 
 
-def play(task: Task, path: Path, own: Sequence[Experiment] = ()) -> tuple[Match, ...]:
+def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) -> tuple[Match, ...]:
     """Let a round's checkpoint play the task's opponents, and return a match for each.
 
-    `own` is that of `restore_experiment`. All players draw their moves. The same checkpoints, seed
-    and kind of device give the same games. What goes wrong against an entry is a fault of that
-    match alone; what goes wrong against the anchor is the player's own, and is raised.
+    `user_experiments` is as in `restore_experiment`. All players draw their moves. The same
+    checkpoints, seed and kind of device give the same games. What goes wrong against an entry is
+    that match's fault alone; what goes wrong against the anchor is the player's own, and is raised.
     """
     use_compilation_cache()
     name = f"p{task.pod}r{task.round}"
-    player, env = _player(name, path, own)
+    player, env = _player(name, path, user_experiments)
     key = jax.random.fold_in(jax.random.key(task.evaluation_seed), task.pod)
     key = jax.random.fold_in(key, task.round)
 
@@ -306,9 +312,9 @@ def play(task: Task, path: Path, own: Sequence[Experiment] = ()) -> tuple[Match,
             rival, environments = opponent_player(opponent.name), [env]
         else:
             checkpoint_path = _verified(path.parents[3], opponent.entry)
-            rival, rival_env = _player(opponent.name, checkpoint_path, own)
+            rival, rival_env = _player(opponent.name, checkpoint_path, user_experiments)
             environments = [env, rival_env]
-        play_games = games_of(game_of(environments), (player, rival), task.episodes)
+        play_games = make_play_games(common_game(environments), (player, rival), task.episodes)
         outcomes = np.asarray(play_games(0, 1, key))
         wins, draws, losses = (int((outcomes == outcome).sum()) for outcome in (1, 0, -1))
         return Match(name, opponent.name, wins, draws, losses)
@@ -325,10 +331,10 @@ def play(task: Task, path: Path, own: Sequence[Experiment] = ()) -> tuple[Match,
     return tuple(matches)
 
 
-def _player(name: str, path: Path, own: Sequence[Experiment]) -> tuple[Player, Any]:
+def _player(name: str, path: Path, user_experiments: Sequence[Experiment]) -> tuple[Player, Any]:
     """Return the player of a checkpoint, and the environment that it has learned in."""
     directory = path.parents[1]
-    recipe = next((e for e in own if e.recipe == recipe_name(directory)), None)
+    recipe = next((e for e in user_experiments if e.recipe == recipe_name(directory)), None)
     agent, env, state, _ = load_run(
         directory, recipe=recipe, checkpoint=int(path.name), opponents="none"
     )
@@ -363,15 +369,15 @@ def run_alone(directory: Path, names: Sequence[str] = ()) -> int:
     Returns the exit code also of what `run` raises, which is printed.
     """
     try:
-        own = tuple(recipes.find(name) for name in names)
+        user_experiments = tuple(recipes.find(name) for name in names)
         require_deterministic_kernels()
-        experiment = read_task(directory, own).experiment
+        experiment = read_task(directory, user_experiments).experiment
         if experiment.arch == "sebulba" and experiment.devices <= 1:
             disable_async_dispatch()
         if experiment.devices:  # a pod is one process, whatever the launcher's variables say
             jax.config.update("jax_num_cpu_devices", experiment.devices)
         _wait_for_lock(directory / "lock")
-        return run(directory, own)
+        return run(directory, user_experiments)
     except Exception as error:
         return explain_error(classify_error(error))
 

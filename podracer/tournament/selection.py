@@ -21,7 +21,7 @@ import numpy as np
 
 from podracer.drivers import selection
 from podracer.drivers.selection import Range, generation, num_replaced, truncation
-from podracer.tournament.events import Entry, State, ranking
+from podracer.tournament.events import Entry, TournamentState, ranking
 from podracer.types import ConfigError
 
 
@@ -45,14 +45,14 @@ class SelectionView:
     rounds: Mapping[int, int]  # of each live pod that is not absent
 
     @property
-    def own(self) -> Entry | None:
+    def own_entry(self) -> Entry | None:
         """The pod's newest entry."""
         return self.newest.get(self.pod)
 
 
-def selection_view(state: State, pod: int, round: int) -> SelectionView:
+def selection_view(state: TournamentState, pod: int, round: int) -> SelectionView:
     """Return the view of a pod that is about to start a round."""
-    live = {n: pod_state for n, pod_state in state.pods.items() if pod_state.live or n == pod}
+    live = {n: pod_state for n, pod_state in state.pods.items() if pod_state.is_live or n == pod}
     return SelectionView(
         pod,
         round,
@@ -104,7 +104,7 @@ class Independent:
 
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the pod's newest entry."""
-        return _continue(view.own)
+        return _continue(view.own_entry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Uniform:
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return an entry of the leaderboard."""
         if not view.board:
-            return _continue(view.own)
+            return _continue(view.own_entry)
         return _continue(view.board[rng.integers(len(view.board))])
 
 
@@ -137,10 +137,10 @@ class Softmax:
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the better of the drawn entry and the pod's newest."""
         if not view.board:
-            return _continue(view.own)
+            return _continue(view.own_entry)
         chances = softmax([entry.score for entry in view.board], self.temperature)
         candidate = view.board[rng.choice(len(chances), p=chances)]
-        return _continue(_better(candidate, view.own))
+        return _continue(_better(candidate, view.own_entry))
 
 
 def softmax(scores: Sequence[float], temperature: float) -> np.ndarray:
@@ -172,10 +172,10 @@ class KTournament:
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the better of the winner and the pod's newest."""
         if not view.board:
-            return _continue(view.own)
+            return _continue(view.own_entry)
         count = len(view.board)
         winner = rng.choice(count, size=min(self.k, count), replace=False).min()
-        return _continue(_better(view.board[winner], view.own))
+        return _continue(_better(view.board[winner], view.own_entry))
 
 
 def _continue(entry: Entry | None) -> Start:
@@ -194,7 +194,7 @@ class Truncation(selection.Truncation):
 
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the newest entry of the pod or, at the bottom, of one at the top."""
-        return _continue(_exploited(view, self.fraction, rng) or view.own)
+        return _continue(_exploited(view, self.fraction, rng) or view.own_entry)
 
 
 class PopulationBased(selection.PopulationBased):
@@ -206,7 +206,7 @@ class PopulationBased(selection.PopulationBased):
     def choose(self, view: SelectionView, rng: np.random.Generator) -> Start:
         """Return the newest entry of the pod or, at the bottom, of one at the top, perturbed."""
         parent = _exploited(view, self.fraction, rng)
-        start = _continue(parent or view.own)
+        start = _continue(parent or view.own_entry)
         if parent is None and start.parents:
             return start
         values = perturb(

@@ -85,7 +85,7 @@ def runs(directory: Path) -> dict[str, Callable[[], str]]:
     table["anakin cartpole_ppo, 4 devices"] = lambda: trained(short("cartpole_ppo", 10), devices=4)
     table["anakin memory_r2d2, 4 devices"] = lambda: trained(short("memory_r2d2", 12), devices=4)
     table["sebulba catch_impala, 3 devices"] = lambda: trained(
-        short("catch_impala", 20).under("sebulba"), devices=3
+        short("catch_impala", 20).with_arch("sebulba"), devices=3
     )
     table["rule catch_a2c"] = lambda: under_a_learned_rule(directory)
     table["sweep catch_a2c"] = lambda: sweep(directory / "sweep")
@@ -125,7 +125,7 @@ def short(recipe: str, updates: int) -> Any:
 
 
 def lock_step(experiment: Any) -> Any:
-    experiment = experiment.under("sebulba")
+    experiment = experiment.with_arch("sebulba")
     driver = dataclasses.replace(experiment.driver, policy_lag=0, threads_per_actor=1)
     return dataclasses.replace(experiment, driver=driver)
 

@@ -90,12 +90,11 @@ class CriticNetworks:
         """Return Q(s, a) of each critic, f32 `[critics, N]`."""
         return self.mean(self.q_outputs(params, observation, action))
 
-    def smallest(self, outputs: jax.Array) -> jax.Array:
-        """Return those outputs `[N, Z]` of `[critics, N, Z]` that stand for the smallest value.
+    def min_over_critics(self, outputs: jax.Array) -> jax.Array:
+        """Return the outputs `[N, Z]` of the critic with the smallest value, of `[critics, N, Z]`.
 
         A distribution is taken whole, as in FastTD3 (Seo et al. 2025, arXiv 2505.22642).
         """
-
         if self.distribution is None:
             return jnp.min(outputs, axis=0)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podracer.agents.common.optimizers import OptimizerBuilder
 from podracer.ops.dense import dense
 from podracer.ops.lstm import lstm
 from podracer.types import Params, PyTree
@@ -52,7 +53,7 @@ def meta_grad(
     return jax.grad(loss, has_aux=True)(meta)
 
 
-def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
+def clip_by_global_norm(limit: float | jax.Array) -> optax.GradientTransformation:
     """Return a transformation that scales gradients down to a global norm of `limit`.
 
     It has a derivative also where all gradients are 0, unlike `optax.clip_by_global_norm`.
@@ -65,6 +66,14 @@ def clip_by_norm(limit: float | jax.Array) -> optax.GradientTransformation:
         return jax.tree.map(lambda g: g * scale, grads)
 
     return optax.stateless(clip)
+
+
+def differentiable_optimizer(
+    optimizer: OptimizerBuilder, max_gradient_norm: float | jax.Array
+) -> optax.GradientTransformation:
+    """Return the unscaled optimizer on clipped gradients, with a derivative where they are 0."""
+    clip = clip_by_global_norm(max_gradient_norm)
+    return optax.chain(clip, optimizer.build(root_epsilon=1e-10))
 
 
 # --- networks that read rollouts ------------------------------------------------------------------

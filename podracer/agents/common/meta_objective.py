@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,14 @@ from podracer.agents.common.meta import meta_grad
 from podracer.ops.distributions import Categorical
 from podracer.types import Metrics, Params, PyTree, struct
 
-# Gradient, loss, and for each task the mean reward and the mean number of valid steps.
-Grads = tuple[Params, jax.Array, list[jax.Array]]
+
+class MetaGradient(NamedTuple):
+    """Gradient of the meta-objective with respect to the rule, and what comes with it."""
+
+    grads: Params
+    loss: jax.Array  # f32 []
+    reward: jax.Array  # f32 [tasks], mean over lifetimes of their mean reward
+    valid: jax.Array  # f32 [tasks], mean over lifetimes of their share of valid steps
 
 
 class Students(Protocol):
@@ -71,18 +77,19 @@ class MetaObjective:
     """Weights of penalties on the targets of the rule, by name."""
     recompute: bool
 
-    def grad_in_groups(self, rule: Params, batch: MetaBatch, groups: int) -> Grads:
+    def grad_in_groups(self, rule: Params, batch: MetaBatch, groups: int) -> MetaGradient:
         """Return the mean of `grad` over equal groups of lifetimes, computed one after another."""
         parts = jax.tree.map(lambda x: x.reshape(groups, -1, *x.shape[1:]), batch)
 
-        def add(total: Grads, part: MetaBatch) -> tuple[Grads, None]:
+        def add(total: MetaGradient, part: MetaBatch) -> tuple[MetaGradient, None]:
             return jax.tree.map(lambda t, x: t + x / groups, total, self.grad(rule, part)), None
 
         by_task = jnp.zeros(self.num_tasks)
-        zeros = (jax.tree.map(jnp.zeros_like, rule), jnp.float32(0), [by_task, by_task])
+        no_grads = jax.tree.map(jnp.zeros_like, rule)
+        zeros = MetaGradient(no_grads, jnp.float32(0), by_task, by_task)
         return jax.lax.scan(add, zeros, parts)[0]
 
-    def grad(self, rule: Params, batch: MetaBatch) -> Grads:
+    def grad(self, rule: Params, batch: MetaBatch) -> MetaGradient:
         """Return the gradient and the loss, and means of rewards and of valid steps by task.
 
         Lifetimes that ended within the window have weight 0.
@@ -102,7 +109,8 @@ class MetaObjective:
         rollout = batch.rollout
         terms = (rollout.valid * rollout.reward, rollout.valid)
         matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)  # no TF32 or bfloat16
-        return grads, value, [matmul(jnp.mean(x, axis=(1, 2)), by_task) for x in terms]
+        reward, valid = (matmul(jnp.mean(x, axis=(1, 2)), by_task) for x in terms)
+        return MetaGradient(grads, value, reward, valid)
 
     def loss(
         self,

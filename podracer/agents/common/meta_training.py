@@ -151,13 +151,13 @@ class MetaTraining:
     def update_rule(self, shared: RuleState, batch: MetaBatch, axis: str | None) -> RuleState:
         """Return the rule after one step on the meta-gradient of all lifetimes."""
         gradients = self.objective.grad_in_groups(shared.rule, batch, self.lifetime_groups)
-        grads, loss, rewards = global_mean(gradients, axis)
+        grads, loss, reward, valid = global_mean(gradients, axis)
         rate = schedules.value_at(self.learning_rate, shared.frames)
         rule, optimizer_state = take_step(
             self._optimizer, shared.rule, shared.optimizer_state, grads, rate
         )
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(grads)}
-        for name, total, count in zip(self._reward_names, *rewards, strict=True):
+        for name, total, count in zip(self._reward_names, reward, valid, strict=True):
             mean = total / jnp.maximum(count, 1e-8)
             metrics[name] = jnp.where(count > 0, mean, shared.metrics[name])
         return dataclasses.replace(

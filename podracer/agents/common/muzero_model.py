@@ -89,7 +89,7 @@ class Model:
     ) -> tuple[mctx.RecurrentFnOutput, tuple[jax.Array, Samples]]:
         """Return what a step of the dynamics leads to; `discount` is that of the next value."""
         state, samples = embedding
-        action = self.actions.at(index, samples)
+        action = self.actions.to_actions(index, samples)
         next_state, reward_logits = self.dynamics(params, state, action)
         node, reward = self._node(params, next_state, key), self.to_scalar(reward_logits)
         output = planning.RecurrentFnOutput(

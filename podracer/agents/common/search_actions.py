@@ -60,7 +60,7 @@ class SearchActions:
         samples = distribution.sample(jax.random.split(key, N * K))
         return jnp.zeros((N, K)), {"samples": samples.reshape(N, K, self.space.size)}
 
-    def at(self, index: jax.Array, samples: Samples) -> jax.Array:
+    def to_actions(self, index: jax.Array, samples: Samples) -> jax.Array:
         """Return the environment's actions that the indices `[N]` stand for."""
         if isinstance(self.space, Discrete):
             return index

@@ -51,19 +51,19 @@ class HostAveraging:
         """Axis of the learners of a host, over which their gradients are averaged."""
         return DATA if self.mesh.shape[DATA] > 1 else None
 
-    def for_hosts(self, state: TrainState) -> TrainState:
-        """Return the state with a copy of `learner.shared` for each host, and free the given one.
+    def copy_for_hosts(self, state: TrainState) -> TrainState:
+        """Return the state with a copy of `learner.shared` for each host; free that of `state`.
 
         `local` is not copied.
         """
-        copies = of_shared(partial(_copies, self.mesh), state)
-        free(state)
+        copies = map_shared(partial(_copies, self.mesh), state)
+        free_shared(state)
         return copies
 
     def abstract(self, state: TrainState) -> TrainState:
-        """Return shapes and shardings of `for_hosts`."""
+        """Return shapes and shardings of `copy_for_hosts`."""
         num_hosts, sharding = self.mesh.shape[HOST], NamedSharding(self.mesh, BY_HOST)
-        return of_shared(
+        return map_shared(
             partial(
                 jax.tree.map,
                 lambda x: jax.ShapeDtypeStruct((num_hosts, *x.shape), x.dtype, sharding=sharding),
@@ -77,7 +77,7 @@ class HostAveraging:
         Integers are those of the first host. They count frames and updates, the same on all hosts,
         and steps of the optimizer, which differ where a host ended an update early.
         """
-        return of_shared(partial(_mean, self.mesh), state)
+        return map_shared(partial(_mean, self.mesh), state)
 
     def average_if_due(self, state: TrainState, metrics: Metrics) -> TrainState:
         """Average the floats of a host's `learner.shared`, in `shard_map`, after each N-th update.
@@ -87,7 +87,7 @@ class HostAveraging:
         # It is always finite, but known only when all metrics are.
         due = is_due(self.every, state.update) & jnp.isfinite(metrics["episode_length"])
         average = partial(_on_floats, partial(self._average, state.update // self.every - 1))
-        return of_shared(lambda x: jax.lax.cond(due, average, lambda x: x, x), state)
+        return map_shared(lambda x: jax.lax.cond(due, average, lambda x: x, x), state)
 
     def _average(self, round: jax.Array, flat: jax.Array) -> jax.Array:
         if self.peers == "all":
@@ -119,13 +119,13 @@ def host_mesh(mesh: Mesh, num_hosts: int) -> Mesh:
     return Mesh(mesh.devices.reshape(num_hosts, -1), (HOST, DATA), axis_types=axis_types)
 
 
-def of_shared(function: Callable[[PyTree], PyTree], state: TrainState) -> TrainState:
-    """Return the state with a function of its `learner.shared` in place of it."""
+def map_shared(function: Callable[[PyTree], PyTree], state: TrainState) -> TrainState:
+    """Return the state with `function` of its `learner.shared` in place of it."""
     learner = LearnerState(function(state.learner.shared), state.learner.local)
     return dataclasses.replace(state, learner=learner)
 
 
-def free(state: TrainState) -> None:
+def free_shared(state: TrainState) -> None:
     """Free the memory of `learner.shared`, as a program does to which it is donated."""
     for leaf in jax.tree.leaves(state.learner.shared):
         leaf.delete()
@@ -133,7 +133,7 @@ def free(state: TrainState) -> None:
 
 @jax.jit
 def host_part(tree: PyTree) -> PyTree:
-    """Return what is this host's, from its part `[1, ...]` of what is of all hosts."""
+    """Return this host's leaves `[...]` from its shard `[1, ...]` of leaves `[hosts, ...]`."""
     return jax.tree.map(lambda x: x[0], tree)
 
 

@@ -15,7 +15,7 @@ from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
 from podracer.drivers.common import Progress, Request, TrainState, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
-from podracer.drivers.sebulba.averaging import free, host_averaging
+from podracer.drivers.sebulba.averaging import free_shared, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
 from podracer.drivers.sebulba.learner import Learner, UpdateProgram, lower_update
 from podracer.drivers.sebulba.supervisor import Supervisor
@@ -122,7 +122,7 @@ def sebulba(
         exit_stack.pop_all()  # from now on each thread closes its own environments
         state = dataclasses.replace(state, actor=())
         if hosts:
-            state = hosts.for_hosts(state)
+            state = hosts.copy_for_hosts(state)
         multi_host = jax.process_count() > 1
 
         def cannot_wait() -> bool:
@@ -152,5 +152,5 @@ def sebulba(
             compile_seconds, current_request = 0.0, Request.NONE.value
             yield progress
             if hosts and progress.state and updates < num_updates:
-                free(progress.state)
+                free_shared(progress.state)
             learner.resume()

@@ -25,7 +25,7 @@ from podracer.drivers.sebulba.averaging import (
     BY_HOST_SPEC,
     HostAveraging,
     host_part,
-    of_shared,
+    map_shared,
 )
 from podracer.drivers.sebulba.trajectory import ROW_AXES, TrajectoryShard, map_over_rows
 from podracer.mesh import DATA, HOST, REPLICATED
@@ -43,7 +43,7 @@ def make_update(
 
     `shards` has one item for each actor thread of a host, see `on_mesh`. The state is donated. The
     actors' parameters are an output of their own, so that they can be sent during the next update.
-    With `hosts` the state is that of `HostAveraging.for_hosts`, and parameters are `[hosts, ...]`.
+    With `hosts` the state is that of `HostAveraging.copy_for_hosts`; parameters are `[hosts, ...]`.
     """
     if hosts is None:
         axis = DATA if mesh.size > 1 else None
@@ -68,12 +68,12 @@ def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callabl
     """Return the update of this host's part of the state, with averages of hosts when due."""
 
     def program(agent: Agent, state: TrainState, *args: Any) -> tuple[TrainState, Params, Metrics]:
-        state = of_shared(host_part, state)
+        state = map_shared(host_part, state)
         state, _, metrics = update(agent, state, *args)
         state = hosts.average_if_due(state, metrics)
         params = agent.actor_params(state.learner)
         stacked = partial(jax.tree.map, lambda x: x[None])
-        return of_shared(stacked, state), stacked(params), metrics
+        return map_shared(stacked, state), stacked(params), metrics
 
     return program
 

@@ -99,7 +99,7 @@ def _of_file(
     if environment is None:
         return experiment
     recorded = read_config(path)["experiment"]["environment"]
-    return dataclasses.replace(experiment, environment=recorded).in_environment(environment)
+    return dataclasses.replace(experiment, environment=recorded).with_environment(environment)
 
 
 def _option(function: Callable[..., Experiment], name: str, text: str) -> Any:
