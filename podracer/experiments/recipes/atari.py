@@ -53,12 +53,6 @@ def pong_impala() -> Experiment:
 
 
 @recipe
-def breakout_impala() -> Experiment:
-    """IMPALA on Atari Breakout."""
-    return atari_impala("breakout")
-
-
-@recipe
 def atari_ppo(game: str = "pong") -> Experiment:
     """PPO on an Atari game (`--game NAME`) with the Nature network, under sticky actions."""
     return dataclasses.replace(
