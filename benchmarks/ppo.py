@@ -232,7 +232,7 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
     experiment = replace(recipes.find("cartpole_ppo"), seed=seed)
     agent, env = build(experiment)
     mesh = make_mesh(find_devices(1))
-    state = init_state(agent, env, mesh, experiment.chunk, jax.random.key(seed))
+    state = init_state(agent, env, mesh, experiment.run_driver, jax.random.key(seed))
     evaluate = make_evaluator(agent, env, EPISODES)
     evaluate(agent.actor_params(state.learner), state.key)
     compiling, score, steps, began = 0.0, 0.0, 0, time.perf_counter()
@@ -240,7 +240,7 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
         agent,
         env,
         mesh,
-        experiment.chunk,
+        experiment.run_driver,
         state,
         num_updates=min(experiment.num_updates, limit),
         boundary=experiment.evaluation_updates.__contains__,

@@ -513,7 +513,7 @@ def test_every_recipe_is_whole(name):
     check_types(experiment)
     assert experiment.recipe == name
     assert from_json(json.loads(json.dumps(to_json(experiment)))) == experiment
-    chunk = experiment.chunk
+    chunk = experiment.run_driver
     assert experiment.num_updates * chunk.steps_per_update >= experiment.frames
     ends = {experiment.num_updates} if experiment.evaluations else set()
     assert set(sorted(experiment.evaluation_updates)[-1:]) == ends

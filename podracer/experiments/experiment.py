@@ -115,15 +115,15 @@ class Experiment:
         return _replace_fields(self, values)
 
     @property
-    def chunk(self) -> AnakinConfig | SebulbaConfig:
-        """Settings of the driver, with a chunk that is no longer than the run."""
+    def run_driver(self) -> AnakinConfig | SebulbaConfig:
+        """Settings of the driver, whose chunk is no longer than the run."""
         updates = min(self.driver.updates_per_chunk, self._updates)
         return dataclasses.replace(self.driver, updates_per_chunk=updates)
 
     @property
     def num_updates(self) -> int:
         """Number of updates in the run: enough for `frames`, in whole chunks."""
-        chunk = self.chunk.updates_per_chunk
+        chunk = self.run_driver.updates_per_chunk
         return math.ceil(self._updates / chunk) * chunk
 
     @property
@@ -137,7 +137,7 @@ class Experiment:
     @property
     def evaluation_updates(self) -> frozenset[int]:
         """Numbers of updates after which to evaluate: ends of chunks, evenly spread."""
-        chunk = self.chunk.updates_per_chunk
+        chunk = self.run_driver.updates_per_chunk
         chunks = self.num_updates // chunk
         marks = range(1, self.evaluations + 1)
         return frozenset(math.ceil(i * chunks / self.evaluations) * chunk for i in marks)
@@ -145,7 +145,7 @@ class Experiment:
     @property
     def lacking_evaluations(self) -> str:
         """Sentence that says why the run has fewer evaluations than `evaluations`, "" if it has."""
-        possible, chunk = len(self.evaluation_updates), self.chunk.updates_per_chunk
+        possible, chunk = len(self.evaluation_updates), self.run_driver.updates_per_chunk
         if possible == self.evaluations:
             return ""
         room = max(1, self._updates // self.evaluations)
@@ -221,7 +221,7 @@ class Experiment:
                 f"an environment makes at most {_MAX_STEPS_OF_ONE:,} steps, but frames "
                 f"{self.frames:,} in {driver.num_envs:,} environments are more: take more of them."
             )
-        chunk = self.chunk.updates_per_chunk
+        chunk = self.run_driver.updates_per_chunk
         if self.arch == "anakin" and steps * chunk > _MAX_STEPS:
             raise ConfigError(
                 f"a chunk has at most {_MAX_STEPS:,} environment steps, but updates_per_chunk "

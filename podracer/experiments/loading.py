@@ -124,11 +124,11 @@ def load_run(
     if not experiment.pods:
         if pod is not None:
             raise ConfigError(f"{directory} has no pods, as it is no sweep: leave out pod {pod}.")
-        like = abstract_state(agent, None, make_mesh(device), experiment.chunk)
+        like = abstract_state(agent, None, make_mesh(device), experiment.run_driver)
         return LoadedRun(agent, env, _restore(directory, like, checkpoint, local).state, None)
     mesh = population.population_mesh(device, len(experiment.pods))
     like = population.abstract_states(
-        agent, experiment.pods, None, mesh, experiment.chunk, experiment.exchange
+        agent, experiment.pods, None, mesh, experiment.run_driver, experiment.exchange
     )
     restored = _restore(directory, like, checkpoint, local)
     pod = sweep.best_pod(directory, restored) if pod is None else pod

@@ -153,7 +153,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     """
     check_not_in_worker()
     agent, env = build(experiment)
-    devices, config = _find_devices(experiment.devices, saved_devices), experiment.chunk
+    devices, config = _find_devices(experiment.devices, saved_devices), experiment.run_driver
     if experiment.pods:
         return _population_setup(experiment, agent, env, devices)
     if isinstance(config, anakin.AnakinConfig):
@@ -235,7 +235,7 @@ def _population_setup(
     env: Environment | HostEnvironments,
     devices: Sequence[Device],
 ) -> RunSetup:
-    pods, config = experiment.pods, experiment.chunk
+    pods, config = experiment.pods, experiment.run_driver
     if isinstance(env, HostEnvironments):
         raise ConfigError(
             f"a population is one program on the device, and {env.spec.name} runs on the host, "

@@ -62,7 +62,7 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
         target = _anakin_target(experiment, agent, env, machine)
     else:
         target = _sebulba_target(experiment, agent, env, machine, catalog, seconds)
-    config = experiment.chunk
+    config = experiment.run_driver
     memory = target.memory(config.num_envs)
     speed = _speed(target, machine, config.steps_per_update, seconds)
     frames = experiment.num_updates * config.steps_per_update
@@ -99,7 +99,7 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
 def _anakin_target(experiment: Experiment, agent: Agent, env: Any, machine: Machine) -> Target:
     if isinstance(env, HostEnvironments):
         raise ConfigError(f"{env.spec.name} runs on the host: take --arch sebulba.")
-    config: Any = experiment.chunk
+    config: Any = experiment.run_driver
     anakin.check(agent, env, config, machine.devices)
 
     def share(num_envs: int, parts: int) -> AnakinConfig:
@@ -128,7 +128,7 @@ def _sebulba_target(
     seconds: float,
 ) -> Target:
     spec, host_env = checked_spec(env), to_host_environments(env)
-    config: Any = experiment.chunk
+    config: Any = experiment.run_driver
     if config.num_envs % machine.hosts:
         raise ConfigError(
             f"num_envs is {config.num_envs}, which {machine.hosts} hosts cannot share evenly."
