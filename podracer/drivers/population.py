@@ -196,7 +196,7 @@ def population(
     *,
     num_updates: int,
     exchange: Exchange | None = None,
-    request: Callable[[], int] = lambda: 0,
+    request: Callable[[], int] = lambda: anakin.Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], anakin.Program] | None = None,
 ) -> Iterator[Progress]:
@@ -217,7 +217,7 @@ def population(
         return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
 
     yield from anakin.run_chunks(
-        compile or lower_chunk(agent, pods, env, mesh, config, state, exchange),
+        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state, exchange)()),
         state,
         mesh,
         config,
