@@ -103,7 +103,7 @@ SAVE_RARELY = "--save-seconds 600"  # a replay is large
 _RAINBOW_FLAGS = {
     "Breakout": "",
     "Asterix": " --learning-rate 5e-4",
-    "Freeway": " --learning-rate 1e-3 --high 6",
+    "Freeway": " --learning-rate 5e-4",
     "SpaceInvaders": " --learning-rate 1e-3 --high 40",
 }
 _RAINBOW_REMARK = (
