@@ -293,7 +293,9 @@ def test_several_actions_at_once(sampled):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_stablehlo_holds_every_agent(name):
-    proof_of(AGENTS[name], make(environment_for(name)), format="stablehlo")
+    decision = proof_of(AGENTS[name], make(environment_for(name)), format="stablehlo")
+    is_discrete = name not in (*CONTINUOUS, "ppo-multidiscrete")
+    assert ("scores" in decision.outputs) == (is_discrete and name not in SEARCHERS)
 
 
 @pytest.mark.slow

@@ -154,10 +154,14 @@ def _spec(x: Any) -> ArraySpec:
 
 
 def _scores(decision: Decision, space: Discrete) -> dict[str, ArraySpec]:
-    """Return the output for what the action is the largest of, if there is such a thing."""
+    """Return the output for what the action is the largest of, if there is such a thing.
+
+    A search has none: it compares the actions that it visited most, by values whose range it
+    stretches, and their rounding with it.
+    """
     inliner = Inliner()
     jax.make_jaxpr(lambda *x: inliner(decision._row, x))(*decision._arguments.values())
-    if [x.size for x in inliner.argmax_inputs] != [space.num_actions]:
+    if inliner.has_loop or [x.size for x in inliner.argmax_inputs] != [space.num_actions]:
         return {}
     return {"scores": ArraySpec((space.num_actions,), inliner.argmax_inputs[0].dtype)}
 

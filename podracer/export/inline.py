@@ -31,6 +31,8 @@ class Inliner:
         self.keys_as_words = keys_as_words
         self.argmax_inputs: list[jax.Array] = []
         """What the argmaxima were taken of, in the order of their evaluation."""
+        self.has_loop = False
+        """Whether there is a loop that is not evaluated step by step, as that of a search."""
 
     def __call__(self, function: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a function for arguments, of which some may be constants."""
@@ -71,6 +73,7 @@ class Inliner:
             return self._draw(equation, inputs)
         if name == "argmax":
             self.argmax_inputs.append(inputs[0])
+        self.has_loop |= name in ("scan", "while")
         return _bind(equation, inputs)
 
     def _all_steps(self, equation: Any, inputs: list[Any]) -> list[Any]:
