@@ -183,13 +183,13 @@ def check_program_memory(program: Any, mesh: Mesh) -> Any:
     return program
 
 
-def check_divisible(what: str, count: int, num_devices: int) -> None:
-    """Raise `ConfigError` where `count` items cannot be split evenly over the devices."""
-    if count < 1 or count % num_devices:
-        down = count // num_devices * num_devices
-        near = " or ".join(str(n) for n in (down, down + num_devices) if n > 0)
+def check_divisible(what: str, count: int, num_parts: int, parts: str = "devices") -> None:
+    """Raise `ConfigError` where `count` items cannot be split evenly over devices, or hosts."""
+    if count < 1 or count % num_parts:
+        down = count // num_parts * num_parts
+        near = " or ".join(str(n) for n in (down, down + num_parts) if n > 0)
         raise ConfigError(
-            f"{what} is {count}, which {num_devices} devices cannot share evenly: take {near}."
+            f"{what} is {count}, which {num_parts} {parts} cannot share evenly: take {near}."
         )
 
 

@@ -233,10 +233,11 @@ class Buffer:
             starts = jax.random.randint(start_key, (N,), first, last + 1) % num_starts
             weights = jnp.ones(N)
         trajectory = self._trajectory(state, rows, starts)
-        # A loss masks a sample that begins at an episode's end, so its weight sets no scale.
-        teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
-        largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
-        return Sample(trajectory, jnp.minimum(weights / largest, 1.0), rows, starts)
+        if state.priorities is not None:  # scaled by samples that no loss masks as a whole
+            teaches = True if self.every_step else ~trajectory.steps.timestep.last[0]
+            largest = global_max(jnp.max(jnp.where(teaches, weights, 0.0)), axis)
+            weights = jnp.minimum(weights / largest, 1.0)
+        return Sample(trajectory, weights, rows, starts)
 
     def update_priorities(
         self, priorities: Priorities | None, sample: Sample, errors: Float[Array, "N"]
@@ -295,8 +296,7 @@ class Buffer:
     ) -> Trajectory:
         times = (starts * self.stride)[None] + jnp.arange(self.length)[:, None]  # [L, N]
         observation = self._observation(state, rows, times)
-        steps = _with_observation(state.steps, ())
-        steps = jax.tree.map(lambda ring: _read(ring, rows, times), steps)
+        steps = jax.tree.map(lambda x: _read(x, rows, times), _with_observation(state.steps, ()))
         signals = steps.timestep
         # Mask the last step of an episode that was lost.
         next_signals = jax.tree.map(lambda x: x[1:], signals)

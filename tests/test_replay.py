@@ -332,6 +332,19 @@ def test_devices_that_share_a_batch_share_the_scale_of_its_weights():
     assert weights[rows == 1].max() < 0.2 < weights[rows == 0].max()
 
 
+def test_devices_exchange_nothing_for_uniform_samples():
+    buffer = Buffer(Replay(B * 40), PLAIN, 3)
+    memory = buffer.init(B, extras=EXTRAS, carry=ArraySpec((1,)))
+    sample = jax.shard_map(
+        lambda memory: buffer.sample(memory, jax.random.key(1), 8, axis="data").weights,
+        mesh=make_mesh(find_devices(B)),
+        in_specs=jax.P("data"),
+        out_specs=jax.P("data"),
+        check_vma=False,
+    )
+    assert "pmax" not in str(jax.make_jaxpr(sample)(memory))
+
+
 @pytest.mark.parametrize("every_step", [False, True])
 def test_sequences_that_begin_at_an_episodes_end_set_the_scale_of_weights(every_step):
     """Recurrent agents learn from their other timesteps, also where rollouts have one step."""

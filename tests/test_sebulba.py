@@ -98,7 +98,7 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
             want, have = jax.random.key_data(want), jax.random.key_data(have)
         where = jax.tree_util.keystr(path)
         if (name, learners) in ROUNDED:
-            np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5, err_msg=where)
+            np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6, err_msg=where)
         else:
             np.testing.assert_array_equal(want, have, where)
     assert [p.frames for p in progress] == [p.frames for p in expected]

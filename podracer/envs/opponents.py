@@ -42,9 +42,9 @@ def find_opponent(opponent: Opponent | str, game: str = "") -> Opponent:
         _require_no_chance(game)
         return minimax_move(int(match[1]))
     raise ConfigError(
-        f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or the "
-        f"directory of a run, which would be {Path(opponent).absolute()}; self-play is the "
-        "environment's `opponent=self`, without others."
+        f"there is no opponent {opponent!r}: take `random`, `minimax-1` to `minimax-6`, or to "
+        f"train against the directory of a run, which would be {Path(opponent).absolute()}; "
+        "self-play is the environment's `opponent=self`, without others."
     )
 
 

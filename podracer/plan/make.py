@@ -18,7 +18,7 @@ from podracer.drivers.sebulba.config import check_peers, split_numbers
 from podracer.environment import Environment, HostEnvironments
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.run_setup import build, checked_spec, to_host_environments
-from podracer.mesh import find_devices, make_mesh
+from podracer.mesh import check_divisible, find_devices, make_mesh
 from podracer.plan.check import COUNTED_ERRORS, fitted_speeds
 from podracer.plan.devices import Catalog, Device
 from podracer.plan.machine import Machine
@@ -129,10 +129,7 @@ def _sebulba_target(
 ) -> Target:
     spec, host_env = checked_spec(env), to_host_environments(env)
     config: Any = experiment.run_driver
-    if config.num_envs % machine.hosts:
-        raise ConfigError(
-            f"num_envs is {config.num_envs}, which {machine.hosts} hosts cannot share evenly."
-        )
+    check_divisible("num_envs", config.num_envs, machine.hosts, "hosts")
     check_peers(config, machine.hosts)
     per_host: SebulbaConfig = dataclasses.replace(config, num_envs=config.num_envs // machine.hosts)
     numbers = split_numbers(machine.devices_per_host, per_host.num_envs, config)

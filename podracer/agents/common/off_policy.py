@@ -13,7 +13,7 @@ import optax
 from podracer import schedules
 from podracer.agent import require_spec
 from podracer.agents.common.optimizers import take_step
-from podracer.mesh import global_grad, num_shards
+from podracer.mesh import check_divisible, global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
 from podracer.replay import Buffer, Replay, Sample
@@ -82,11 +82,7 @@ def learn_from_replay(
     all metrics are 0. The rollout's frames count from the next call on.
     """
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
-    if config.batch_size % shards:
-        raise ConfigError(
-            f"replay.batch_size is {config.batch_size}, which {shards} devices cannot share "
-            f"evenly: take a multiple of the {shards} devices."
-        )
+    check_divisible("replay.batch_size", config.batch_size, shards)
     replay = buffer.add(state.local, trajectory.steps, carry)
 
     def step(loop: tuple[State, Any], key: jax.Array) -> tuple[tuple[State, Any], Metrics]:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import UInt32
 
 from podracer.drivers.exchange import Peers, check_hypercube
-from podracer.mesh import Device, make_mesh
+from podracer.mesh import Device, check_divisible, make_mesh
 from podracer.types import ConfigError, bounded
 
 
@@ -100,11 +100,8 @@ def split_devices(devices: Sequence[Device], config: SebulbaConfig) -> DeviceSpl
     hosts = sorted({device.process_index for device in devices})
     by_host = [[d for d in devices if d.process_index == host] for host in hosts]
     local_devices = by_host[hosts.index(jax.process_index())]
-    envs_per_host, remainder = divmod(config.num_envs, len(hosts))
-    if remainder:
-        raise ConfigError(
-            f"num_envs is {config.num_envs}: take a multiple of the {len(hosts)} hosts."
-        )
+    check_divisible("num_envs", config.num_envs, len(hosts), "hosts")
+    envs_per_host = config.num_envs // len(hosts)
     num_actors, num_learners = split_numbers(len(local_devices), envs_per_host, config)
 
     def learners(host_devices: list[Device]) -> list[Device]:
