@@ -62,8 +62,14 @@ def _nothing_left():
 
 # By default an agent with a replay on one device, and one without on several.
 DEFAULT = {("dqn", 1), ("ppo", 4)}
-# Where XLA rounds the two programs otherwise (docs/numerics.md).
-ROUNDED = {(name, 2) for name in ("td3", "fast_td3", "muzero-planes", "frodo-gru", "disco-gru")}
+# Relative tolerances where XLA rounds the two programs otherwise (docs/numerics.md).
+ROUNDED = {
+    ("td3", 2): 1e-5,
+    ("fast_td3", 2): 1e-5,
+    ("muzero-planes", 2): 1e-4,
+    ("frodo-gru", 2): 1e-5,
+    ("disco-gru", 2): 1e-5,
+}
 
 
 @pytest.mark.parametrize(
@@ -97,8 +103,8 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
             want, have = jax.random.key_data(want), jax.random.key_data(have)
         where = jax.tree_util.keystr(path)
-        if (name, learners) in ROUNDED:
-            np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6, err_msg=where)
+        if rtol := ROUNDED.get((name, learners)):
+            np.testing.assert_allclose(have, want, rtol, rtol / 10, err_msg=where)
         else:
             np.testing.assert_array_equal(want, have, where)
     assert [p.frames for p in progress] == [p.frames for p in expected]
