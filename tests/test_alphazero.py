@@ -156,7 +156,7 @@ def test_epochs_of_minibatches_move_towards_the_same_targets():
     batch = agent._make_batch(state.shared.params, trajectory)
     items = epochs.shuffled_minibatches(jax.random.key(2), T * B, 2, 3)  # by the key of `learn`
     learner = state.shared
-    update = jax.jit(partial(epochs.fit_minibatch, agent), static_argnums=1)
+    update = jax.jit(partial(epochs.fit_minibatch, agent, agent._loss), static_argnums=1)
     for minibatch in items:
         learner, _ = update(batch, None, learner, minibatch)
     new_state, _ = learn(agent, state, trajectory)

@@ -75,7 +75,7 @@ def test_the_targets_stay_those_of_the_network_that_acted():
     items = jnp.arange(T * B, dtype=jnp.uint32)
     learner = state.shared
     for _ in range(3):
-        learner, _ = epochs.fit_minibatch(agent, batch, None, learner, items)
+        learner, _ = epochs.fit_minibatch(agent, agent._loss, batch, None, learner, items)
     close(learn(agent, state, trajectory)[0].shared.params, learner.params, atol=1e-6)
 
 

@@ -206,9 +206,7 @@ class PPO:
         """Take a step on items of the batch, whose advantages have the given mean and variance."""
         items, *moments = minibatch
         loss = partial(self._loss, moments, learner.frames)
-        grads, metrics = actor_critic.minibatch_grad(self, loss, learner.params, batch, items, axis)
-        learner, update_metrics = actor_critic.optimizer_step(self, learner, grads)
-        return learner, {**metrics, **update_metrics}
+        return epochs.fit_minibatch(self, loss, batch, axis, learner, items)
 
     def _loss(
         self, moments: Sequence[jax.Array], frames: jax.Array, params: Params, batch: Batch

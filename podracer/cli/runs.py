@@ -177,14 +177,15 @@ def report(arguments: Sequence[str]) -> int:
     options = parse(
         ReportOptions, "report", arguments, about="Write one HTML page about runs or a tournament."
     )
+    from podracer.io.seal import check_is_run
     from podracer.reports.run import write_report
     from podracer.types import ConfigError
 
     if not options.runs:
         raise ConfigError("report needs at least one run directory.")
     for run in options.runs:
-        if not (is_tournament(run) or (run / "config.json").is_file()):
-            raise ConfigError(f"{run} holds no run: there is no config.json in it.")
+        if not is_tournament(run):
+            check_is_run(run)
     out = output_file(options.out, options.runs[0] / "report.html", (".html", ".htm"))
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
@@ -214,12 +215,11 @@ def fingerprint(arguments: Sequence[str]) -> int:
         about="Print the SHA-256 of the complete training state at a checkpoint.",
     )  # fmt: skip
     from podracer.io.checkpoint import stored_fingerprint
-    from podracer.io.seal import CONFIG, is_there
+    from podracer.io.seal import check_is_run, is_there
     from podracer.io.steps import CHECKPOINTS
-    from podracer.types import ConfigError
 
-    if not any(is_there(options.run / name) for name in (CONFIG, CHECKPOINTS)):
-        raise ConfigError(f"{options.run} holds no run: there is no {CONFIG} in it.")
+    if not is_there(options.run / CHECKPOINTS):
+        check_is_run(options.run)
     step, digest = stored_fingerprint(options.run, options.checkpoint)
     print(f"{digest}  {options.run} at update {step}")
     return 0

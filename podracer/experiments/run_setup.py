@@ -39,6 +39,7 @@ from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
 from podracer.io.run_directory import run_directory
+from podracer.io.seal import check_is_run
 from podracer.io.steps import CHECKPOINTS, newest_saved, step_directories
 from podracer.mesh import (
     Device,
@@ -371,8 +372,8 @@ def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resu
     path = Path(run_dir)
     directory = run_directory(path.parent, path.name)
     exists = (directory / "config.json").exists()
-    if resume and not exists:
-        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
+    if resume:
+        check_is_run(directory)
     if exists and not resume:
         raise ConfigError(f"{directory} already holds a run: resume it, or choose another name.")
     if not resume and (

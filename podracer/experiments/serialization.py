@@ -26,7 +26,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import fits, refusal
 from podracer.io.differences import differences
 from podracer.io.run_directory import encode_json, read_limited
-from podracer.io.seal import CONFIG, read_sealed_json, seal_json
+from podracer.io.seal import CONFIG, check_is_run, read_sealed_json, seal_json
 from podracer.networks import Table, TorsoNetwork
 from podracer.types import CheckpointError, ConfigError
 
@@ -159,10 +159,8 @@ def read_experiment(
     `environment` replaces the run's own. Raises `ConfigError` if there is no run or it
     cannot be read.
     """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{directory} holds no run: there is no config.json in it.")
-    return experiment_of(path, recipe, environment)
+    check_is_run(directory)
+    return experiment_of(directory / CONFIG, recipe, environment)
 
 
 def experiment_digest(experiment: Experiment) -> str:

@@ -21,7 +21,7 @@ from podracer.experiments.sweep import best_pod
 from podracer.io.checkpoint import load_part
 from podracer.io.run_directory import expand_home
 from podracer.io.schema import leaves_by_path
-from podracer.io.seal import CONFIG
+from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import identity_of
 from podracer.types import CheckpointError, ConfigError
 
@@ -51,8 +51,7 @@ class Weights:
 
     def __init__(self, run: str | Path, setup: RunSetup, experiment: Experiment) -> None:
         directory = expand_home(run)
-        if not (directory / CONFIG).is_file():
-            raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
+        check_is_run(directory)
         restored = load_part(directory, ".learner.shared")
         self._shared: dict[str, Any] = restored.state
         if read_config(directory / CONFIG)["experiment"].get("pods"):

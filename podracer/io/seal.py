@@ -25,7 +25,7 @@ from podracer.io.run_directory import (
     read_limited,
     write_bytes,
 )
-from podracer.types import CheckpointError, StorageError
+from podracer.types import CheckpointError, ConfigError, StorageError
 
 T = TypeVar("T")
 
@@ -33,6 +33,12 @@ CONFIG, MANIFEST = "config.json", "manifest.json"
 _RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
 # Errors that tell what is there. Any other is an error of reading, which tells nothing.
 _IS_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
+def check_is_run(directory: Path) -> None:
+    """Raise `ConfigError` if `directory` holds no run."""
+    if not (directory / CONFIG).is_file():
+        raise ConfigError(f"{directory} holds no run: there is no {CONFIG} in it.")
 
 
 def seal_json(path: Path, body: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.ops.convolution import convolution
-from podracer.ops.dense import dense
+from podracer.ops.dense import affine, dense
 from podracer.ops.spectral import spectral_norm
 
 
@@ -81,8 +81,7 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        product: jax.Array = dense(x, self.weight.astype(x.dtype))
-        return (product + self.bias.reshape((1,) * (x.ndim - 1) + self.bias.shape)).astype(x.dtype)
+        return affine(x, self.weight.astype(x.dtype), self.bias).astype(x.dtype)
 
 
 class NoisyLinear(eqx.Module):

@@ -11,6 +11,7 @@ a slow path for it. Behind a barrier the transpose is computed first and the pro
 from __future__ import annotations
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 
@@ -18,6 +19,15 @@ from jaxtyping import Array, Float
 def dense(x: Float[Array, "*b n"], w: Float[Array, "n m"]) -> Float[Array, "*b m"]:
     """Compute `x @ w`."""
     return x @ w
+
+
+def affine(
+    x: Float[Array, "*b n"],
+    w: Float[Array | np.ndarray, "n m"],
+    bias: Float[Array | np.ndarray, " m"],
+) -> Float[Array, "*b m"]:
+    """Compute `x @ w + bias`."""
+    return dense(x, w) + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
 
 
 def _keep(x: jax.Array, w: jax.Array):

@@ -15,6 +15,7 @@ from podracer.ops.moments import Moments
 from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
 
 State = TypeVar("State")
+Counted = TypeVar("Counted", bound=actor_critic.CountedState)
 # (state, minibatch) -> (new state, metrics); the `approx_kl` among them, which is that of the
 # old state, must be the mean over all shards
 Update = Callable[[State, PyTree], tuple[State, Metrics]]
@@ -70,22 +71,21 @@ def fit(
     It comes from `num_frames` frames.
     """
     items = shuffled_minibatches(key, batch.valid.shape[1], agent.num_minibatches, agent.num_epochs)
-    update = partial(fit_minibatch, agent, batch, axis)
+    update = partial(fit_minibatch, agent, agent._loss, batch, axis)
     learner, metrics = scan_minibatches(update, state.shared, items, target_kl=None)
     return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
 
 
 def fit_minibatch(
-    agent: EpochsLearner,
+    agent: actor_critic.ActorCriticLearner,
+    loss: Callable[[Params, Any], tuple[jax.Array, Metrics]],
     batch: Any,
     axis: str | None,
-    learner: actor_critic.CountedState,
+    learner: Counted,
     items: jax.Array,
-) -> tuple[actor_critic.CountedState, Metrics]:
-    """Take an optimizer step on items u32 `[n]` of a batch."""
-    grads, metrics = actor_critic.minibatch_grad(
-        agent, agent._loss, learner.params, batch, items, axis
-    )
+) -> tuple[Counted, Metrics]:
+    """Take an optimizer step on the `loss(params, minibatch)` of items u32 `[n]` of a batch."""
+    grads, metrics = actor_critic.minibatch_grad(agent, loss, learner.params, batch, items, axis)
     learner, update_metrics = actor_critic.optimizer_step(agent, learner, grads)
     return learner, {**metrics, **update_metrics}
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer.agents.common.optimizers import OptimizerBuilder
-from podracer.ops.dense import dense
+from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.types import Params, PyTree
 
@@ -85,7 +85,7 @@ def backward_lstm(core: Any, inputs: jax.Array, valid: jax.Array, discount: jax.
     It reads `inputs [T, B, n]`, and begins anew where `backward_resets` says so.
     """
     resets = backward_resets(valid, discount)
-    gates = dense(inputs, core.weight_ih.T) + core.bias.reshape(1, 1, -1)
+    gates = affine(inputs, core.weight_ih.T, core.bias)
     zeros = jnp.zeros((gates.shape[1], core.hidden_size))
     outputs: Any = lstm(gates, core.weight_hh.T, resets, (zeros, zeros), True)
     return outputs[0]
@@ -102,5 +102,4 @@ def backward_resets(valid: jax.Array, discount: jax.Array) -> jax.Array:
 
 def apply_linear(layer: Any, x: jax.Array) -> jax.Array:
     """Return the outputs `[*b, m]` of an `eqx.nn.Linear` for inputs `[*b, n]`."""
-    product: jax.Array = dense(x, layer.weight.T)
-    return product + layer.bias.reshape((1,) * (product.ndim - 1) + (-1,))
+    return affine(x, layer.weight.T, layer.bias)

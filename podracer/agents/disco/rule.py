@@ -22,7 +22,7 @@ from podracer.agents.common.value_based import gather_action
 from podracer.agents.disco.network import Outputs
 from podracer.agents.disco.values import Values
 from podracer.ops.action_masks import mask_logits
-from podracer.ops.dense import dense
+from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.types import struct
 
@@ -215,12 +215,11 @@ def _across_actions(layer: Linear, x: jax.Array) -> jax.Array:
 
 
 def _linear(layer: Linear, x: jax.Array) -> jax.Array:
-    product: jax.Array = dense(x, layer.weight)
-    return product + layer.bias.reshape((1,) * (product.ndim - 1) + (-1,))
+    return affine(x, layer.weight, layer.bias)
 
 
 def _unroll(
     layer: LSTM, inputs: jax.Array, resets: jax.Array, state: Any, *, reverse: bool
 ) -> tuple[jax.Array, Any]:
-    gates = dense(inputs, layer.input) + layer.bias.reshape(1, 1, -1)
+    gates = affine(inputs, layer.input, layer.bias)
     return lstm(gates, layer.hidden, resets, state, reverse)
