@@ -18,6 +18,7 @@ from runs import anakin_setup, train_anakin
 from walk import close, doubled
 
 import podracer
+from podracer.agents.common import meta_training
 from podracer.agents.common.lifetimes import Experience, group_by_lifetime, to_rollout, to_rollouts
 from podracer.agents.common.meta_objective import MetaBatch
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
@@ -198,7 +199,7 @@ def meta_loss(batch: MetaBatch, rule: Any) -> jax.Array:
         students, regularizers = AGENT._students.update(rule, students, data)
         aux.append(regularizers)
     data, advantages = to_rollout((batch.rollout, batch.advantages))
-    return AGENT._objective.loss(
+    return meta_training.build(AGENT).objective.loss(
         students,
         jax.tree.map(lambda *x: jnp.stack(x), *aux),
         data,
@@ -212,7 +213,7 @@ def test_the_meta_gradient_equals_finite_differences():
     """In random directions, and for single parameters of each of the rule's layers."""
     with jax.enable_x64(True):  # finite differences lose half of all digits
         rule, batch = jax.tree.map(doubled, random_batch())
-        grads, loss, *_ = jax.jit(AGENT._objective.grad)(rule, batch)
+        grads, loss, *_ = jax.jit(meta_training.build(AGENT).objective.grad)(rule, batch)
         value = jax.jit(partial(meta_loss, batch))
         np.testing.assert_allclose(loss, value(rule), rtol=1e-10)
         flat, unravel = ravel_pytree(rule)

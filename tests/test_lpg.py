@@ -16,6 +16,7 @@ from programs import collectives_by_computation
 from runs import anakin_setup, train_anakin
 
 import podracer
+from podracer.agents.common import meta_training
 from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.lifetimes import (
     Experience,
@@ -118,7 +119,7 @@ def test_a_window_comes_back_in_order():
 @functools.cache
 def rule_grad():
     """Compiled once for all tests."""
-    return jax.jit(judged()[0]._objective.grad)
+    return jax.jit(meta_training.build(judged()[0]).objective.grad)
 
 
 def objective(agent, batch, rule):
@@ -132,7 +133,7 @@ def objective(agent, batch, rule):
         aux.append(more)
     aux = jax.tree.map(lambda *x: jnp.stack(x), *aux)
     data, advantages = to_rollout((batch.rollout, batch.advantages))
-    return agent._objective.loss(
+    return meta_training.build(agent).objective.loss(
         learners, aux, data, advantages, batch.is_whole.astype(jnp.float32)
     )
 
@@ -212,10 +213,11 @@ def test_learners_do_as_they_are_told():
 
 def test_a_judgment_is_that_of_generalized_advantages(key):
     agent, _, _, data, _ = rollout_of()
-    critics = jax.vmap(agent._critics.init)(jax.random.split(key, LIVES))
+    trained = meta_training.build(agent).critics
+    critics = jax.vmap(trained.init)(jax.random.split(key, LIVES))
     values = jax.random.normal(key, (LIVES, STATES, 1))
     critics = ParamsState({"value": values}, critics.optimizer_state)
-    after, got = agent._critics.update(critics, data)
+    after, got = trained.update(critics, data)
     state, B = np.asarray(data.observation), LIVES * ENVS
     v = np.stack([values[b // ENVS, state[:, b], 0] for b in range(B)], 1)
     want, ahead = np.zeros((T, B)), np.zeros(B)
@@ -238,7 +240,7 @@ def test_a_judgment_is_that_of_generalized_advantages(key):
 
 def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
     """Each term of its objective with its sign and weight, of numbers made by hand."""
-    costs = dataclasses.replace(SMALL, spec=SPEC)._objective
+    objective = meta_training.build(dataclasses.replace(SMALL, spec=SPEC)).objective
 
     class FixedStudents:
         def policy_objective(self, students, data, advantages):
@@ -253,7 +255,7 @@ def test_the_rule_ascends_on_gains_and_entropies_and_spares_targets():
         "policy_target": jnp.asarray([[1.0, 9.0], [3.0, 9.0]]),
         "prediction_target": jnp.asarray([[4.0, 9.0], [6.0, 9.0]]),
     }
-    meta_objective = dataclasses.replace(costs, students=FixedStudents())
+    meta_objective = dataclasses.replace(objective, students=FixedStudents())
     got = meta_objective.loss((), aux, (), (), jnp.asarray([1.0, 0.0]))  # the second life ended
     want = -2.0 - 0.05 * 2.0 - 1e-3 * 3.0 + 5e-3 * 2.0 + 1e-3 * 5.0
     assert float(got) == pytest.approx(want / 2)
@@ -266,8 +268,8 @@ def test_memory_is_traded_without_changing_the_gradient(key, how):
     batch = dataclasses.replace(batch, is_whole=jnp.ones(LIVES, bool))
     other = dataclasses.replace(agent, **how)
     shared = agent.init(key, LIVES * ENVS).shared
-    want = jax.jit(partial(agent._training.update_rule, axis=None))(shared, batch)
-    got = jax.jit(partial(other._training.update_rule, axis=None))(shared, batch)
+    want = jax.jit(partial(meta_training.build(agent).update_rule, axis=None))(shared, batch)
+    got = jax.jit(partial(meta_training.build(other).update_rule, axis=None))(shared, batch)
     for a, b in zip(jax.tree.leaves(want.metrics), jax.tree.leaves(got.metrics), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     for a, b in zip(jax.tree.leaves(want.rule), jax.tree.leaves(got.rule), strict=True):

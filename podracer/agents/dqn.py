@@ -240,10 +240,6 @@ def btr(**settings: Any) -> DQN:
         "value": ImplicitQuantiles(policy_samples=8),
         "munchausen": Munchausen(temperature=0.03),
         "optimizer": Optimizer(epsilon=0.005 / 256),
-        "replay": Replay(
-            prioritized=True,
-            priority_exponent=0.2,
-            importance_exponent=Linear(0.4, 1.0, frames=50_000_000),
-        ),
+        "replay": Replay(prioritized=True, priority_exponent=0.2, importance_exponent=0.2),
     }
     return rainbow(**{**additions, **settings})

@@ -4,8 +4,9 @@ Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (a
 Each update makes algorithm 1's steps in its order. Different from the paper, and as in common
 implementations: the temperature's loss is linear in log alpha and shares its samples of the policy
 with the actor's loss; priorities, n-step returns, weight decay and distributional critics are
-possible. Different from both: weights are initially orthogonal, and the policy's standard deviation
-is at least exp(-5), not exp(-20).
+possible, and of n steps only the last one's entropy counts in the critics' targets. Different from
+both: weights are initially orthogonal, and the policy's standard deviation is at least exp(-5), not
+exp(-20).
 """
 
 from __future__ import annotations

@@ -53,6 +53,13 @@ class Students(Protocol):
         ...
 
 
+class MetaCosts(NamedTuple):
+    """Weights of the regularizers in the meta-objective, by name."""
+
+    entropies: Mapping[str, float | jax.Array]  # which are to be large
+    targets: Mapping[str, float | jax.Array]  # penalties on the targets of the rule
+
+
 @struct
 class MetaBatch:
     """Data of one update of the rule, leaves `[L, ...]`."""
@@ -71,10 +78,7 @@ class MetaObjective:
 
     students: Students
     num_tasks: int
-    entropy_costs: Mapping[str, float | jax.Array]
-    """Weights of entropies, which are to be large, by name."""
-    target_costs: Mapping[str, float | jax.Array]
-    """Weights of penalties on the targets of the rule, by name."""
+    costs: MetaCosts
     recompute: bool
 
     def grad_in_groups(self, rule: Params, batch: MetaBatch, groups: int) -> MetaGradient:
@@ -129,9 +133,9 @@ class MetaObjective:
         entropies = {name: jnp.concatenate([aux[name][1:], x[None]]) for name, x in final.items()}
         means = {name: jnp.mean(weights[None] * x) for name, x in {**aux, **entropies}.items()}
         total = -jnp.mean(weights * objective)
-        for name, cost in self.entropy_costs.items():
+        for name, cost in self.costs.entropies.items():
             total = total - cost * means[name]
-        for name, cost in self.target_costs.items():
+        for name, cost in self.costs.targets.items():
             total = total + cost * means[name]
         return total
 

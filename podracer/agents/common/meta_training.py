@@ -2,20 +2,28 @@
 
 The rule updates the students after each rollout. After K updates the next rollout gives the
 meta-objective, which is differentiated through all K updates with respect to the rule.
-The agents that learn rules differ in their rule and its students (`meta_objective.Students`).
+The agents that learn rules differ in their rule, its students (`meta_objective.Students`) and the
+weights of its regularizers.
+
+Functions whose first parameter is `agent` also serve as methods:
+
+    class LPG:
+        init = meta_training.init
+        act = meta_training.act
 """
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
+from podracer.agent import NeedsRolloutLength, require_rollout_length, require_spec
 from podracer.agents.common.actor_critic import ParamsState
 from podracer.agents.common.critics import Critics
 from podracer.agents.common.lifetimes import (
@@ -24,14 +32,18 @@ from podracer.agents.common.lifetimes import (
     group_by_lifetime,
     lifetime_experience,
     num_lifetimes,
+    task_groups,
 )
-from podracer.agents.common.meta_objective import MetaBatch, MetaObjective
+from podracer.agents.common.meta_objective import MetaBatch, MetaCosts, MetaObjective, Students
 from podracer.agents.common.optimizers import take_step
 from podracer.environment import TaskGroups
 from podracer.mesh import global_mean
+from podracer.networks import Head, NetworkBuilder
 from podracer.ops.distributions import Categorical
 from podracer.schedules import Schedule
 from podracer.types import (
+    Carry,
+    EnvironmentSpec,
     LearnerState,
     Metrics,
     Params,
@@ -40,6 +52,124 @@ from podracer.types import (
     Trajectory,
     struct,
 )
+
+
+class RuleLearner(NeedsRolloutLength, Protocol):
+    """Agent that learns a rule, the attributes that the functions below use."""
+
+    @property
+    def learning_rate(self) -> Schedule: ...
+
+    @property
+    def max_gradient_norm(self) -> float: ...
+
+    @property
+    def critic_learning_rate(self) -> float: ...
+
+    @property
+    def discount(self) -> float: ...
+
+    @property
+    def gae_lambda(self) -> float: ...
+
+    @property
+    def inner_updates(self) -> int: ...
+
+    @property
+    def lifetime_groups(self) -> int: ...
+
+    @property
+    def recompute(self) -> bool: ...
+
+    @property
+    def rule(self) -> Any: ...  # with a function `init(key)`
+
+    @property
+    def network(self) -> NetworkBuilder: ...
+
+    @property
+    def spec(self) -> EnvironmentSpec | None: ...
+
+    @property
+    def _students(self) -> Students: ...
+
+    @property
+    def _costs(self) -> MetaCosts: ...
+
+
+def student_spec(agent: RuleLearner) -> EnvironmentSpec:
+    """Return what a student sees of the environment: one task."""
+    spec = require_spec(agent.spec)
+    observation = spec.observation["observation"]
+    return dataclasses.replace(spec, observation=observation, extension=None)
+
+
+def build(agent: RuleLearner) -> MetaTraining:
+    """Return the training of an agent's rule, or raise `ConfigError` if nothing teaches it one."""
+    rollout_length = require_rollout_length(agent)
+    groups = task_groups(agent.spec, agent.inner_updates, rollout_length)
+    observation = student_spec(agent).observation
+    critics = Critics(
+        agent.network.build(observation, {"value": Head(1)}),
+        optax.scale_by_adam(),
+        learning_rate=agent.critic_learning_rate,
+        discount=agent.discount,
+        gae_lambda=agent.gae_lambda,
+    )
+    return MetaTraining(
+        critics,
+        MetaObjective(agent._students, len(groups.tasks), agent._costs, agent.recompute),
+        groups,
+        observation,
+        learning_rate=agent.learning_rate,
+        max_gradient_norm=agent.max_gradient_norm,
+        inner_updates=agent.inner_updates,
+        rollout_length=rollout_length,
+        lifetime_groups=agent.lifetime_groups,
+    )
+
+
+def init(agent: RuleLearner, key: jax.Array, num_envs: int) -> LearnerState:
+    """Return the state before the first update."""
+    training = build(agent)
+    rule: Params = agent.rule.init(jax.random.fold_in(key, 0))
+    return training.init(jax.random.fold_in(key, 1), num_envs, rule)
+
+
+def carry(agent: RuleLearner, num_envs: int) -> Carry:
+    """Return the recurrent state of the students, who have none."""
+    return ()
+
+
+def actor_params(agent: RuleLearner, state: LearnerState) -> Params:
+    """Return the parameters of the students."""
+    return state.local.students.params
+
+
+def act(
+    agent: RuleLearner,
+    params: Params,
+    carry: Carry,
+    timestep: TimeStep,
+    keys: jax.Array,
+    explore: bool,
+) -> tuple[jax.Array, PyTree, Carry]:
+    """Choose actions `[B]`, each student in its own environments."""
+    observation = timestep.observation["observation"]
+    time_major = jax.tree.map(lambda x: x[None], observation)
+    policy = Categorical(agent._students.policy(params, time_major, timestep.first[None])[0])
+    return policy.sample(keys) if explore else policy.mode(), (), carry
+
+
+def learn(
+    agent: RuleLearner,
+    state: LearnerState,
+    trajectory: Trajectory,
+    key: jax.Array,
+    axis: str | None,
+) -> tuple[LearnerState, Metrics]:
+    """Update the students, and the rule where the window is full."""
+    return build(agent).learn(state, trajectory, key, axis)
 
 
 @struct
@@ -100,15 +230,6 @@ class MetaTraining:
             is_whole=jnp.ones(lifetimes, bool),
         )  # fmt: skip
         return LearnerState(shared, local)
-
-    def act(self, params: Params, timestep: TimeStep, keys: jax.Array, explore: bool) -> jax.Array:
-        """Choose actions `[B]`, each student in its own environments."""
-        observation = timestep.observation["observation"]
-        time_major = jax.tree.map(lambda x: x[None], observation)
-        policy = Categorical(
-            self.objective.students.policy(params, time_major, timestep.first[None])[0]
-        )
-        return policy.sample(keys) if explore else policy.mode()
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None

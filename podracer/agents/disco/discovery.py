@@ -8,43 +8,36 @@ Source: Oh et al. 2025, "Discovering state-of-the-art reinforcement learning alg
 methods, and the published notebook of meta-training.
 
 Differs from both: students have no replay; meta-gradients also flow through what the rule reads of
-policies and values, where the published code stops them; critics learn by TD(lambda) instead of
-V-trace; one Adam for the rule.
+policies and values, and through the students' Adam, where the published code stops them; the raw
+outputs of the rule have no penalty of their own; entropies count after each update of a student,
+not in the next rollout alone; that is as long as the others, its advantages are standardized by
+themselves and not by moving averages; critics learn by TD(lambda) instead of V-trace; one Adam for
+the rule.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-import optax
 
-from podracer.agent import require_rollout_length, require_spec
-from podracer.agents.common.critics import Critics
-from podracer.agents.common.lifetimes import task_groups
-from podracer.agents.common.meta_objective import MetaObjective
-from podracer.agents.common.meta_training import MetaTraining
+from podracer.agents.common import meta_training
+from podracer.agents.common.meta_objective import MetaCosts
+from podracer.agents.common.meta_training import student_spec
 from podracer.agents.disco.figures import draw_targets
 from podracer.agents.disco.network import build_network
 from podracer.agents.disco.new_rule import RuleSize
 from podracer.agents.disco.rule_file import encode_rule
 from podracer.agents.disco.students import DiscoStudents, build_optimizer
-from podracer.networks import Head, NetworkBuilder, Table
+from podracer.networks import NetworkBuilder, Table
 from podracer.ops.transforms import evenly_spaced
 from podracer.schedules import Schedule
 from podracer.types import (
-    Carry,
     ConfigError,
     Derived,
     EnvironmentSpec,
     LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    TimeStep,
-    Trajectory,
     bounded,
     derived,
     static,
@@ -102,26 +95,11 @@ class DiscoDiscovery:
     """Environment steps T before each update of a student, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        training = self._training
-        rule: Params = self.rule.init(jax.random.fold_in(key, 0))
-        return training.init(jax.random.fold_in(key, 1), num_envs, rule)
-
-    def carry(self, num_envs: int) -> Carry:
-        return ()
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.local.students.params
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        return self._training.act(params, timestep, keys, explore), (), carry
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        return self._training.learn(state, trajectory, key, axis)
+    init = meta_training.init
+    carry = meta_training.carry
+    actor_params = meta_training.actor_params
+    act = meta_training.act
+    learn = meta_training.learn
 
     def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
         """Return the rule in the published format, which has no place for `about`."""
@@ -133,32 +111,10 @@ class DiscoDiscovery:
     # --- parts -----------------------------------------------------------------------------------
 
     @property
-    def _training(self) -> MetaTraining:
-        rollout_length = require_rollout_length(self)
-        groups = task_groups(self.spec, self.inner_updates, rollout_length)
-        return MetaTraining(
-            Critics(
-                self.network.build(self._student_spec.observation, {"value": Head(1)}),
-                optax.scale_by_adam(),
-                learning_rate=self.critic_learning_rate,
-                discount=self.discount,
-                gae_lambda=self.gae_lambda,
-            ),
-            self._objective,
-            groups,
-            self._student_spec.observation,
-            learning_rate=self.learning_rate,
-            max_gradient_norm=self.max_gradient_norm,
-            inner_updates=self.inner_updates,
-            rollout_length=rollout_length,
-            lifetime_groups=self.lifetime_groups,
-        )
-
-    @property
     def _students(self) -> DiscoStudents:
         network = build_network(
             self.network,
-            self._student_spec,
+            student_spec(self),
             predictions=self.rule.predictions,
             support_size=self.support_size,
             model_size=self.model_size,
@@ -178,22 +134,11 @@ class DiscoDiscovery:
         )
 
     @property
-    def _objective(self) -> MetaObjective:
-        groups = task_groups(self.spec, self.inner_updates, require_rollout_length(self))
-        return MetaObjective(
-            self._students,
-            len(groups.tasks),
-            entropy_costs={
+    def _costs(self) -> MetaCosts:
+        return MetaCosts(
+            entropies={
                 "policy_entropy": self.policy_entropy_cost,
                 "prediction_entropy": self.prediction_entropy_cost,
             },
-            target_costs={"target_divergence": self.target_divergence_cost},
-            recompute=self.recompute,
+            targets={"target_divergence": self.target_divergence_cost},
         )
-
-    @property
-    def _student_spec(self) -> EnvironmentSpec:
-        """What a student sees of the environment: one task."""
-        spec = require_spec(self.spec)
-        observation = spec.observation["observation"]
-        return dataclasses.replace(spec, observation=observation, extension=None)

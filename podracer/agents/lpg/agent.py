@@ -12,36 +12,25 @@ prediction of the student, where GROOVE stops them. That is the exact gradient, 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import optax
 
-from podracer.agent import require_rollout_length, require_spec
-from podracer.agents.common import value_based
-from podracer.agents.common.critics import Critics
-from podracer.agents.common.lifetimes import task_groups
-from podracer.agents.common.meta_objective import MetaObjective
-from podracer.agents.common.meta_training import MetaTraining
+from podracer.agents.common import meta_training, value_based
+from podracer.agents.common.meta_objective import MetaCosts
+from podracer.agents.common.meta_training import student_spec
 from podracer.agents.lpg.figures import draw_targets
 from podracer.agents.lpg.rule import UpdateRule, student_heads, student_optimizer
 from podracer.agents.lpg.rule_file import encode_rule
 from podracer.agents.lpg.students import LPGStudents
-from podracer.networks import Head, NetworkBuilder, Table
+from podracer.networks import NetworkBuilder, Table
 from podracer.schedules import Schedule
 from podracer.types import (
-    Carry,
     ConfigError,
     Derived,
     EnvironmentSpec,
     LearnerState,
-    Metrics,
-    Params,
-    PyTree,
-    TimeStep,
-    Trajectory,
     bounded,
     derived,
     static,
@@ -94,26 +83,11 @@ class LPG:
     """Environment steps T before each update of a student, taken from the driver."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        training = self._training
-        rule: Params = self.rule.init(jax.random.fold_in(key, 0))
-        return training.init(jax.random.fold_in(key, 1), num_envs, rule)
-
-    def carry(self, num_envs: int) -> Carry:
-        return ()
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.local.students.params
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        return self._training.act(params, timestep, keys, explore), (), carry
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        return self._training.learn(state, trajectory, key, axis)
+    init = meta_training.init
+    carry = meta_training.carry
+    actor_params = meta_training.actor_params
+    act = meta_training.act
+    learn = meta_training.learn
 
     def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
         return encode_rule(self.rule, state.shared.rule, about)
@@ -124,27 +98,11 @@ class LPG:
     # --- parts -----------------------------------------------------------------------------------
 
     @property
-    def _training(self) -> MetaTraining:
-        rollout_length = require_rollout_length(self)
-        groups = task_groups(self.spec, self.inner_updates, rollout_length)
-        return MetaTraining(
-            self._critics,
-            self._objective,
-            groups,
-            self._observation_spec,
-            learning_rate=self.learning_rate,
-            max_gradient_norm=self.max_gradient_norm,
-            inner_updates=self.inner_updates,
-            rollout_length=rollout_length,
-            lifetime_groups=self.lifetime_groups,
-        )
-
-    @property
     def _students(self) -> LPGStudents:
-        spec = dataclasses.replace(require_spec(self.spec), extension=None)
+        spec = student_spec(self)
         num_actions = value_based.require_discrete(value_based.require_for_rule(spec)).num_actions
         heads = student_heads(num_actions, self.rule.predictions)
-        network = self.network.build(self._observation_spec, heads)
+        network = self.network.build(spec.observation, heads)
         if jax.tree.leaves(network.carry(1)):
             raise ConfigError("students of LPG need a feed-forward network.")
         return LPGStudents(
@@ -157,32 +115,14 @@ class LPG:
         )
 
     @property
-    def _critics(self) -> Critics:
-        return Critics(
-            self.network.build(self._observation_spec, {"value": Head(1)}),
-            optax.scale_by_adam(),
-            learning_rate=self.critic_learning_rate,
-            discount=self.discount,
-            gae_lambda=self.gae_lambda,
-        )
-
-    @property
-    def _objective(self) -> MetaObjective:
-        groups = task_groups(self.spec, self.inner_updates, require_rollout_length(self))
-        return MetaObjective(
-            self._students,
-            len(groups.tasks),
-            entropy_costs={
+    def _costs(self) -> MetaCosts:
+        return MetaCosts(
+            entropies={
                 "policy_entropy": self.policy_entropy_cost,
                 "prediction_entropy": self.prediction_entropy_cost,
             },
-            target_costs={
+            targets={
                 "policy_target": self.policy_target_cost,
                 "prediction_target": self.prediction_target_cost,
             },
-            recompute=self.recompute,
         )
-
-    @property
-    def _observation_spec(self) -> PyTree:
-        return require_spec(self.spec).observation["observation"]

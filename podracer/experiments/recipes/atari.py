@@ -152,7 +152,7 @@ def atari_btr(game: str = "pong") -> Experiment:
                 warmup=200_000,
                 prioritized=True,
                 priority_exponent=0.2,
-                importance_exponent=Linear(0.4, 1.0, frames=50_000_000),
+                importance_exponent=0.2,
             ),
             network=TorsoNetwork(
                 ResNet(channels=(32, 64, 64), hidden=0, spectral_norm=True, pooled_size=6)

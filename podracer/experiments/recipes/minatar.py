@@ -153,7 +153,7 @@ def breakout_btr() -> Experiment:
                 warmup=5_000,
                 prioritized=True,
                 priority_exponent=0.2,
-                importance_exponent=Linear(0.4, 1.0, frames=1_000_000),
+                importance_exponent=0.2,
             ),
             network=TorsoNetwork(torso),
         ),
