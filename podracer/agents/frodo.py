@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from podracer import schedules
 from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.impala import Impala
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -32,14 +32,12 @@ from podracer.types import (
     LearnerState,
     Metrics,
     Params,
-    PyTree,
     Trajectory,
     bounded,
     static,
     struct,
 )
 
-META_OPTIMIZER = optax.scale_by_adam()
 NUM_INPUTS = 5
 
 
@@ -49,14 +47,6 @@ class Metaparams:
 
     core: Any  # eqx.nn.LSTMCell
     head: Any  # eqx.nn.Linear
-
-
-@struct
-class FrodoState(CountedState):
-    """Parameters θ and metaparameters η, each with the state of their optimizer."""
-
-    metaparams: Metaparams
-    meta_optimizer_state: optax.ScaleByAdamState
 
 
 @struct
@@ -99,8 +89,8 @@ class Frodo:
         learner_key, core_key, head_key = jax.random.split(key, 3)
         learner = actor_critic.init_params(self._network, self._optimizer, learner_key)
         core = eqx.nn.LSTMCell(NUM_INPUTS, self.units, key=core_key)
-        eta: PyTree = Metaparams(core, eqx.nn.Linear(self.units, 1, key=head_key))
-        return LearnerState(_join(learner, eta, META_OPTIMIZER.init(eta)))
+        head = eqx.nn.Linear(self.units, 1, key=head_key)
+        return meta.init_state(learner, Metaparams(core, head))
 
     carry = actor_critic.carry
     actor_params = actor_critic.actor_params
@@ -110,26 +100,20 @@ class Frodo:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Take the inner steps on the parameters, then an outer one on the metaparameters."""
-        learner: FrodoState = state.shared
-        num_frames = schedules.frames_of(trajectory, axis)
+        learner: meta.MetaState = state.shared
         parts = split_environments(
             trajectory, self.inner_updates + 1, learner.meta_optimizer_state.count
         )
         held_out = jax.tree.map(lambda x: x[-1], parts)
-        meta_grads, (inner, metrics) = meta.meta_grad(
+        return meta.learn(
+            self,
+            learner,
             partial(self._inner_update, axis),
             partial(self._outer_loss, held_out),
-            learner.metaparams,
-            CountedState(learner.params, learner.optimizer_state, learner.frames),
             jax.tree.map(lambda x: x[:-1], parts),
+            schedules.frames_of(trajectory, axis),
+            axis,
         )
-        # Each shard has a part of the gradient, through the mean of all inner gradients.
-        meta_grads = global_mean(meta_grads, axis)
-        rate = schedules.value_at(self.meta_learning_rate, learner.frames)
-        old = (learner.metaparams, learner.meta_optimizer_state)
-        new = take_step(META_OPTIMIZER, *old, meta_grads, rate)
-        metrics["meta_gradient_norm"] = optax.tree.norm(meta_grads)
-        return LearnerState(_join(actor_critic.count_frames(inner, num_frames), *new)), metrics
 
     def _inner_update(
         self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
@@ -229,10 +213,6 @@ class Frodo:
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         return meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm)
-
-
-def _join(learner: CountedState, eta: Metaparams, meta_state: Any) -> FrodoState:
-    return FrodoState(**vars(learner), metaparams=eta, meta_optimizer_state=meta_state)
 
 
 def split_environments(trajectory: Trajectory, count: int, shift: ArrayLike) -> Trajectory:

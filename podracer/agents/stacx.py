@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common import actor_critic
+from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import CountedState
-from podracer.agents.common.meta import differentiable_optimizer, meta_grad
-from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder, take_step
+from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
@@ -37,14 +36,16 @@ from podracer.types import (
 
 LOGIT_MARGIN = 0.001
 """Smallest distance of an initial metaparameter from 0 and 1, which a sigmoid never reaches."""
-META_OPTIMIZER = optax.scale_by_adam()
 INITIAL_ALPHA = 0.99
 """Initial alpha of leaky V-trace, as in the paper: truncations that leak a little."""
 
 
 @struct
 class Metaparams:
-    """The metaparameters η of the loss of each head, `[H]`."""
+    """The metaparameters η of the loss of each head, `[H]`.
+
+    The state has unconstrained ones, see `Stacx._constrain`.
+    """
 
     discount: jax.Array  # gamma
     trace_lambda: jax.Array
@@ -53,14 +54,6 @@ class Metaparams:
     entropy_cost: jax.Array  # g_e
     alpha_rho: jax.Array  # of leaky V-trace
     alpha_c: jax.Array  # of leaky V-trace
-
-
-@struct
-class StacxState(CountedState):
-    """Parameters θ and metaparameters η, each with the state of their optimizer."""
-
-    metaparams: Metaparams  # unconstrained, see `Stacx._constrain`
-    meta_optimizer_state: optax.OptState
 
 
 @struct
@@ -98,8 +91,7 @@ class Stacx:
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters, and metaparameters whose inner loss is nearly the outer one."""
         learner = actor_critic.init_params(self._network, self._optimizer, key)
-        metaparams: PyTree = self._initial_metaparams()
-        return LearnerState(_join(learner, metaparams, META_OPTIMIZER.init(metaparams)))
+        return meta.init_state(learner, self._initial_metaparams())
 
     carry = actor_critic.carry
     actor_params = actor_critic.actor_params
@@ -109,24 +101,16 @@ class Stacx:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update the parameters by the inner loss, then the metaparameters by the outer loss."""
-        learner: StacxState = state.shared
-        meta_grads, (inner, metrics) = meta_grad(
-            partial(self._inner_update, axis), partial(self._outer_loss, trajectory),
-            learner.metaparams,
-            CountedState(learner.params, learner.optimizer_state, learner.frames),
+        new_state, metrics = meta.learn(
+            self,
+            state.shared,
+            partial(self._inner_update, axis),
+            partial(self._outer_loss, trajectory),
             jax.tree.map(lambda x: x[None], trajectory),
-        )  # fmt: skip
-        # Each shard has a part of the gradient, through the mean of all inner gradients.
-        meta_grads = global_mean(meta_grads, axis)
-        rate = schedules.value_at(self.meta_learning_rate, learner.frames)
-        old = (learner.metaparams, learner.meta_optimizer_state)
-        meta = take_step(META_OPTIMIZER, *old, meta_grads, rate)
-        inner = actor_critic.count_frames(inner, schedules.frames_of(trajectory, axis))
-        return LearnerState(_join(inner, *meta)), {
-            **metrics,
-            "meta_gradient_norm": optax.tree.norm(meta_grads),
-            **self._metrics(state.shared.metaparams),
-        }
+            schedules.frames_of(trajectory, axis),
+            axis,
+        )
+        return new_state, {**metrics, **self._metrics(state.shared.metaparams)}
 
     def _inner_update(
         self, axis: str | None, eta: Metaparams, learner: CountedState, trajectory: Trajectory
@@ -237,11 +221,7 @@ class Stacx:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return differentiable_optimizer(self.optimizer, self.max_gradient_norm)
-
-
-def _join(learner: CountedState, metaparams: Metaparams, meta_state: optax.OptState) -> StacxState:
-    return StacxState(**vars(learner), metaparams=metaparams, meta_optimizer_state=meta_state)
+        return meta.differentiable_optimizer(self.optimizer, self.max_gradient_norm)
 
 
 def _main_head(outputs: PyTree) -> PyTree:

@@ -8,19 +8,75 @@ Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from podracer.agents.common.optimizers import OptimizerBuilder
+from podracer import schedules
+from podracer.agents.common.actor_critic import ActorCriticLearner, CountedState, count_frames
+from podracer.agents.common.optimizers import OptimizerBuilder, take_step
+from podracer.mesh import global_mean
 from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
-from podracer.types import Params, PyTree
+from podracer.schedules import Schedule
+from podracer.types import LearnerState, Metrics, Params, PyTree, struct
+
+META_OPTIMIZER = optax.scale_by_adam()
 
 Update = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 Objective = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
+
+
+class MetaLearner(ActorCriticLearner, Protocol):
+    """Agent whose metaparameters the functions below train."""
+
+    @property
+    def meta_learning_rate(self) -> Schedule: ...
+
+
+@struct
+class MetaState(CountedState):
+    """Parameters θ and metaparameters η, each with the state of their optimizer."""
+
+    metaparams: Any
+    meta_optimizer_state: Any  # optax.ScaleByAdamState
+
+
+def init_state(learner: CountedState, metaparams: PyTree) -> LearnerState:
+    """Return the state of a learner and of metaparameters before the first update."""
+    return LearnerState(_join(learner, metaparams, META_OPTIMIZER.init(metaparams)))
+
+
+def learn(
+    agent: MetaLearner,
+    state: MetaState,
+    update: Update,
+    objective: Objective,
+    batches: PyTree,
+    num_frames: int,
+    axis: str | None,
+) -> tuple[LearnerState, Metrics]:
+    """Take inner updates of the parameters, then an outer step on the metaparameters.
+
+    `update`, `objective` and `batches` are those of `meta_grad`, whose `info` are metrics; the
+    batches come from `num_frames` frames of all shards.
+    """
+    learner = CountedState(state.params, state.optimizer_state, state.frames)
+    grads, (learner, metrics) = meta_grad(update, objective, state.metaparams, learner, batches)
+    # Each shard has a part of the gradient, through the mean of all inner gradients.
+    grads = global_mean(grads, axis)
+    rate = schedules.value_at(agent.meta_learning_rate, state.frames)
+    meta = take_step(META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate)
+    metrics = {**metrics, "meta_gradient_norm": optax.tree.norm(grads)}
+    return LearnerState(_join(count_frames(learner, num_frames), *meta)), metrics
+
+
+def _join(learner: CountedState, metaparams: PyTree, meta_optimizer_state: Any) -> MetaState:
+    return MetaState(
+        **vars(learner), metaparams=metaparams, meta_optimizer_state=meta_optimizer_state
+    )
 
 
 def meta_grad(
