@@ -92,14 +92,11 @@ class AlphaZero:
     """Network of the policy and the value, without its heads."""
     spec: EnvironmentSpec | None = static(default=None)
 
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        return LearnerState(actor_critic.init_params(self._network, self._optimizer, key))
+    init = actor_critic.init
+    actor_params = actor_critic.actor_params
 
     def carry(self, num_envs: int) -> Carry:
         return ()
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared.params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool

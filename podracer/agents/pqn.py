@@ -132,7 +132,7 @@ class PQN:
         """Return half the mean squared error to the targets."""
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         values, _ = self._action_values(params, carry, batch.observation, batch.first)
-        q = value_based.gather_action(values[..., None], batch.action)[..., 0]
+        q = value_based.select_action(values, batch.action)
         loss = 0.5 * jnp.mean(batch.valid * (batch.target - q) ** 2)
         return loss, {"loss": loss, "q": jnp.mean(q)}
 

@@ -68,8 +68,7 @@ class QLambda:
     ) -> tuple[jax.Array, Metrics]:
         """Return the mean squared error to the λ-returns, see `FusedAgent.loss`."""
         q, q_final = self._unroll(params, trajectory, reuse)
-        action_one_hot = jax.nn.one_hot(trajectory.steps.action, q.shape[-1])
-        q_tm1 = jnp.sum(q * action_one_hot, axis=-1)
+        q_tm1 = value_based.select_action(q, trajectory.steps.action)
         v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
         v = jax.lax.stop_gradient(v)
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()

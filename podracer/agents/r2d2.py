@@ -143,7 +143,7 @@ class R2D2:
         trajectory = sample.trajectory
         q = self._unroll(params, trajectory)
         target_q = self._unroll(target_params, trajectory)
-        next_values = value_based.gather_action(target_q[..., None], jnp.argmax(q, axis=-1))[..., 0]
+        next_values = value_based.select_action(target_q, jnp.argmax(q, axis=-1))
         next_values = unsquash(next_values) if self.rescale_values else next_values
 
         next_steps, valid = trajectory.next_timesteps(), trajectory.valid()
@@ -159,7 +159,7 @@ class R2D2:
 
         learned = slice(start, start + self.unroll_length)
         action = trajectory.steps.action[learned]
-        predictions = value_based.gather_action(q[: self.unroll_length, ..., None], action)[..., 0]
+        predictions = value_based.select_action(q[: self.unroll_length], action)
         mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
         loss = jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0))

@@ -112,6 +112,11 @@ def gather_action(values: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.sum(values * one_hot[..., None], axis=-2)
 
 
+def select_action(values: jax.Array, action: jax.Array) -> jax.Array:
+    """Return the values `[*b]` of one action each, i32 `[*b]`, out of values `[*b, A]`."""
+    return gather_action(values[..., None], action)[..., 0]
+
+
 # --- random numbers of the Q-network -------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.agents.common.lifetimes import Experience
-from podracer.agents.common.value_based import gather_action
+from podracer.agents.common.value_based import select_action
 from podracer.agents.disco.network import Outputs
 from podracer.ops.distributions import Categorical
 from podracer.ops.returns import retrace
@@ -84,7 +84,7 @@ def estimate_values(
     log_ratio = Categorical(outputs.policy[:-1]).log_prob(data.action)
     log_ratio = log_ratio - Categorical(data.behavior).log_prob(data.action)
     targets = retrace(
-        gather_action(target_q[:-1, ..., None], data.action)[..., 0],
+        select_action(target_q[:-1], data.action),
         target_v[1:],
         data.reward,
         discount * data.discount,

@@ -104,11 +104,8 @@ class LPGStudent:
         optimizer_state = self._optimizer.init(params)
         return LearnerState(StudentState(params, optimizer_state, schedules.init_frames(), rule))
 
-    def carry(self, num_envs: int) -> Carry:
-        return self._network.carry(num_envs)
-
-    def actor_params(self, state: LearnerState) -> Params:
-        return state.shared.params
+    carry = actor_critic.carry
+    actor_params = actor_critic.actor_params
 
     def act(
         self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
