@@ -114,9 +114,9 @@ def test_the_live_page(tournament, tmp_path):
     directory = shutil.copytree(tournament, tmp_path / "growing")
     watcher = Watcher(directory)
     parts = watcher.parts()
-    assert list(parts) == ["overview", "leaderboard", "course", "lineage", "failures"]
+    assert list(parts) == ["overview", "leaderboard", "timeline", "lineage", "failures"]
     assert rows_of(parts["leaderboard"], "Leaderboard")[1][1:3] == ["p1r1", "1,234 ± 0.250"]
-    assert parts["course"].count("<rect") == 6
+    assert parts["timeline"].count("<rect") == 6
     assert parts["lineage"].count("<circle") == 4
     assert parts["lineage"].count("<path") == 2 + 1  # that of the winner is drawn twice
     whole = live_page(watcher)
@@ -185,11 +185,11 @@ def test_attempts_are_bars_in_time(tournament):
 
 
 def test_links_follow_parents_and_pods(tournament):
-    course = read_tournament_log(tournament)
-    assert [(a.id, b.id) for a, b in course.links(course.ancestry)] == [("p0r0", "p1r1")]
-    assert [(a.id, b.id) for a, b in course.pods()] == [("p0r0", "p0r1"), ("p1r0", "p1r1")]
-    assert varying_hyperparameters(course.entries.values()) == ["learning_rate"]
-    assert varying_hyperparameters(course.ancestry[:1]) == []
+    log = read_tournament_log(tournament)
+    assert [(a.id, b.id) for a, b in log.links(log.ancestry)] == [("p0r0", "p1r1")]
+    assert [(a.id, b.id) for a, b in log.pods()] == [("p0r0", "p0r1"), ("p1r0", "p1r1")]
+    assert varying_hyperparameters(log.entries.values()) == ["learning_rate"]
+    assert varying_hyperparameters(log.ancestry[:1]) == []
 
 
 def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
@@ -200,11 +200,11 @@ def test_every_moment_of_a_tournament_can_be_reported(tournament, tmp_path):
         directory.mkdir()
         (directory / "leaderboard.jsonl").write_text("".join(lines[:count]) + '{"event": "sta')
         page = page_of(directory)
-        course = TournamentLog(events[:count])
-        assert f"{len(course.entries)}, {len(course.state.board)} on the board" in page
-        running = any(pod.status == "running" for pod in course.state.pods.values())
+        log = TournamentLog(events[:count])
+        assert f"{len(log.entries)}, {len(log.state.board)} on the board" in page
+        running = any(pod.status == "running" for pod in log.state.pods.values())
         assert ("running" in page) == running == (count > 1)
-        assert ("<h2>Leaderboard</h2>" in page) == bool(course.entries)
+        assert ("<h2>Leaderboard</h2>" in page) == bool(log.entries)
         assert "<h2>Configuration</h2>" in page
 
 

@@ -41,26 +41,26 @@ def write_tournament_report(directory: Path, out: Path) -> Path:
     Raises `ConfigError` if there is no tournament, `CheckpointError` if its log is damaged.
     """
     directory, out = Path(directory).resolve(), Path(out)
-    course = read_tournament_log(directory)
-    check_settings(course.state.header)
+    log = read_tournament_log(directory)
+    check_settings(log.state.header)
     body = [
-        tiles(facts(course)),
-        section("Leaderboard", leaderboard(course)),
-        section("Matches", matches(course)),
-        section("Scores", pictures.scores(course)),
-        section("Lineage", ancestry(course) + pictures.lineage(course)),
-        section("Hyperparameters", pictures.hyperparameters(course)),
-        section("Pods", pictures.pods_in_time(course)),
-        section("Failures", failures(course)),
-        section("Configuration", configuration(_experiments(course))),
+        tiles(facts(log)),
+        section("Leaderboard", leaderboard(log)),
+        section("Matches", matches(log)),
+        section("Scores", pictures.scores(log)),
+        section("Lineage", ancestry(log) + pictures.lineage(log)),
+        section("Hyperparameters", pictures.hyperparameters(log)),
+        section("Pods", pictures.pods_in_time(log)),
+        section("Failures", failures(log)),
+        section("Configuration", configuration(_experiments(log))),
     ]
     write_bytes(out, page(directory.name, body).encode(errors="replace"))
     return out
 
 
-def facts(course: TournamentLog) -> dict[str, str]:
+def facts(log: TournamentLog) -> dict[str, str]:
     """Return the facts of the summary."""
-    state, settings = course.state, course.state.header.tournament
+    state, settings = log.state, log.state.header.tournament
     best = state.board[0] if state.board else None
     pods = state.pods.values()
     statuses = Counter(pod.status for pod in pods)
@@ -68,13 +68,13 @@ def facts(course: TournamentLog) -> dict[str, str]:
     return {
         "Best entry": best.id if best else "-",
         score_name(state).capitalize(): score_text(best, state) if best else "-",
-        "Frames in all": compact(sum(_frames(course, entry) for entry in course.entries.values())),
-        "Wall time": clock(course.seconds),
+        "Frames in all": compact(sum(_frames(log, entry) for entry in log.entries.values())),
+        "Wall time": clock(log.seconds),
         "Rounds": f"{sum(pod.round for pod in pods)} of {settings['rounds'] * len(pods)}",
-        "Entries": f"{len(course.entries)}, {len(state.board)} on the board",
+        "Entries": f"{len(log.entries)}, {len(state.board)} on the board",
         "Pods": ", ".join([str(len(pods)), *counts]),
         "Selection": settings["selection"]["kind"],
-        "Failures": str(sum(isinstance(event, Failed) for event in course.events)),
+        "Failures": str(sum(isinstance(event, Failed) for event in log.events)),
         "Refused reports": str(state.rejected),
         **_evaluation(state),
         "Seed": str(state.header.seed),
@@ -88,57 +88,55 @@ def _evaluation(state: TournamentState) -> dict[str, str]:
     return {"Episodes of an evaluation": ", ".join([str(state.header.episodes), *acting])}
 
 
-def _frames(course: TournamentLog, entry: Entry) -> int:
+def _frames(log: TournamentLog, entry: Entry) -> int:
     """Return the frames of an entry's own round; an entry also counts those of its first parent."""
-    return entry.frames - (course.entries[entry.parents[0]].frames if entry.parents else 0)
+    return entry.frames - (log.entries[entry.parents[0]].frames if entry.parents else 0)
 
 
-def leaderboard(course: TournamentLog) -> str:
+def leaderboard(log: TournamentLog) -> str:
     """Return a table of the entries, best first."""
-    names = varying_hyperparameters(course.state.board)
+    names = varying_hyperparameters(log.state.board)
     rows = [
         [
             str(place),
             entry.id,
-            score_text(entry, course.state),
+            score_text(entry, log.state),
             compact(entry.frames),
             ", ".join(entry.parents) or "fresh",
             *(number(entry.hyperparameters.get(name)) for name in names),
         ]
-        for place, entry in enumerate(course.state.board, 1)
+        for place, entry in enumerate(log.state.board, 1)
     ]
-    score = score_name(course.state).capitalize()
+    score = score_name(log.state).capitalize()
     head = ["Place", "Entry", score, "Frames", "Parents", *names]
     return table(head, rows) if rows else ""
 
 
-def matches(course: TournamentLog) -> str:
+def matches(log: TournamentLog) -> str:
     """Return a table of the points that players of a league won against each other."""
-    if not (rows := results(course.state)):
+    if not (rows := results(log.state)):
         return ""
-    anchor = html.escape(next(iter(course.state.ratings)))
+    anchor = html.escape(next(iter(log.state.ratings)))
     return (
         f"<p>Share of points of the player of the row, 50 % for a draw. Ratings are Elo's scale "
-        f"with 95 % intervals, by all {len(course.state.matches)} matches; {anchor} has 0.</p>"
+        f"with 95 % intervals, by all {len(log.state.matches)} matches; {anchor} has 0.</p>"
     ) + table(rows[0], rows[1:])
 
 
-def ancestry(course: TournamentLog) -> str:
+def ancestry(log: TournamentLog) -> str:
     """Return a sentence about the ancestors of the winner."""
-    if not course.ancestry:
+    if not log.ancestry:
         return ""
-    best, *ancestors = (html.escape(entry.id) for entry in course.ancestry)
+    best, *ancestors = (html.escape(entry.id) for entry in log.ancestry)
     if not ancestors:
         return f"<p><b>{best}</b> began fresh.</p>"
     remainder = f" and {len(ancestors) - _NAMED} more" if len(ancestors) > _NAMED else ""
     return f"<p><b>{best}</b> descends from {', '.join(ancestors[:_NAMED])}{remainder}.</p>"
 
 
-def failures(course: TournamentLog) -> str:
+def failures(log: TournamentLog) -> str:
     """Return the failures in the order of time."""
-    rows = [
-        [clock(course.since(event.time)), *what] for event in course.events for what in _what(event)
-    ]
+    rows = [[clock(log.since(event.time)), *what] for event in log.events for what in _what(event)]
     return table(["Time", "Pod", "Round", "What", "Reason"], rows) if rows else ""
 
 
@@ -159,9 +157,9 @@ def _what(event: Event) -> list[list[str]]:
     return []
 
 
-def _experiments(course: TournamentLog) -> list[RunRecords]:
+def _experiments(log: TournamentLog) -> list[RunRecords]:
     """Return the configurations of the experiments that pods began with, and of the tournament."""
-    settings = dict(course.state.header.tournament)
+    settings = dict(log.state.header.tournament)
     experiments = settings.pop("experiments")
     configs = [{"experiment": {"tournament": settings, "experiment": e}} for e in experiments]
     return [

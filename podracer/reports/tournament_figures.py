@@ -46,29 +46,29 @@ Where = Callable[[Entry], float]
 # --- scores and hyperparameters -------------------------------------------------------------------
 
 
-def scores(course: TournamentLog) -> str:
+def scores(log: TournamentLog) -> str:
     """Draw scores over wall time with the best so far, and over the frames of the lineage."""
-    entries, title = list(course.entries.values()), score_name(course.state).capitalize()
-    name, unit = time_unit(course.seconds)
+    entries, title = list(log.entries.values()), score_name(log.state).capitalize()
+    name, unit = time_unit(log.seconds)
 
     def time(entry: Entry) -> float:
-        return course.since(entry.created) / unit
+        return log.since(entry.created) / unit
 
     def draw(figure: Figure) -> None:
         strong = matplotlib.rcParams["text.color"]
         axes = figure.add_subplot(1, 2, 1)
-        _lines(axes, course, course.pods(), time, _score)
-        if course.state.ratings:
+        _lines(axes, log, log.pods(), time, _score)
+        if log.state.ratings:
             intervals = [1.96 * entry.standard_error for entry in entries]
             points = [*map(time, entries)], [*map(_score, entries)]
             axes.errorbar(*points, intervals, fmt="none", ecolor=POD, elinewidth=0.7, alpha=0.5)
         best = np.maximum.accumulate([entry.score for entry in entries])
-        at = [*map(time, entries), course.seconds / unit]
+        at = [*map(time, entries), log.seconds / unit]
         axes.step(at, [*best, best[-1]], where="post", color=strong, lw=1.8, zorder=4)
         style_axes(axes, f"{title} over wall time", name)
         axes.set_xlim(0, 1.03 * at[-1] or None)
         axes = figure.add_subplot(1, 2, 2)
-        _lines(axes, course, course.links(entries), lambda entry: entry.frames, _score)
+        _lines(axes, log, log.links(entries), lambda entry: entry.frames, _score)
         style_axes(axes, f"{title} over the frames of the lineage", "frames")
         axes.set_xlim(0, 1.03 * max(entry.frames for entry in entries) or None)
 
@@ -79,9 +79,9 @@ def scores(course: TournamentLog) -> str:
     return legend(names) + render(f"{title}s over wall time, over frames", 3.4, draw)
 
 
-def hyperparameters(course: TournamentLog) -> str:
+def hyperparameters(log: TournamentLog) -> str:
     """Draw each hyperparameter that varies, over the rounds, on a logarithmic scale if possible."""
-    entries = list(course.entries.values())
+    entries = list(log.entries.values())
     names = varying_hyperparameters(entries)
     columns = min(3, max(2, len(names)))
     rows = -(-len(names) // columns)
@@ -93,9 +93,9 @@ def hyperparameters(course: TournamentLog) -> str:
             def value(entry: Entry, name: str = name) -> float:
                 return entry.hyperparameters.get(name, float("nan"))
 
-            _lines(axes, course, course.pods(), lambda entry: entry.round, value)
+            _lines(axes, log, log.pods(), lambda entry: entry.round, value)
             style_axes(axes, name, "round")
-            _rounds(axes, course, 6)
+            _rounds(axes, log, 6)
             if np.nanmin([value(entry) for entry in entries]) > 0:
                 logarithmic(axes)
 
@@ -106,14 +106,14 @@ def _score(entry: Entry) -> float:
     return entry.score
 
 
-def _lines(axes: Axes, course: TournamentLog, links: Sequence[Link], x: Where, y: Where) -> None:
+def _lines(axes: Axes, log: TournamentLog, links: Sequence[Link], x: Where, y: Where) -> None:
     """Draw thin lines and dots for all entries, and the winner's ancestors over them."""
-    thin = {"color": POD, "alpha": 0.35 if len(course.state.pods) > 16 else 0.6}
+    thin = {"color": POD, "alpha": 0.35 if len(log.state.pods) > 16 else 0.6}
     bold = {"color": WINNER, "alpha": 1.0, "zorder": 3}
-    winners = course.links(course.ancestry)
+    winners = log.links(log.ancestry)
     for style, width, links_, entries in (
-        (thin, 0.8, links, course.entries.values()),
-        (bold, 2.0, winners, course.ancestry),
+        (thin, 0.8, links, log.entries.values()),
+        (bold, 2.0, winners, log.ancestry),
     ):
         ends = [[(x(a), y(a)), (x(b), y(b))] for a, b in links_]
         axes.add_collection(LineCollection(ends, lw=width, **style))
@@ -131,31 +131,31 @@ def time_unit(seconds: float) -> tuple[str, float]:
 # --- the lineage and the pods ---------------------------------------------------------------------
 
 
-def lineage(course: TournamentLog) -> str:
+def lineage(log: TournamentLog) -> str:
     """Draw entries by round and pod, with lines from parents to children and colors by score."""
-    entries = list(course.entries.values())
+    entries = list(log.entries.values())
     if not entries:
         return ""
-    height = _height(course)
-    label = score_name(course.state)
-    size = 72 * min(0.5 * height / len(course.state.pods), 5 / course.rounds, 0.13)
+    height = _height(log)
+    label = score_name(log.state)
+    size = 72 * min(0.5 * height / len(log.state.pods), 5 / log.rounds, 0.13)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         soft = matplotlib.rcParams["xtick.color"]
-        every, winners = course.links(entries), course.links(course.ancestry)
+        every, winners = log.links(entries), log.links(log.ancestry)
         alpha = float(np.clip(500 / max(len(every), 1), 0.1, 0.45))  # many, if they are fused
         axes.add_collection(_curved(every, color=soft, lw=0.7, alpha=alpha))
-        width = 2.2 if len(winners) < len(course.ancestry) else 1.0
+        width = 2.2 if len(winners) < len(log.ancestry) else 1.0
         axes.add_collection(_curved(winners, color=WINNER, lw=width))
         values = [entry.score for entry in entries]
         norm = Normalize(float(np.percentile(values, 5)), max(values))  # one may be far below
-        for group, edge in ((entries, "none"), (course.ancestry, WINNER)):
+        for group, edge in ((entries, "none"), (log.ancestry, WINNER)):
             x, y, score = np.array([(e.round, e.pod, e.score) for e in group]).T
             style = {"cmap": _SCALE, "norm": norm, "ec": edge, "lw": 1.6, "zorder": 3}
             axes.scatter(x, y, s=size**2, c=score, **style)
-        _rows(axes, course, "round")
-        _rounds(axes, course, 20)
+        _rows(axes, log, "round")
+        _rounds(axes, log, 20)
         bar = figure.colorbar(
             ScalarMappable(norm, _SCALE), ax=axes, aspect=8 * height, pad=0.01, label=label
         )
@@ -176,16 +176,16 @@ def _curved(links: Iterable[Link], **style: Any) -> LineCollection:
     return LineCollection(paths, **style)
 
 
-def pods_in_time(course: TournamentLog) -> str:
+def pods_in_time(log: TournamentLog) -> str:
     """Draw a bar for each attempt at a round, and a mark where one failed or a pod was stopped."""
-    attempts = course.attempts()
+    attempts = log.attempts()
     if not attempts:
         return ""
-    name, unit = time_unit(course.seconds)
-    gap = 0.0015 * course.seconds  # so that rounds are distinguishable
+    name, unit = time_unit(log.seconds)
+    gap = 0.0015 * log.seconds  # so that rounds are distinguishable
     marks = [(a.pod, a.end, a.outcome, "x") for a in attempts if a.outcome == "failed"]
-    stops = [event for event in course.events if isinstance(event, Stopped)]
-    marks += [(e.pod, course.since(e.time), e.status, "s") for e in stops]
+    stops = [event for event in log.events if isinstance(event, Stopped)]
+    marks += [(e.pod, log.since(e.time), e.status, "s") for e in stops]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -199,29 +199,29 @@ def pods_in_time(course: TournamentLog) -> str:
         )
         for pod, at, outcome, mark in marks:
             axes.plot(at / unit, pod, mark, color=OUTCOMES[outcome], ms=5, mew=1.6)
-        _rows(axes, course, name)
+        _rows(axes, log, name)
         axes.set_xlim(left=0)
 
     kinds = {attempt.outcome for attempt in attempts} | {event.status for event in stops}
     names = [(outcome, color) for outcome, color in OUTCOMES.items() if outcome in kinds]
-    return legend(names) + render("Pods in time", _height(course), draw)
+    return legend(names) + render("Pods in time", _height(log), draw)
 
 
-def _rounds(axes: Axes, course: TournamentLog, ticks: int) -> None:
+def _rounds(axes: Axes, log: TournamentLog, ticks: int) -> None:
     """Give axes a column for each round, with room for curved lines."""
-    axes.set_xlim(-0.35, course.rounds - 0.65)
+    axes.set_xlim(-0.35, log.rounds - 0.65)
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
 
 
-def _height(course: TournamentLog) -> float:
+def _height(log: TournamentLog) -> float:
     """Return the height in inches of a figure with a row for each pod."""
-    return min(1.0 + 0.2 * len(course.state.pods), 9.0)
+    return min(1.0 + 0.2 * len(log.state.pods), 9.0)
 
 
-def _rows(axes: Axes, course: TournamentLog, over: str) -> None:
+def _rows(axes: Axes, log: TournamentLog, over: str) -> None:
     """Give axes a row for each pod, the first one on top."""
     style_axes(axes, "", over)
     axes.grid(visible=False)
-    axes.set(ylabel="pod", ylim=(len(course.state.pods) - 0.4, -0.6))
+    axes.set(ylabel="pod", ylim=(len(log.state.pods) - 0.4, -0.6))
     axes.yaxis.set_major_locator(MaxNLocator(17, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.margins(x=0.02)

@@ -19,77 +19,77 @@ _SHADES = ("#5b4b9e", "#2f86b8", "#35b38c", "#aed137")  # from low to high score
 _NAMED = 16  # pods at an axis
 
 
-def tournament_sections(course: TournamentLog) -> Iterator[tuple[str, str]]:
+def tournament_sections(log: TournamentLog) -> Iterator[tuple[str, str]]:
     """Yield the parts of the page: a name and HTML, empty where there is nothing to show."""
-    yield "overview", tiles(facts(course))
-    tables = section("Leaderboard", leaderboard(course)) + section("Matches", matches(course))
+    yield "overview", tiles(facts(log))
+    tables = section("Leaderboard", leaderboard(log)) + section("Matches", matches(log))
     yield "leaderboard", tables
-    charts = f'<div class="panels">{_scores(course)}{_pods_in_time(course)}</div>'
-    names = {**_SCORES, **_outcomes(course)}
-    yield "course", section("Scores and pods in time", legend(names.items()) + charts)
-    yield "lineage", section("Lineage", ancestry(course) + _lineage(course))
-    yield "failures", section("Failures", failures(course))
+    charts = f'<div class="panels">{_scores(log)}{_pods_in_time(log)}</div>'
+    names = {**_SCORES, **_outcomes(log)}
+    yield "timeline", section("Scores and pods in time", legend(names.items()) + charts)
+    yield "lineage", section("Lineage", ancestry(log) + _lineage(log))
+    yield "failures", section("Failures", failures(log))
 
 
 _SCORES = {"the best so far": "var(--text)", "the winner and its ancestors": WINNER}
 
 
-def _scores(course: TournamentLog) -> str:
+def _scores(log: TournamentLog) -> str:
     """Draw scores over wall time, with the best so far."""
-    entries = list(course.entries.values())
+    entries = list(log.entries.values())
     if not entries:
         return ""
-    name, unit = time_unit(course.seconds)
-    times = np.array([course.since(entry.created) / unit for entry in entries])
+    name, unit = time_unit(log.seconds)
+    times = np.array([log.since(entry.created) / unit for entry in entries])
     scores = np.array([entry.score for entry in entries])
-    title = f"{score_name(course.state).capitalize()} over wall time"
-    chart = Chart(title, name, (0, course.seconds / unit), extent([scores], 0.04))
-    for first, second in course.pods():
-        ends = [course.since(entry.created) / unit for entry in (first, second)]
+    title = f"{score_name(log.state).capitalize()} over wall time"
+    chart = Chart(title, name, (0, log.seconds / unit), extent([scores], 0.04))
+    for first, second in log.pods():
+        ends = [log.since(entry.created) / unit for entry in (first, second)]
         chart.line(ends, [first.score, second.score], POD, width=0.7, opacity=0.5)
-    winners = {entry.id for entry in course.ancestry}
+    winners = {entry.id for entry in log.ancestry}
     colors = [WINNER if entry.id in winners else POD for entry in entries]
     texts = [f"{entry.id}: {number(entry.score)}" for entry in entries]
     chart.dots(times, scores, colors, radius=2.6, texts=texts)
     best = np.maximum.accumulate(scores)
-    at = [*times, course.seconds / unit]
+    at = [*times, log.seconds / unit]
     chart.line(at, [*best, best[-1]], "var(--text)", width=1.4, steps=True)
     return chart.svg()
 
 
-def _pods_in_time(course: TournamentLog) -> str:
+def _pods_in_time(log: TournamentLog) -> str:
     """Draw a bar for each attempt at a round."""
-    attempts = course.attempts()
+    attempts = log.attempts()
     if not attempts:
         return ""
-    name, unit = time_unit(course.seconds)
-    chart = _rows(course, "Pods in time", name, (0, course.seconds / unit))
+    name, unit = time_unit(log.seconds)
+    chart = _rows(log, "Pods in time", name, (0, log.seconds / unit))
     for attempt in attempts:
         start, end = attempt.start / unit, attempt.end / unit
         text = f"pod {attempt.pod}, {attempt.outcome}"
         color = OUTCOMES[attempt.outcome]
         chart.bar(start, end, attempt.pod - 0.3, attempt.pod + 0.3, color, text)
-    for event in course.events:
+    for event in log.events:
         if isinstance(event, Stopped):
             color = OUTCOMES[event.status]
-            chart.dots([course.since(event.time) / unit], [event.pod], color, texts=[event.status])
+            chart.dots([log.since(event.time) / unit], [event.pod], color, texts=[event.status])
     return chart.svg()
 
 
-def _outcomes(course: TournamentLog) -> dict[str, str]:
-    kinds = {attempt.outcome for attempt in course.attempts()}
+def _outcomes(log: TournamentLog) -> dict[str, str]:
+    kinds = {attempt.outcome for attempt in log.attempts()}
     return {name: color for name, color in OUTCOMES.items() if name in kinds}
 
 
-def _lineage(course: TournamentLog) -> str:
+def _lineage(log: TournamentLog) -> str:
     """Draw entries by round and pod, with lines from parents and colors by score."""
-    entries = list(course.entries.values())
+    entries = list(log.entries.values())
     if not entries:
         return ""
-    chart = _rows(course, "Entries by round and pod", "round", (-0.2, course.rounds - 0.8))
+    chart = _rows(log, "Entries by round and pod", "round", (-0.2, log.rounds - 0.8))
     for links, color, width in (
-        (course.links(entries), "var(--line)", 1.0),
-        (course.links(course.ancestry), WINNER, 2.0),
+        (log.links(entries), "var(--line)", 1.0),
+        (log.links(log.ancestry), WINNER, 2.0),
     ):
         for parent, child in links:
             chart.link((parent.round, parent.pod), (child.round, child.pod), color, width)
@@ -105,9 +105,9 @@ def _lineage(course: TournamentLog) -> str:
     return legend(names) + f'<div class="panels wide-panels">{chart.svg()}</div>'
 
 
-def _rows(course: TournamentLog, title: str, over: str, x: tuple[float, float]) -> Chart:
+def _rows(log: TournamentLog, title: str, over: str, x: tuple[float, float]) -> Chart:
     """Return a chart with a row for each pod, the first one on top."""
-    pods = len(course.state.pods)
+    pods = len(log.state.pods)
     every = -(-pods // _NAMED)
     names = {float(pod): f"pod {pod}" for pod in range(0, pods, every)}
     height = min(70 + 18 * pods, 420)
