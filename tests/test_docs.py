@@ -1,5 +1,6 @@
 """README and docs are true: their Python runs, their commands and flags exist, their links lead on.
 
+Commands and flags are those of shell blocks and of inline code, as `podracer train` or `--seed`.
 A block that cannot run here says so above itself: `<!-- not run: needs an accelerator -->`.
 """
 
@@ -19,15 +20,16 @@ from podracer.cli.completion import flags_of_commands, flags_of_recipes
 from podracer.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted(ROOT.glob("*/*.md")),
-    *sorted(ROOT.glob("docs/*/*.md")),
-]
+FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
+PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>.+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
 )
 OWN_FLAGS = {"--game", "--update-rule"}  # of recipes and of rules: they come before the others
+OF_NO_COMMAND = {"--help", "--version", "--completion"}
+FOREIGN = ("--xla_",)  # how flags of other programs begin
+# Tables whose last column alone has our names: the others have earlier ones, or those of others.
+WITH_OTHER_NAMES = ("CHANGELOG", "docs/coming-from")
 
 
 class Block(NamedTuple):
@@ -95,15 +97,31 @@ def test_blocks_that_do_not_run_say_what_they_need():
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The `podracer` commands of a page's shell blocks, as words."""
+    """The `podracer` commands of a page's shell blocks and inline code, as words."""
     text = "\n".join(re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S))
     texts = re.findall(r"\bpodracer ([a-z-][^;|>\n]*)", text.replace("\\\n", " "))
-    return [shlex.split(command, comments=True) for command in texts]
+    inline = [span.split()[1:] for span in spans(page) if span.startswith("podracer ")]
+    return [*(shlex.split(command, comments=True) for command in texts), *inline]
+
+
+def spans(page: Path) -> list[str]:
+    """The inline code of a page."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    if page_id(page) in WITH_OTHER_NAMES:
+        text = re.sub(r"^\|.*\|(?=[^|]*\|$)", "", text, flags=re.M)
+    return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
 
 
 @pytest.fixture(scope="module")
 def flags():
     return flags_of_commands(), flags_of_recipes()
+
+
+def unknown(words: list[str], allowed: set[str]) -> set[str]:
+    """The flags among the words that are neither allowed nor another program's."""
+    names = (word.partition("=")[0] for word in words if word.startswith("--"))
+    own = {name for name in names if not name.startswith(FOREIGN)}
+    return {flag for flag in own if not {flag, flag.replace("--no-", "--")} & allowed}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=page_id)
@@ -112,16 +130,37 @@ def test_commands_of_a_page_and_their_flags_exist(page, flags):
     every_recipe = {flag for row in of_recipes.values() for flag in row}
     for command, *arguments in commands(page):
         if command.startswith("-"):
+            assert command in OF_NO_COMMAND
             continue
-        assert command in COMMANDS
-        allowed = {*of_commands[command], *OWN_FLAGS}
-        if command in ("train", "sweep", "plan"):
+        if command in ("...", "COMMAND"):  # any
+            allowed = {"--help", *every_recipe}
+        else:
+            assert command in COMMANDS, f"{name(page)}: podracer {command}"
+            allowed = {*of_commands[command], *OWN_FLAGS}
+        if command in ("train", "sweep", "plan", "tune", "bench"):
             recipe = arguments[0] if arguments and arguments[0] in of_recipes else None
             allowed |= (
                 set(of_recipes[recipe]) if recipe and "--arch" not in arguments else every_recipe
             )
-        used = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-        assert used <= allowed, f"{name(page)}: podracer {command} {shlex.join(arguments)}"
+        words = f"{name(page)}: podracer {command} {shlex.join(arguments)}"
+        assert not unknown(arguments, allowed), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_flags_of_a_page_exist(page, flags):
+    allowed = {flag for table in flags for row in table.values() for flag in row}
+    allowed |= OWN_FLAGS | OF_NO_COMMAND
+    if page.parent.name == "benchmarks":
+        allowed |= flags_of_benchmarks()
+    for span in spans(page):
+        if span.startswith("--"):
+            assert not unknown(span.split(), allowed), f"{name(page)}: {span}"
+
+
+def flags_of_benchmarks() -> set[str]:
+    """The flags of the scripts in `benchmarks/`."""
+    scripts = "".join(script.read_text() for script in (ROOT / "benchmarks").glob("*.py"))
+    return set(re.findall(r"add_argument\(\s*\"(--[a-z-]+)\"", scripts))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def test_a_wheel_trains_and_plays_in_an_empty_folder(tmp_path):
     assert (folder / "run" / "play.gif").read_bytes()[:6] == b"GIF89a"
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
-    assert {name.split("/")[0] for name in names} == {"podracer", "podracer-0.1.0.dist-info"}
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {name.split("/")[0] for name in names} == {"podracer", f"podracer-{version}.dist-info"}
     data = {"podracer/reproduce/records.jsonl", "podracer/plan/devices.json"}
     assert {"podracer/py.typed", *data} <= set(names)
     with tarfile.open(archive) as file:

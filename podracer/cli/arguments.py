@@ -93,7 +93,7 @@ def _refuse_other_names(part: Any, arguments: Sequence[str]) -> None:
 
 
 def flag_names(part: Any) -> Iterator[str]:
-    """Yield the names of the fields of a dataclass that are flags, those of its parts included.
+    """Yield the names of the flags of a dataclass, with underscores, those of its parts included.
 
     The dataclass is given as a type, or as a value with dataclasses inside.
     """
@@ -107,7 +107,9 @@ def flag_names(part: Any) -> Iterator[str]:
         if dataclasses.is_dataclass(value) and not isinstance(value, Linear):
             yield from flag_names(value)
         elif field.name != "spec" and not {tyro.conf.Suppress, tyro.conf.Positional} & set(markers):
-            yield field.name
+            # Some fields have a longer flag, see `podracer.types.flag`.
+            longer = (getattr(marker, "name", None) for marker in markers)
+            yield next(filter(None, longer), field.name).replace("-", "_")
 
 
 def parse_parts(

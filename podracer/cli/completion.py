@@ -35,11 +35,19 @@ def names_after() -> dict[str, list[str]]:
 
 def flags_of_commands() -> dict[str, list[str]]:
     """Return the flags of each command, without those of a recipe."""
-    from podracer.cli.bench import AnakinOptions
+    from podracer.cli.bench import AnakinOptions, RecipeOptions, SebulbaOptions
+    from podracer.drivers.sebulba import SebulbaConfig
+    from podracer.drivers.selection import RULES
     from podracer.experiments.hosts import Hosts
     from podracer.tournament.config import Tournament
+    from podracer.tournament.selection import SELECTION_RULES
 
-    parts = {"bench": (AnakinOptions,), "train": (Hosts,), "tournament": (Tournament,)}
+    parts = {
+        "bench": (AnakinOptions, RecipeOptions, SebulbaOptions, SebulbaConfig),
+        "sweep": tuple(RULES.values()),
+        "train": (Hosts,),
+        "tournament": (Tournament, *SELECTION_RULES.values()),
+    }
     table = {}
     for name, command in COMMANDS.items():
         module = importlib.import_module(f"podracer.cli.{command.module}")
