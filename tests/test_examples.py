@@ -12,10 +12,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     ("name", "frames", "least"),
     [
         ("own_agent", 307_200, 60.0),  # an untrained policy balances for 10 to 30 steps
-        pytest.param(
-            "own_environment", 81_920, 0.9, marks=pytest.mark.slow
-        ),  # one that walks at random earns less than 0.3
-        pytest.param("own_network", 81_920, 150.0, marks=pytest.mark.slow),
+        ("own_environment", 81_920, 0.9),  # one that walks at random earns less than 0.3
+        ("own_network", 81_920, 150.0),
     ],
 )
 @pytest.mark.slow
