@@ -235,7 +235,6 @@ def test_the_meta_gradient_equals_finite_differences():
 # --- the file ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_new_rule_comes_back_from_its_file():
     rule, _ = random_batch()
     content = encode_rule(rule)
@@ -248,7 +247,6 @@ def test_a_new_rule_comes_back_from_its_file():
 # --- runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_agent_keeps_the_contract():
     agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
     check_agent(agent, num_envs=2 * ENVS, length=T)
