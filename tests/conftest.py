@@ -47,6 +47,15 @@ def key() -> jax.Array:
 
 
 @pytest.fixture
+def lenient_ranks() -> Iterator[None]:
+    """Let arrays be promoted to others' ranks, which Pgx, JAXtari and other packages rely on."""
+    before = jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", before)
+
+
+@pytest.fixture
 def nothing_listens() -> Iterator[None]:
     """Fail a test during which something listened beyond the loopback interface."""
     with listeners() as found:

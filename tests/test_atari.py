@@ -199,9 +199,7 @@ def play(setting: Atari, indices: list[int], steps: int, start: int = 0, before:
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [impala("space_invaders"), pytest.param(sticky("pong"), marks=pytest.mark.slow)],
-    ids=["impala", "sticky"],
+    "setting", [impala("space_invaders"), sticky("pong")], ids=["impala", "sticky"]
 )
 @pytest.mark.slow
 def test_a_row_depends_on_its_own_index_alone(setting: Atari) -> None:

@@ -23,18 +23,12 @@ from podracer.ops.returns import lambda_returns
 from podracer.types import ACTION_MASK, ConfigError, TimeStep
 
 pgx = pytest.importorskip("pgx")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of pgx, when it is imported
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of pgx, when it is imported
+    pytest.mark.usefixtures("lenient_ranks"),
+]
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
-
-
-@pytest.fixture(autouse=True)
-def lenient():
-    """Pgx relies on NumPy's promotion of ranks."""
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", before)
 
 
 @functools.cache

@@ -461,14 +461,21 @@ MISTAKES_ABOUT_A_RUN = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def seconds():
-    """Seconds of CPU that commands with mistakes took."""
-    return []
+    """Seconds of CPU of each command with a mistake, and the cases of its test.
+
+    The last test of a class reports how long all of them took.
+    """
+    measured = []
+    yield measured
+    if measured:  # the first one also imports
+        times, cases = zip(*measured, strict=True)
+        cases[-1].note(f"p95 {np.quantile(times, 0.95):.2f} s of CPU")
 
 
 @pytest.fixture
-def refusal(outcome, monkeypatch, seconds):
+def refusal(outcome, monkeypatch, seconds, cases):
     """Run a command that must be refused with a sentence; nothing may be computed or written."""
     monkeypatch.setattr("podracer.mesh.num_cores", lambda: 0)  # the devices are initialized
     Path("file").touch()
@@ -476,7 +483,7 @@ def refusal(outcome, monkeypatch, seconds):
     def check(command, message):
         began = time.process_time()
         code, text = outcome(*shlex.split(command))
-        seconds.append(time.process_time() - began)
+        seconds.append((time.process_time() - began, cases))
         text = " ".join(text.replace("│", " ").split())
         assert code == 78, text
         assert message in text
@@ -487,15 +494,14 @@ def refusal(outcome, monkeypatch, seconds):
 
 
 @pytest.mark.figure(20)
-@pytest.mark.parametrize(("command", "message"), MISTAKES)
-def test_a_mistake_is_a_sentence_and_code_78(command, message, refusal):
-    refusal(command, message)
+class TestMistakes:
+    @pytest.mark.parametrize(("command", "message"), MISTAKES)
+    def test_a_mistake_is_a_sentence_and_code_78(self, command, message, refusal):
+        refusal(command, message)
 
-
-@pytest.mark.figure(20)
-@pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
-def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, refusal):
-    refusal(command.replace("RUN", str(run)).replace("FOLDER", str(run.parent)), message)
+    @pytest.mark.parametrize(("command", "message"), MISTAKES_ABOUT_A_RUN)
+    def test_a_mistake_about_a_run_is_a_sentence_and_code_78(self, command, message, run, refusal):
+        refusal(command.replace("RUN", str(run)).replace("FOLDER", str(run.parent)), message)
 
 
 @pytest.mark.parametrize(
@@ -511,12 +517,6 @@ def test_a_mistake_about_a_run_is_a_sentence_and_code_78(command, message, run, 
 def test_values_are_refused_before_a_checkpoint_is_read(command, message, run, refusal):
     shutil.rmtree(run / "checkpoints")
     refusal(command.replace("RUN", str(run)), message)
-
-
-@pytest.mark.figure(20)
-def test_how_soon_mistakes_are_refused(seconds, cases):
-    if seconds:  # the first one also imports
-        cases.note(f"p95 {np.quantile(seconds, 0.95):.2f} s of CPU")
 
 
 @pytest.mark.parametrize("text", ["64 32", "64,32", "6.4e1,32"])

@@ -237,7 +237,7 @@ def test_what_happens_at_a_time_out_teaches_nothing(student):
     close(got, want)
 
 
-@pytest.mark.parametrize("devices", [2, slow(4)])
+@pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.slow
 def test_an_update_does_not_depend_on_the_number_of_devices(student, devices):
     """All means are global, also where shards have different numbers of valid transitions."""

@@ -26,12 +26,14 @@ from podracer.agents.disco.agent import DiscoState
 from podracer.agents.disco.rule_file import decode_rule, encode_rule, is_disco_rule
 from podracer.agents.disco.students import StudentState, build_optimizer
 from podracer.checks import check_agent
-from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.anakin import AnakinConfig, anakin
+from podracer.drivers.common import init_state
 from podracer.environment import TaskGroups
 from podracer.envs import make
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.mesh import make_mesh
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Sample
 from podracer.types import (
@@ -236,7 +238,6 @@ def test_the_meta_gradient_equals_finite_differences():
 # --- the file ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_new_rule_comes_back_from_its_file():
     rule, _ = random_batch()
     content = encode_rule(rule)
@@ -249,7 +250,6 @@ def test_a_new_rule_comes_back_from_its_file():
 # --- runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_agent_keeps_the_contract():
     agent = dataclasses.replace(SMALL, spec=make(WORLDS).spec)
     check_agent(agent, num_envs=2 * ENVS, length=T)
@@ -265,6 +265,25 @@ def test_what_cannot_be_is_refused_before_any_compile():
 
 
 DRIVER = AnakinConfig(4 * ENVS, T, 1)
+
+
+def test_students_learn_at_once_and_the_rule_when_its_window_is_full():
+    """A window of one rollout, as a longer one takes longer to compile."""
+    env, mesh = make(WORLDS), make_mesh(jax.devices()[:1])
+    agent = dataclasses.replace(SMALL, inner_updates=1, spec=env.spec)
+    state = init_state(agent, env, mesh, DRIVER, jax.random.key(7))
+    states = [jax.tree.map(np.array, state.learner)]
+    progress = anakin(agent, env, mesh, DRIVER, state, num_updates=2, boundary=lambda _: True)
+    states += [jax.device_get(p.state.learner) for p in progress]
+    assert [state.shared.num_rollouts for state in states] == [0, 1, 1]
+
+    def changes(part: Any) -> list[bool]:
+        flat = [ravel_pytree(part(state))[0] for state in states]
+        assert np.isfinite(flat).all()
+        return [bool((a != b).any()) for a, b in itertools.pairwise(flat)]
+
+    assert changes(lambda state: state.local.students.params) == [True, True]
+    assert changes(lambda state: state.shared.rule) == [False, True]
 
 
 @pytest.mark.slow

@@ -253,7 +253,7 @@ def resume(
     ("trials", "names"),
     [
         (10, ("seed-0", "seed-1")),
-        pytest.param(2000, tuple(EXPERIMENTS), marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
+        pytest.param(2000, tuple(EXPERIMENTS), marks=pytest.mark.timeout(7200)),
     ],
 )
 @pytest.mark.slow

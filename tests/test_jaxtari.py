@@ -18,7 +18,10 @@ from podracer.envs import make
 from podracer.types import ConfigError
 
 jaxtari = pytest.importorskip("jaxtari")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of jaxtari, when a game is made
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of jaxtari, when a game is made
+    pytest.mark.usefixtures("lenient_ranks"),
+]
 
 BALL_X, PLAYER_Y = 16, 1  # among the numbers of Pong: eight of each object
 
@@ -38,15 +41,6 @@ def sprites(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(home))
         yield home
-
-
-@pytest.fixture(autouse=True)
-def lenient():
-    """JAXtari relies on NumPy's promotion of ranks."""
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", before)
 
 
 @pytest.mark.parametrize("name", ["jaxtari:pong", "jaxtari:pong,objects=true"])

@@ -11,7 +11,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from killing import Killed, killed
@@ -504,14 +503,11 @@ TINY = Experiment(
 
 
 @pytest.mark.filterwarnings("ignore")  # of pgx, when it is imported
+@pytest.mark.usefixtures("lenient_ranks")
 class TestGames:
     @pytest.fixture(autouse=True)
     def needs(self):
         pytest.importorskip("pgx")
-        before = jax.config.jax_numpy_rank_promotion
-        jax.config.update("jax_numpy_rank_promotion", "allow")
-        yield
-        jax.config.update("jax_numpy_rank_promotion", before)
 
     @pytest.mark.slow
     def test_a_pod_plays_and_a_fault_stays_in_its_match(self, tmp_path, monkeypatch):

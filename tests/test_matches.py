@@ -53,14 +53,11 @@ def test_a_player_who_wins_every_game_has_a_finite_uncertain_rating():
 
 
 @pytest.mark.filterwarnings("ignore")  # of pgx, when it is imported
+@pytest.mark.usefixtures("lenient_ranks")
 class TestMatches:
     @pytest.fixture(autouse=True)
     def needs(self):
         pytest.importorskip("pgx")
-        before = jax.config.jax_numpy_rank_promotion
-        jax.config.update("jax_numpy_rank_promotion", "allow")
-        yield
-        jax.config.update("jax_numpy_rank_promotion", before)
 
     def test_minimax_beats_random_play_and_an_untrained_policy_makes_legal_moves(self):
         from podracer.envs import make

@@ -29,7 +29,10 @@ from podracer.networks import MLP, TorsoNetwork
 from podracer.types import CheckpointError, ConfigError
 
 pytest.importorskip("pgx")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of pgx, when it is imported
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of pgx, when it is imported
+    pytest.mark.usefixtures("lenient_ranks"),
+]
 
 TINY = Experiment(
     environment="pgx:tic_tac_toe,opponent=self",
@@ -41,22 +44,11 @@ TINY = Experiment(
 )
 
 
-@pytest.fixture(autouse=True)
-def lenient():
-    """Pgx relies on NumPy's promotion of ranks."""
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", before)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
     directory = tmp_path_factory.mktemp("opponents") / "first"
-    podracer.train(TINY, run_dir=directory)
-    jax.config.update("jax_numpy_rank_promotion", before)
+    with jax.numpy_rank_promotion("allow"):  # `lenient_ranks` comes after this
+        podracer.train(TINY, run_dir=directory)
     return directory
 
 

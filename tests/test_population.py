@@ -42,6 +42,7 @@ from podracer.io.jsonl import JsonlSink
 from podracer.io.seal import seal_json
 from podracer.mesh import make_mesh
 from podracer.networks import MLP, TorsoNetwork
+from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.reports.run import write_report
 from podracer.serve.service import load_model
@@ -384,6 +385,10 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
     again, state = podracer.load(run, pod=1)
     assert again.learning_rate == 1e-2
     assert state.shared.params is not None
+    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
+    acted = [podracer.load_policy(run, pod=number)(observations) for number in (0, 1)]
+    assert np.array_equal(acted[1], Policy(again, state)(observations))
+    assert not np.array_equal(*acted)
     with pytest.raises(ConfigError, match="pods 0 to 2, not 3"):
         podracer.load(run, pod=3)
     text = (run / "pods.jsonl").read_text()

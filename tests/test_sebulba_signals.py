@@ -220,10 +220,10 @@ def child(kind, *arguments):
     ("kind", "code", "component", "words"),
     [
         ("raise", 72, "actor 0", "the environment raised RuntimeError: a fault for the test"),
-        pytest.param("hang", 72, "actor 0", "did not answer for", marks=pytest.mark.slow),
-        pytest.param("learner", 70, "learner", "a fault for the test", marks=pytest.mark.slow),
-        pytest.param("leave", 72, "actor 0", "raised SystemExit: 0", marks=pytest.mark.slow),
-        pytest.param("nonsense", 72, r"actor \d", "observation must be", marks=pytest.mark.slow),
+        ("hang", 72, "actor 0", "did not answer for"),
+        ("learner", 70, "learner", "a fault for the test"),
+        ("leave", 72, "actor 0", "raised SystemExit: 0"),
+        ("nonsense", 72, r"actor \d", "observation must be"),
     ],
 )
 @pytest.mark.slow

@@ -57,16 +57,8 @@ def suite(name: str, *values: Any) -> Any:
 pytestmark = [
     # What these packages say when they are imported or used.
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("lenient_ranks"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def lenient():
-    """Other packages rely on NumPy's promotion of ranks."""
-    before = jax.config.jax_numpy_rank_promotion
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_rank_promotion", before)
 
 
 @pytest.mark.parametrize("name", [suite(name) for name in CASES])

@@ -34,8 +34,10 @@ from podracer.experiments.field_types import check_types
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
+from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
+from podracer.policy import Policy
 from podracer.replay import Replay
 from podracer.types import (
     ArraySpec,
@@ -300,6 +302,37 @@ def test_policies_are_loaded_without_replay_and_environments(tmp_path):
     assert np.array_equal(policy(observations), elsewhere(observations))
     _, again = podracer.load(run, environment=CountingCatch())
     assert fingerprint(again) == fingerprint(whole)
+
+
+def test_a_policy_is_loaded_with_a_recipe_and_draws_with_a_seed(tmp_path):
+    run = tmp_path / "run"
+    recipe = dataclasses.replace(
+        EXPERIMENT, environment=CountingCatch(), frames=5 * STEPS, evaluations=0
+    )
+    podracer.train(recipe, run_dir=run)
+    with pytest.raises(ConfigError, match="name its recipe"):
+        podracer.load_policy(run)
+    loaded = podracer.load_policy(run, sampled=True, seed=3, recipe=recipe)
+    expected = Policy(*podracer.load(run, recipe=recipe), sampled=True, seed=3)
+    other = expected.copy(seed=0)
+    observations = np.zeros((50, 10, 5), np.float32)
+    draws, same, others = (
+        np.stack([policy(observations) for _ in range(3)]) for policy in (loaded, expected, other)
+    )
+    assert np.array_equal(draws, same)
+    assert not np.array_equal(draws, others)
+    assert len(np.unique(draws)) > 1
+
+
+def test_a_policy_is_exported_in_another_environment(finished, tmp_path):
+    run, path = finished.run_dir, tmp_path / "policy.stablehlo"
+    export = podracer.export_policy(run, path, format="stablehlo", environment=CountingCatch())
+    assert export.about["environment"] == "CountingCatch"
+    observations = np.eye(50, dtype=np.float32).reshape(50, 10, 5)
+    (name,) = export.inputs
+    actions = stablehlo_runner(path.read_bytes())({name: observations})["action"]
+    assert np.array_equal(actions, podracer.load_policy(run)(observations))
+    assert len(np.unique(actions)) > 1
 
 
 def test_an_evaluation_can_be_repeated(finished):
