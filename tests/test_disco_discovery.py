@@ -235,6 +235,18 @@ def test_the_meta_gradient_equals_finite_differences():
         assert without == [".policy[1].bias"], "which a softmax ignores"
 
 
+@pytest.mark.parametrize("gradient", [0.0, 1e-9, 1e-6, 1e-3])
+def test_small_gradients_of_students_do_not_decide_the_meta_gradient(gradient):
+    """Adam's step is a function of its gradient whose slope grows as that becomes small."""
+    optimizer = AGENT._students.optimizer
+
+    def step(gradient):
+        return optimizer.update(gradient, optimizer.init(jnp.float32(0)))[0]
+
+    slope = jax.grad(step)(jnp.float32(gradient))
+    assert 0.0 < slope <= 1.01e4
+
+
 # --- the file ------------------------------------------------------------------------------------
 
 
@@ -267,6 +279,7 @@ def test_what_cannot_be_is_refused_before_any_compile():
 DRIVER = AnakinConfig(4 * ENVS, T, 1)
 
 
+@pytest.mark.slow
 def test_students_learn_at_once_and_the_rule_when_its_window_is_full():
     """A window of one rollout, as a longer one takes longer to compile."""
     env, mesh = make(WORLDS), make_mesh(jax.devices()[:1])

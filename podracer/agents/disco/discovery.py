@@ -123,8 +123,9 @@ class DiscoDiscovery:
             raise ConfigError("students of a rule that is discovered need a feed-forward network.")
         return DiscoStudents(
             network,
-            # The constant within the root gives Adam a derivative where a gradient is 0.
-            build_optimizer(root_epsilon=1e-12),
+            # Adam's step has a derivative of up to 1e4 with this constant within its root. With
+            # 1e-12 gradients near 0, as of states that are seldom seen, decided the meta-gradient.
+            build_optimizer(root_epsilon=1e-8),
             evenly_spaced(-self.support_max, self.support_max, self.support_size),
             learning_rate=self.student_learning_rate,
             discount=self.discount,
