@@ -120,7 +120,7 @@ def student(file: Path, network: Any, **settings: Any) -> LPGStudent | Disco:
 def disco_student(content: bytes, network: Any, **settings: Any) -> Disco:
     """Return a student of a DiscoRL rule, of the size with which `DiscoDiscovery` has learned it.
 
-    Its replay has the newest rollout of 64 environments only.
+    Its replay is the smallest there is, of three rollouts of 64 environments.
     """
     like = DiscoDiscovery()
     settings = {"learning_rate": like.student_learning_rate} | settings
@@ -131,7 +131,7 @@ def disco_student(content: bytes, network: Any, **settings: Any) -> Disco:
         support_size=like.support_size,
         model_size=like.model_size,
         rollout_length=20,
-        replay=Replay(capacity=64 * 20, batch_size=64, warmup=0),
+        replay=Replay(capacity=3 * 64 * 20, batch_size=64, warmup=0),
         **settings,
     ).with_data(content)
 
