@@ -28,7 +28,7 @@ from podracer.cli.arguments import (
 )
 from podracer.cli.run_options import RunOptions, best_run
 from podracer.experiments.hosts import Hosts
-from podracer.io.directories import is_tournament
+from podracer.io.directories import holds_begun_tournament
 
 if TYPE_CHECKING:
     from podracer.agent import Agent
@@ -233,7 +233,7 @@ def tournament(arguments: Sequence[str]) -> int:
         settings = dataclasses.replace(settings, selection=selection)
     time_of_start = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
-    if is_tournament(directory):
+    if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
     if (directory / CONFIG).exists() or step_directories(directory / CHECKPOINTS):
         raise ConfigError(f"{directory} holds a run: choose another name.")
