@@ -578,6 +578,22 @@ def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
     assert not any(type(event).__name__ == "Failed" for event in read_events(tmp_path))
 
 
+def test_no_round_starts_after_a_stop_while_another_was_scored(tmp_path):
+    """Inline, a start is a whole round, and its scores do not look for signals."""
+
+    class Scoring(Pretence):
+        def start(self, token, directory):
+            super().start(token, directory)
+            if len(self.attempts) == 2:
+                self.orchestrator._signals.exit_code = 75
+
+    engine = Scoring(polls=lambda pod: 0)
+    with pytest.raises(AssertionError, match="75"):
+        play(tmp_path, engine=engine)
+    assert list(engine.attempts) == [(0, 0), (1, 0)]
+    assert set(results(tmp_path)) == {"p0r0", "p1r0"}
+
+
 # --- rules and settings ---------------------------------------------------------------------------
 
 
