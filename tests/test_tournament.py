@@ -668,6 +668,8 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"pod_cpus": math.nan, "engine": "ray"}, "pod_cpus must be finite and not negative"),
         ({"pod_gpus": math.inf, "engine": "ray"}, "pod_gpus must be finite and not negative"),
         ({"pod_gpus": 1.5, "engine": "ray"}, "pod_gpus must not be a fraction above 1"),
+        ({"pod_gpus": 1.0}, "--pod-gpus is for Ray clusters: add --engine ray, or leave it out"),
+        ({"pod_cpus": 8.0, "engine": "inline"}, "--pod-cpus is for Ray clusters"),
         ({"experiments": ("cartpole_ppo",)}, "must be a tuple of Experiment objects, such as"),
         ({"experiments": [MIXED[0]]}, "must be a tuple of Experiment objects, such as"),
         ({"experiments": (WRONG_KIND,)}, "Experiment.evaluations cannot be '3': it must be a"),

@@ -138,6 +138,9 @@ class Tournament:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be finite and not negative, but it is {value}.")
+            if self.engine != "ray" and value != getattr(Tournament, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is for Ray clusters: add --engine ray, or leave it out.")
         if (gpus := self.pod_gpus) > 1 and gpus % 1:
             raise ConfigError(f"pod_gpus must not be a fraction above 1, but it is {gpus}.")
 
