@@ -70,6 +70,7 @@ def sweep(arguments: Sequence[str]) -> int:
     recipe, flags = split_recipe(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
     _refuse_several_values(experiment.agent, flags)
+    experiment = dataclasses.replace(experiment, target_return=None)  # that of one learner alone
     kind = RULES.get(peek_flag(flags, "select") or "")
     options, experiment, rules = parse_experiment(
         f"sweep {recipe}", join_values(flags, "vary"), experiment, SweepOptions(),
@@ -80,7 +81,7 @@ def sweep(arguments: Sequence[str]) -> int:
     pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
     rule = rules.get("selection")
     exchange = make_exchange(rule, options.average, options.every, options.vary)
-    experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange, target_return=None)
+    experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange)
     from podracer.cli.train import run
     from podracer.mesh import num_cores
 
