@@ -669,6 +669,21 @@ def test_resume_has_a_flag_for_every_setting_that_may_change():
     }
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--environment cartpole", "--coordinator localhost:1", "--num-processes 1",
+        "--process-id 0", "--join-seconds 9", "--track wandb", "--frames 9", "--target-return None",
+    ],
+)  # fmt: skip
+def test_a_resumed_tournament_refuses_what_it_would_not_read(flag, outcome, tmp_path):
+    (tmp_path / "cup").mkdir()
+    (tmp_path / "cup" / "leaderboard.jsonl").touch()
+    code, text = outcome("resume", "cup", *flag.split())
+    name = flag.split()[0]
+    assert (code, f"a tournament goes on as it began: leave out {name}." in text) == (78, True)
+
+
 def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
     (run / "crash.json").write_text("{}")
     code, text = outcome("resume", run, "--frames", 3 * CHUNK, "--save-seconds", 7)
