@@ -426,6 +426,15 @@ def test_a_directory_is_used_once(tmp_path):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "cup")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "pods.jsonl"])
+def test_records_of_another_run_are_refused_and_left_as_they_are(name, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"run holds the {name} of another run: move it away"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
 @pytest.mark.parametrize(
     "text",
     ["RESOURCE_EXHAUSTED: Out of memory", pytest.param("DATA_LOSS: gone", marks=pytest.mark.slow)],
