@@ -218,10 +218,16 @@ GUARDS = [
         "test_training.py::test_another_configuration_is_refused_with_the_difference",
     ),
     Guard(
-        "experiments/run_setup.py",
+        "experiments/claim.py",
         "if exists and not resume:",
         "if False:",
         "test_training.py::test_a_directory_is_used_once",
+    ),
+    Guard(
+        "experiments/claim.py",
+        "if not resume and records:",
+        "if False:",
+        "test_training.py::test_records_of_another_run_are_refused_and_left_as_they_are",
     ),
     Guard(
         "checks/environment.py",

@@ -24,12 +24,14 @@ import pytest
 
 import podracer
 from podracer.cli import main as command_line
+from podracer.cli import train
 from podracer.cli.arguments import (
     find_experiment,
     find_recipe,
     parse_experiment,
 )
 from podracer.cli.main import main
+from podracer.cli.pods import sweep
 from podracer.cli.train import FreeSettings, TrainOptions
 from podracer.cli.values import read_whole_number
 from podracer.experiments import recipes, training
@@ -667,6 +669,21 @@ def test_resume_has_a_flag_for_every_setting_that_may_change():
     }
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--environment cartpole", "--coordinator localhost:1", "--num-processes 1",
+        "--process-id 0", "--join-seconds 9", "--track wandb", "--frames 9", "--target-return None",
+    ],
+)  # fmt: skip
+def test_a_resumed_tournament_refuses_what_it_would_not_read(flag, outcome, tmp_path):
+    (tmp_path / "cup").mkdir()
+    (tmp_path / "cup" / "leaderboard.jsonl").touch()
+    code, text = outcome("resume", "cup", *flag.split())
+    name = flag.split()[0]
+    assert (code, f"a tournament goes on as it began: leave out {name}." in text) == (78, True)
+
+
 def test_a_resumed_run_takes_other_settings_and_keeps_them(run, outcome):
     (run / "crash.json").write_text("{}")
     code, text = outcome("resume", run, "--frames", 3 * CHUNK, "--save-seconds", 7)
@@ -785,6 +802,14 @@ def test_another_environment_has_its_own_architecture_and_no_target(
     assert parse_experiment("train", rest, experiment, options)[1].target_return == 9
     other = "sebulba" if arch == "anakin" else "anakin"
     assert find_experiment([recipe, *flags, "--arch", other])[1].arch == other
+
+
+@pytest.mark.parametrize(("flags", "target"), [((), None), (("--target-return", "9"), 9)])
+def test_a_sweep_has_the_target_that_a_flag_gives_and_not_the_recipes(flags, target, monkeypatch):
+    experiments = []
+    monkeypatch.setattr(train, "run", lambda experiment, *_, **__: experiments.append(experiment))
+    sweep(["cartpole_ppo", "--seeds", "2", *flags])
+    assert [(len(x.pods), x.target_return) for x in experiments] == [(2, target)]
 
 
 def test_in_python_too_another_environment_has_its_own_architecture_and_no_target(monkeypatch):

@@ -730,6 +730,12 @@ def test_another_tournament_is_refused(tmp_path: Path) -> None:
         dataclasses.replace(HEADER, size=0)
 
 
+def test_a_header_that_no_line_can_hold_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a tournament takes finite numbers only"):
+        Leaderboard(tmp_path / "new", dataclasses.replace(HEADER, tournament={"rate": math.inf}))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     fields = {"event": "header", **dataclasses.asdict(HEADER), "format": 2}
     (tmp_path / LOG).write_bytes(leaderboard._line(fields, "")[0])

@@ -461,6 +461,7 @@ def test_ranges_are_drawn_evenly_on_their_scale():
         (["learning_rate=1:0:9,2:0:9"], 0, "it is the start that varies"),
         (["learning_rate=1,2"], 3, "range"),
         (["a=1", "a=2"], 0, "twice"),
+        (["learning_rate=1e-3,0.001"], 0, "'learning_rate=1e-3,0.001' names a value twice"),
     ],
 )
 def test_what_cannot_be_read_is_refused(vary, draws, words):

@@ -263,7 +263,7 @@ def test_numbers_of_environments_cover_all_hosts_once():
         config = SebulbaConfig(num_envs=32, threads_per_actor=threads, actors=1, learners=learners)
         split = split_devices(jax.devices()[: learners + 1], config)
         numbers = [
-            environment_indices(split, thread, host, hosts)
+            environment_indices(split, thread, host)
             for host in range(hosts)
             for thread in range(threads)
         ]

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from killing import killed
 
 from podracer.agents.a2c import A2C
+from podracer.cli import pods as command_line
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.drivers.selection import Selection, Truncation
 from podracer.envs.catch import Catch
@@ -56,6 +58,7 @@ SWEEP = dataclasses.replace(
     MIXED[0],
     pods=tuple(Pod(0, (Hyperparameter("learning_rate", rate),)) for rate in (1e-4, 1e-3)),
 )
+WRONG_KIND: Any = dataclasses.replace(MIXED[0], recipe="own", evaluations="3")
 GENERATIONS_OF_200 = dataclasses.replace(
     recipes.find("catch_a2c"),
     pods=tuple(Pod(seed) for seed in range(64)),
@@ -575,6 +578,22 @@ def test_pods_that_a_signal_to_all_processes_has_ended_did_not_fail(tmp_path):
     assert not any(type(event).__name__ == "Failed" for event in read_events(tmp_path))
 
 
+def test_no_round_starts_after_a_stop_while_another_was_scored(tmp_path):
+    """Inline, a start is a whole round, and its scores do not look for signals."""
+
+    class Scoring(Pretence):
+        def start(self, token, directory):
+            super().start(token, directory)
+            if len(self.attempts) == 2:
+                self.orchestrator._signals.exit_code = 75
+
+    engine = Scoring(polls=lambda pod: 0)
+    with pytest.raises(AssertionError, match="75"):
+        play(tmp_path, engine=engine)
+    assert list(engine.attempts) == [(0, 0), (1, 0)]
+    assert set(results(tmp_path)) == {"p0r0", "p1r0"}
+
+
 # --- rules and settings ---------------------------------------------------------------------------
 
 
@@ -643,6 +662,20 @@ def test_the_log_alone_gives_the_same_decisions(tmp_path):
         ({"seed": -1}, "seed must be from 0"),
         ({"seed": 10**6}, "seed must be from 0 to 429,494"),
         ({"stall_seconds": -1.0}, "stall_seconds must be positive"),
+        ({"stall_seconds": math.inf}, "stall_seconds must be positive and finite, but it is inf"),
+        ({"straggler_seconds": math.inf}, "straggler_seconds must be positive and finite"),
+        ({"round_seconds": math.inf}, "round_seconds must be positive and finite"),
+        ({"pod_cpus": math.nan, "engine": "ray"}, "pod_cpus must be finite and not negative"),
+        ({"pod_gpus": math.inf, "engine": "ray"}, "pod_gpus must be finite and not negative"),
+        ({"pod_gpus": 1.5, "engine": "ray"}, "pod_gpus must not be a fraction above 1"),
+        ({"pod_gpus": 1.0}, "--pod-gpus is for Ray clusters: add --engine ray, or leave it out"),
+        ({"pod_cpus": 8.0, "engine": "inline"}, "--pod-cpus is for Ray clusters"),
+        ({"experiments": ("cartpole_ppo",)}, "must be a tuple of Experiment objects, such as"),
+        ({"experiments": [MIXED[0]]}, "must be a tuple of Experiment objects, such as"),
+        ({"experiments": (WRONG_KIND,)}, "Experiment.evaluations cannot be '3': it must be a"),
+        ({"pods": "4"}, "Tournament.pods cannot be '4': it must be a whole number"),
+        ({"rounds": 3.0}, "Tournament.rounds cannot be 3.0: it must be a whole number"),
+        ({"selection": "Uniform"}, "Tournament.selection cannot be 'Uniform'"),
         ({"selection": selection.PopulationBased((Range("depth", 1, 2),))}, "'depth'"),
         ({"selection": selection.PopulationBased((Range("discount", 0.5, 5),))}, "discount must"),
         (
@@ -670,6 +703,23 @@ def test_what_cannot_be_meant_is_refused(changes, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         orchestrator.run_tournament(dataclasses.replace(TOURNAMENT, **changes), tmp_path)
     assert not (tmp_path / "leaderboard.jsonl").exists()
+
+
+@pytest.mark.parametrize("remains", [b"", b'{"event": "head'], ids=["empty", "torn"])
+def test_a_tournament_that_was_killed_before_its_first_line_may_begin(
+    remains, tmp_path, monkeypatch
+):
+    def begin(tournament, directory, *_):
+        with Leaderboard(directory, tournament.header()):
+            return 0
+
+    monkeypatch.setattr(orchestrator, "run_tournament", begin)
+    (tmp_path / "leaderboard.jsonl").write_bytes(remains)
+    arguments = ["cartpole_ppo", "--run-dir", str(tmp_path)]
+    assert command_line.tournament(arguments) == 0
+    assert len(read_events(tmp_path)) == 1
+    with pytest.raises(ConfigError, match="already holds a tournament: resume it"):
+        command_line.tournament(arguments)
 
 
 def test_what_no_pod_could_run_is_refused_before_anything_is_recorded(tmp_path, monkeypatch):

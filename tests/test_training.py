@@ -96,6 +96,12 @@ def test_a_target_that_no_evaluation_can_reach_is_said():
     assert text == "--target-return 475 ends no run without evaluations."
 
 
+def test_a_period_of_averages_that_nobody_makes_is_said():
+    run = recipes.find("cartpole_sebulba")
+    (text,) = run.with_fields({"driver": {"average_every": 8}}).warnings
+    assert text == "--average-every does nothing without --average-hosts."
+
+
 def test_a_replay_whose_warm_up_never_ends_is_said(tmp_path, caplog):
     long = DQN(replay=Replay(10_000, warmup=40 * STEPS + 1))
     podracer.train(EXPERIMENT, agent=long, evaluations=0, run_dir=tmp_path / "run")
@@ -451,6 +457,15 @@ def test_a_directory_is_used_once(tmp_path):
     (tmp_path / "cup" / "leaderboard.jsonl").touch()
     with pytest.raises(ConfigError, match="cup holds a tournament"):
         podracer.train(EXPERIMENT, run_dir=tmp_path / "cup")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "pods.jsonl"])
+def test_records_of_another_run_are_refused_and_left_as_they_are(name, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"run holds the {name} of another run: move it away"):
+        podracer.train(EXPERIMENT, run_dir=tmp_path / "run", frames=STEPS)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
 
 
 @pytest.mark.parametrize(

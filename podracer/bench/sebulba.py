@@ -88,7 +88,7 @@ def measure_simulator(setup: Setup, seconds: float) -> float:
         def run(number: int) -> None:
             batch = batches[number]
             try:
-                batch.reset(0, environment_indices(split, number, 0, 1), 0)
+                batch.reset(0, environment_indices(split, number, 0), 0)
                 batch.step(actions[0])  # which compiles a device environment
                 ready.wait(300)
                 while not stop.is_set():

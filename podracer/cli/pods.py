@@ -28,7 +28,7 @@ from podracer.cli.arguments import (
 )
 from podracer.cli.run_options import RunOptions, best_run
 from podracer.experiments.hosts import Hosts
-from podracer.io.directories import is_tournament
+from podracer.io.directories import holds_begun_tournament
 
 if TYPE_CHECKING:
     from podracer.agent import Agent
@@ -70,6 +70,7 @@ def sweep(arguments: Sequence[str]) -> int:
     recipe, flags = split_recipe(arguments, "catch_a2c")
     experiment, flags = find_recipe(recipe, flags)
     _refuse_several_values(experiment.agent, flags)
+    experiment = dataclasses.replace(experiment, target_return=None)  # that of one learner alone
     kind = RULES.get(peek_flag(flags, "select") or "")
     options, experiment, rules = parse_experiment(
         f"sweep {recipe}", join_values(flags, "vary"), experiment, SweepOptions(),
@@ -80,7 +81,7 @@ def sweep(arguments: Sequence[str]) -> int:
     pods = make_pods(options.vary, seeds, options.draws, experiment.seed)
     rule = rules.get("selection")
     exchange = make_exchange(rule, options.average, options.every, options.vary)
-    experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange, target_return=None)
+    experiment = dataclasses.replace(experiment, pods=pods, exchange=exchange)
     from podracer.cli.train import run
     from podracer.mesh import num_cores
 
@@ -233,7 +234,7 @@ def tournament(arguments: Sequence[str]) -> int:
         settings = dataclasses.replace(settings, selection=selection)
     time_of_start = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
-    if is_tournament(directory):
+    if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
     if (directory / CONFIG).exists() or step_directories(directory / CHECKPOINTS):
         raise ConfigError(f"{directory} holds a run: choose another name.")

@@ -81,8 +81,13 @@ class FreeSettings:
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that were given, by the name of the experiment's field."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+        return _changed(self)
+
+
+def _changed(flags: FreeSettings | Hosts) -> dict[str, Any]:
+    """Return the values that are not their fields' defaults, by name."""
+    defaults = {field.name: field.default for field in dataclasses.fields(flags)}
+    return {name: value for name, value in vars(flags).items() if value != defaults[name]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +127,9 @@ def resume(arguments: Sequence[str]) -> int:
     options = parse(ResumeOptions, "resume", arguments, about=about)
     changes = options.settings.changes()
     if is_tournament(options.run):
-        if names := [*changes, *(["track"] if options.track else [])]:
+        given = {"track": options.track, "environment": options.environment}
+        given |= _changed(options.hosts)  # each of its pods is one process
+        if names := [*changes, *(name for name, value in given.items() if value not in (None, ()))]:
             from podracer.types import ConfigError
 
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)

@@ -188,8 +188,13 @@ class Experiment:
         lacking = (self.lacking_evaluations, self.lacking_updates, self.lacking_timesteps)
         if self.target_return is not None and not self.evaluations:
             lacking += (f"--target-return {self.target_return:g} ends no run without evaluations.",)
-        if getattr(self.driver, "average_hosts", None) and jax.process_count() == 1:
-            lacking += ("--average-hosts does nothing in one process, which averages gradients.",)
+        if isinstance(driver := self.driver, SebulbaConfig):
+            if driver.average_hosts and jax.process_count() == 1:
+                lacking += (
+                    "--average-hosts does nothing in one process, which averages gradients.",
+                )
+            if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
+                lacking += ("--average-every does nothing without --average-hosts.",)
         return [text for text in lacking if text]
 
     @property

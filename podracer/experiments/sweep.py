@@ -106,11 +106,13 @@ def _space(text: str) -> tuple[str, tuple[float, ...] | Range]:
         numbers = tuple(float(value) for value in values.split(","))
         if not all(map(math.isfinite, numbers)):
             raise ValueError
-        return name, numbers
     except ValueError:
         raise ConfigError(
             f"--vary {text!r} cannot be read: write name=1e-4,3e-4 or name=1e-5:1e-2."
         ) from None
+    if len(set(numbers)) < len(numbers):  # equal pods would count as independent seeds
+        raise ConfigError(f"--vary {text!r} names a value twice: give each value once.")
+    return name, numbers
 
 
 def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:

@@ -17,6 +17,7 @@ from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
+from podracer.experiments.claim import claim_run_directory
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
@@ -27,7 +28,6 @@ from podracer.experiments.run_setup import (
     RunSetup,
     check_functions,
     check_same_environment,
-    claim_run_directory,
     make_run_setup,
     run_metadata,
 )

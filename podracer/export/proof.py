@@ -29,6 +29,7 @@ from podracer.types import (
 )
 
 STEPS, ROWS = 50, 20
+CALLS = 1000  # that are timed
 TOLERANCE = 1e-5
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
@@ -104,9 +105,9 @@ def _difference(x: np.ndarray, expected: Any) -> np.ndarray:
     return np.where(np.isnan(difference), np.inf, difference)
 
 
-def _microseconds(runner: Runner, arrays: Arrays, calls: int = 1000) -> float:
+def _microseconds(runner: Runner, arrays: Arrays) -> float:
     times = []
-    for _ in range(calls):
+    for _ in range(CALLS):
         start = time.perf_counter()
         runner(arrays)
         times.append(time.perf_counter() - start)

@@ -8,3 +8,14 @@ LOG = "leaderboard.jsonl"  # in each tournament's directory, see `tournament/lea
 def is_tournament(directory: Path) -> bool:
     """Return whether a directory holds a tournament rather than a run."""
     return (directory / LOG).is_file()
+
+
+def holds_begun_tournament(directory: Path) -> bool:
+    """Return whether a tournament's log has its first line.
+
+    Without it, as after a kill before it was written, the tournament never began.
+    """
+    if not is_tournament(directory):
+        return False
+    with (directory / LOG).open("rb") as file:
+        return file.readline().endswith(b"\n")

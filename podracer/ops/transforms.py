@@ -10,24 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+_EPSILON = 1e-3  # ε of the squashing function
 
-def squash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
+
+def squash(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Compute `h(x) = sign(x) (sqrt(|x| + 1) - 1) + ε x`: large values on a smaller scale.
 
     Source: Pohlen et al. 2018, proposition A.2 (arXiv 1805.11593).
     """
-    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + epsilon * x
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + _EPSILON * x
 
 
-def unsquash(x: Float[Array, "*b"], epsilon: float = 1e-3) -> Float[Array, "*b"]:
+def unsquash(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Compute the inverse of `squash`.
 
     The result y solves ε d² + (1 + 2 ε) d = |x| for d = sqrt(|y| + 1) - 1. Differences of numbers
     that are nearly equal would lose digits. XLA fuses a product and a sum or not, depending on the
     loop around them, so there is none, and every program gives the same bits.
     """
-    slope = 1.0 + 2.0 * epsilon
-    root = jnp.sqrt(4.0 * epsilon * (jnp.abs(x) + slope**2 / (4.0 * epsilon)))
+    slope = 1.0 + 2.0 * _EPSILON
+    root = jnp.sqrt(4.0 * _EPSILON * (jnp.abs(x) + slope**2 / (4.0 * _EPSILON)))
     d = 2.0 * jnp.abs(x) / (slope + root)
     return jnp.sign(x) * d * (d + 2.0)
 

@@ -18,6 +18,7 @@ from podracer.drivers.selection import Selection
 from podracer.envs.opponents import find_opponent
 from podracer.evaluate import MAX_EPISODES
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.field_types import check_types
 from podracer.experiments.ranges import Range
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import KINDS, from_json, kinds_of, to_json
@@ -55,7 +56,8 @@ class Tournament:
     round_frames: int = 100_000
     """Frames that a pod trains for in a round."""
     round_seconds: float | None = None
-    """Time limit of a round in seconds of training, if it comes before the frames."""
+    """Time limit of a round in seconds of training, if it comes before the frames; None for no
+    limit."""
     size: int = 16
     """Maximum number of entries on the leaderboard."""
     episodes: int = 100
@@ -96,24 +98,16 @@ class Tournament:
         """Raise `ConfigError` for invalid values."""
         if not self.experiments:
             raise ConfigError("a tournament needs a recipe.")
-        for name in ("pods", "rounds", "round_frames", "size", "episodes", "matches", "retries"):
-            value, most = getattr(self, name), _MAXIMA.get(name, 2**31 - 1)
-            if not 1 <= value <= most:
-                limit = "at least 1" if value < 1 else f"at most {most:,}"
-                raise ConfigError(f"{name} must be {limit}, but it is {value}.")
-        for name, most in (("seed", 2**32 // 10_000 - 2), ("evaluation_seed", 2**32 - 1)):
-            if not 0 <= getattr(self, name) <= most:
-                value = getattr(self, name)
-                raise ConfigError(f"{name} must be from 0 to {most:,}, but it is {value}.")
-        for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, but it is {value}.")
-        if self.pod_cpus < 0 or self.pod_gpus < 0 or (self.pod_gpus > 1 and self.pod_gpus % 1):
+        is_tuple = isinstance(self.experiments, tuple)
+        if not is_tuple or not all(isinstance(e, Experiment) for e in self.experiments):
             raise ConfigError(
-                "pod_cpus and pod_gpus must not be negative, nor pod_gpus a fraction above 1."
+                "experiments must be a tuple of Experiment objects, such as "
+                '(podracer.experiments.recipes.find("cartpole_ppo"),).'
             )
+        check_types(self)
+        self._check_numbers()
         for experiment in self.experiments:
+            check_types(experiment)
             experiment.check()
             if isinstance(experiment.agent, MetaLearner):
                 name = type(experiment.agent).__name__
@@ -125,6 +119,30 @@ class Tournament:
             self._check_league()
         else:
             self._check_comparable()
+
+    def _check_numbers(self) -> None:
+        for name in ("pods", "rounds", "round_frames", "size", "episodes", "matches", "retries"):
+            value, most = getattr(self, name), _MAXIMA.get(name, 2**31 - 1)
+            if not 1 <= value <= most:
+                limit = "at least 1" if value < 1 else f"at most {most:,}"
+                raise ConfigError(f"{name} must be {limit}, but it is {value}.")
+        for name, most in (("seed", 2**32 // 10_000 - 2), ("evaluation_seed", 2**32 - 1)):
+            if not 0 <= getattr(self, name) <= most:
+                value = getattr(self, name)
+                raise ConfigError(f"{name} must be from 0 to {most:,}, but it is {value}.")
+        for name in ("stall_seconds", "straggler_seconds", "round_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, but it is {value}.")
+        for name in ("pod_cpus", "pod_gpus"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be finite and not negative, but it is {value}.")
+            if self.engine != "ray" and value != getattr(Tournament, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is for Ray clusters: add --engine ray, or leave it out.")
+        if (gpus := self.pod_gpus) > 1 and gpus % 1:
+            raise ConfigError(f"pod_gpus must not be a fraction above 1, but it is {gpus}.")
 
     def _check_comparable(self) -> None:
         environments = {str(to_json(experiment.environment)) for experiment in self.experiments}

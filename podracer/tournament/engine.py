@@ -63,7 +63,8 @@ class InlineEngine:
     Pods end in the order of their starts, so the same tournament gives the same entries: for
     experiments with tournaments, and for `user_experiments` that no other process can import, see
     `config.restore_experiment`. Nothing runs between two calls, so there is nothing to stop. Raises
-    `KeyboardInterrupt` with the exit code of a round that was stopped and has saved.
+    `KeyboardInterrupt` with the exit code of a round that was stopped in its training and has
+    saved; one that is scored or plays ends first.
     """
 
     def __init__(self, user_experiments: Sequence[Experiment] = ()) -> None:

@@ -107,11 +107,25 @@ def _read(path: Path) -> tuple[list[Event], list[str], int]:
     return events, checksums, size
 
 
+def _fields(event: Event) -> dict[str, Any]:
+    return {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
+
+
 def _line(fields: Mapping[str, Any], previous_checksum: str) -> tuple[bytes, str]:
     """Encode a line canonically, with the checksum that chains it to the previous line."""
     text = json.dumps(fields, allow_nan=False)
     checksum = hashlib.sha256((previous_checksum + text).encode()).hexdigest()[:16]
     return (json.dumps({**fields, "sha256": checksum}) + "\n").encode(), checksum
+
+
+def _check_writable(header: Header) -> None:
+    try:
+        _line(_fields(header), "")
+    except ValueError as error:
+        raise ConfigError(
+            "a tournament takes finite numbers only, also in the agents of its recipes, as its log "
+            f"can hold no others ({error})."
+        ) from error
 
 
 def _decode(fields: Mapping[str, Any]) -> Event:
@@ -143,6 +157,8 @@ class Leaderboard:
         self.directory = Path(directory).resolve()
         if header is None:
             read_events(self.directory)
+        else:
+            _check_writable(header)  # before a file is made
         with contextlib.ExitStack() as stack:
             stack.enter_context(RunLock(self.directory))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -283,8 +299,7 @@ class Leaderboard:
 
     def _append(self, event: Event) -> Event:
         event = dataclasses.replace(event, time=time.time())
-        fields = {"event": type(event).__name__.lower(), **dataclasses.asdict(event)}
-        line, checksum = _line(fields, self._checksum)
+        line, checksum = _line(_fields(event), self._checksum)
         self._file.truncate(self._size)  # remains of an earlier call that failed
         self._file.seek(self._size)
         try:

@@ -237,6 +237,8 @@ class Orchestrator:
         """Decide for all idle pods first, so that all see the same state, then start them."""
         decisions = [(pod, round, self._decide(pod, round)) for pod, round in self._waiting()]
         for pod, round, decision in decisions:
+            if self._signals.exit_code:  # since an inline start, which is a whole round
+                break
             if decision is not None:
                 self._start(pod, round, decision)
 

@@ -258,7 +258,7 @@ def _actor_contexts(
 
     contexts = []
     for thread in range(split.threads):
-        indices = environment_indices(split, thread, host, num_hosts)
+        indices = environment_indices(split, thread, host)
         context = ActorContext(
             name=f"actor {thread}",
             device=split.actors[thread // config.threads_per_actor],

@@ -175,9 +175,7 @@ def check_peers(config: SebulbaConfig, num_hosts: int) -> None:
         check_hypercube(num_hosts, "hosts", remedy)
 
 
-def environment_indices(
-    split: DeviceSplit, thread: int, host: int, num_hosts: int
-) -> UInt32[np.ndarray, " b"]:
+def environment_indices(split: DeviceSplit, thread: int, host: int) -> UInt32[np.ndarray, " b"]:
     """Return the indices, within the run, of the environments of an actor thread.
 
     A thread's rows are split over the learners, and a learner concatenates its rows of all threads.
