@@ -14,8 +14,8 @@ from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 from podracer.agents.dqn import DQN
 from podracer.drivers import population
-from podracer.drivers.anakin import AnakinConfig, abstract_request, anakin, make_chunk
-from podracer.drivers.common import abstract_state
+from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
+from podracer.drivers.common import abstract_request, abstract_state
 from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
