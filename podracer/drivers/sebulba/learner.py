@@ -30,7 +30,7 @@ from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
-from podracer.mesh import on_one_device
+from podracer.mesh import check_program_memory, on_one_device
 from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
@@ -50,7 +50,10 @@ def lower_update(
     config: SebulbaConfig,
     state: TrainState,
 ) -> Callable[[], UpdateProgram]:
-    """Trace the update for a state, or for its shapes and shardings; return what compiles it."""
+    """Trace the update for a state, or its shapes and shardings; return a function to compile it.
+
+    The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
+    """
     num_learners = len(split.learners)
     shapes = actor_shapes(
         agent, spec, state.learner,
@@ -64,7 +67,7 @@ def lower_update(
         state = hosts.abstract(state)
     request = abstract_request(split.mesh)
     lowered = update.lower(agent, state, [shard] * split.threads, request)
-    return lambda: partial(lowered.compile(), agent)
+    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
 
 
 class Learner:
