@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import importlib.metadata
 import math
-import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +27,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.history import installed_versions
 from podracer.experiments.opponents import make_environment
 from podracer.experiments.serialization import (
     experiment_digest,
@@ -327,16 +326,12 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
 
 def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
     """Return the content of `config.json`: everything needed to repeat and compare the run."""
-    packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
     device, env = setup.mesh.devices.flat[0], setup.env
     return {
         "recipe": experiment.recipe,
         "experiment": to_json(experiment),
         "run": {"id": uuid.uuid4().hex, "experiment": experiment_digest(experiment)},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
+        "versions": installed_versions(),
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,
