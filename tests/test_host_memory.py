@@ -149,6 +149,22 @@ def test_a_plan_and_a_run_count_both_memories(monkeypatch):
     assert run_setup._checked_size(state, gpu) == whole - ring
 
 
+@pytest.mark.parametrize(("platform", "times"), [("cpu", 2), ("gpu", 1)])
+def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, monkeypatch):
+    env, devices = make("catch"), np.array([SimpleNamespace(platform=platform)])
+    agent: Any = dataclasses.replace(DEVICE, spec=env.spec)
+    state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
+    mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
+    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**40)
+    needed = run_setup._checked_size(state, mesh)
+    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed)
+    assert run_setup._checked_size(state, mesh) == needed
+    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed - 1)
+    with pytest.raises(ConfigError, match="are free") as error:
+        run_setup._checked_size(state, mesh)
+    assert ("and as much again during a save, but" in str(error.value)) == (platform == "cpu")
+
+
 def test_what_a_replay_in_host_memory_cannot_do_is_said_before_anything_is_compiled():
     env = DeviceEnvironments(make("catch"))
     with pytest.raises(ConfigError, match="updates_per_batch is 2, but a replay in host memory"):
