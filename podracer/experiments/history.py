@@ -39,7 +39,7 @@ class History:
         versions = metadata.get("versions")
         if versions is None:  # of an older version of podracer
             began = read_config(directory / CONFIG).get("versions")
-            versions = [_computing(began)] if is_history([began]) else []
+            versions = [_computing(began)] if began is not None and is_history([began]) else []
         self.topologies = _joined(metadata["topologies"], self.topologies)
         self.versions = _joined(versions, self.versions)
 
