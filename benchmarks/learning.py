@@ -22,7 +22,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 import podracer
 from podracer.experiments import recipes
-from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.experiments.statistics import bootstrap_interval, interquartile_mean
+from podracer.reports.curves import COLORS
 
 RECIPES = (
     "catch_impala",

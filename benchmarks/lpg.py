@@ -44,10 +44,11 @@ from podracer.environment import HasWorlds
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
+from podracer.experiments.statistics import bootstrap_interval, interquartile_mean
 from podracer.io.sinks import read_metrics
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.replay import Replay
-from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.reports.curves import COLORS
 from podracer.rollout import ActorState, environment_keys, rollout, zero_episode_stats
 
 WORLDS = ("dense", "sparse", "long", "longer", "long_dense", "rand_dense")

@@ -23,7 +23,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from podracer.reports.curves import COLORS, bootstrap_interval, interquartile_mean
+from podracer.experiments.statistics import ENOUGH, bootstrap_interval, interquartile_mean
+from podracer.reports.curves import COLORS
 
 Groups = dict[str, list[records.Row]]  # rows of each contender by its name
 OUTCOMES = ("win", "tie", "loss")
@@ -33,7 +34,6 @@ LIBRARIES = {
 }  # fmt: skip
 LIBRARY_COLORS = dict(zip(("podracer", "rejax", "purejaxrl", "sb3", "sbx"), COLORS, strict=False))
 FLAT = 0.3  # of the largest value: a range below it shows zero, too
-ENOUGH = 5  # seeds on each side, for an interval and for a win or a loss
 
 HEAD = """\
 # Results

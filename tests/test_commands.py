@@ -636,6 +636,7 @@ METADATA = {
         {"totals": {**TOTALS, "seconds": math.nan}}, {"totals": {**TOTALS, "seconds": None}},
         {"totals": {**TOTALS, "evaluation_return": "good"}}, {"totals": {**TOTALS, "more": 1}},
         {"topologies": None}, {"topologies": ["\x1b[2J"]}, {"topologies": [1]},
+        {"versions": {}}, {"versions": ["1"]}, {"versions": [{"jax": "\x1b[2J"}]},
         {"records": None}, {"records": {"metrics.jsonl": 5}},
         {"records": {"metrics.jsonl": {"size": -1, "sha256": ""}}},
         {"best": 5}, {"best": {"updates": 5}}, {"best": {"updates": -5, "mean_return": 1.0}},

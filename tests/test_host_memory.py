@@ -14,8 +14,8 @@ from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 from podracer.agents.dqn import DQN
 from podracer.drivers import population
-from podracer.drivers.anakin import AnakinConfig, abstract_request, anakin, make_chunk
-from podracer.drivers.common import abstract_state
+from podracer.drivers.anakin import AnakinConfig, anakin, make_chunk
+from podracer.drivers.common import abstract_request, abstract_state
 from podracer.drivers.population import Pod
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
@@ -147,6 +147,22 @@ def test_a_plan_and_a_run_count_both_memories(monkeypatch):
         run_setup._checked_size(state, gpu)
     monkeypatch.setattr(run_setup, "free_host_bytes", lambda: ring)
     assert run_setup._checked_size(state, gpu) == whole - ring
+
+
+@pytest.mark.parametrize(("platform", "times"), [("cpu", 2), ("gpu", 1)])
+def test_a_cpu_needs_the_state_twice_because_a_save_keeps_it(platform, times, monkeypatch):
+    env, devices = make("catch"), np.array([SimpleNamespace(platform=platform)])
+    agent: Any = dataclasses.replace(DEVICE, spec=env.spec)
+    state = abstract_state(agent, env, make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2))
+    mesh: Any = SimpleNamespace(devices=devices, local_devices=[0])
+    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: 2**40)
+    needed = run_setup._checked_size(state, mesh)
+    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed)
+    assert run_setup._checked_size(state, mesh) == needed
+    monkeypatch.setattr(run_setup, "free_bytes", lambda mesh: times * needed - 1)
+    with pytest.raises(ConfigError, match="are free") as error:
+        run_setup._checked_size(state, mesh)
+    assert ("and as much again during a save, but" in str(error.value)) == (platform == "cpu")
 
 
 def test_what_a_replay_in_host_memory_cannot_do_is_said_before_anything_is_compiled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import pytest
 import podracer
 from podracer.agents.alphazero import AlphaZero
 from podracer.agents.ppo import PPO
+from podracer.cli.main import main
+from podracer.cli.run_options import CheckpointOptions
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs import make
 from podracer.envs.opponents import random_move
+from podracer.experiments import loading
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
 from podracer.experiments.opponents import (
@@ -24,7 +28,9 @@ from podracer.experiments.opponents import (
     with_opponents,
     without_runs,
 )
+from podracer.experiments.serialization import read_config
 from podracer.io.checkpoint import stored_fingerprint
+from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import CheckpointError, ConfigError
 
@@ -118,6 +124,36 @@ def test_a_run_is_loaded_without_its_opponents(run, tmp_path):
         load_run(tmp_path / "run")
 
 
+def test_commands_make_an_environment_without_opponents_of_training(tmp_path, monkeypatch):
+    name = "pgx:tic_tac_toe,opponent=runs/gone,evaluate_against=runs/there"
+    experiment = dataclasses.replace(TINY, environment=name)
+    environments = []
+
+    def build(experiment):
+        environments.append(experiment.environment)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(loading, "reopen", lambda *_: experiment)
+    monkeypatch.setattr(loading, "build", build)
+    with pytest.raises(ConfigError, match="enough"):
+        CheckpointOptions(tmp_path).load(experiment)
+    assert environments == [name.replace("runs/gone", "random")]
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_without_opponents_that_it_only_trained_against(run, tmp_path, capsys):
+    """A league deletes them, and its last line names this command."""
+    directory = shutil.copytree(run, tmp_path / "run")
+    config = read_config(directory / CONFIG)
+    environment = f"pgx:tic_tac_toe,opponent={tmp_path / 'gone'}+random,evaluate_against=random"
+    experiment = config["experiment"] | {"environment": environment}
+    seal_json(directory / CONFIG, config | {"experiment": experiment})
+    with pytest.raises(SystemExit) as leaving:
+        main(["eval", str(directory), "--episodes", "2", "--json"])
+    assert leaving.value.code == 0
+    assert json.loads(capsys.readouterr().out)["updates"] == 1
+
+
 @pytest.mark.slow
 def test_an_agent_that_plans_is_loaded_with_its_opponents(run, tmp_path):
     """It searches in the game that it plays, and no other is put in its place without a word."""
@@ -144,6 +180,11 @@ def test_the_names_of_environments_with_opponents():
     assert without_runs(against, keep_planned=True) == against
     evaluated = with_opponents(name, ["runs/a"], "runs/b")
     assert without_runs(evaluated, keep_planned=True) == evaluated.replace("runs/b", "random")
+    assert without_runs(evaluated, keep_evaluation=True) == evaluated.replace("runs/a", "random")
+    assert without_runs(evaluated, keep_planned=True, keep_evaluation=True) == evaluated
+    only = "pgx:go_9x9,opponent=runs/a"  # which are those of evaluation, too
+    assert without_runs(only, keep_planned=True, keep_evaluation=True) == only
+    assert without_runs(only) == only.replace("runs/a", "random")
     assert without_runs(name) == name
     assert without_runs("catch") == "catch"
     opened = "pgx:tic_tac_toe,opponent=self,opening_moves=4"  # which are those of self-play

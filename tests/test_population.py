@@ -329,6 +329,28 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     assert (tmp_path / "best.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("returns", "row"),
+    [
+        ([10.0] * 15 + [1000.0], "10.0 10.0 to 10.0 16"),
+        ([1.0, 2.0, 9.0, 0.0], "3.00 1.00, 2.00, 9.00, 0 4"),
+        ([10.0] * 15 + [None], "- - 16"),
+    ],
+)
+def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, monkeypatch, capsys):
+    """Both are of the interquartile mean; few seeds have no interval, and a failed pod no score."""
+    pods = tuple(Pod(seed, ()) for seed in range(len(returns)))
+    experiment = dataclasses.replace(EXPERIMENT, pods=pods)
+    record = {"updates": 5, "episodes": [3] * len(pods), "evaluation_return": returns}
+    monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
+    monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
+    finish_sweep(tmp_path, experiment)
+    head, line = capsys.readouterr().out.splitlines()[-4:-2]
+    assert " ".join(line.split()) == row
+    few = len(returns) < 5
+    assert ("(mean)" in head, "each seed" in head, "95 %" in head) == (few, few, not few)
+
+
 @pytest.mark.slow
 def test_a_sweep_without_an_evaluation_is_not_ranked(tmp_path, capsys):
     run = tmp_path / "run"

@@ -16,7 +16,8 @@ from test_selection import entry, stand
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.drivers import selection
-from podracer.drivers.anakin import AnakinConfig, abstract_request
+from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.common import abstract_request
 from podracer.drivers.population import (
     Hyperparameter,
     Pod,

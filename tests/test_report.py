@@ -14,19 +14,24 @@ import stat
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
+from podracer.experiments.statistics import (
+    ENOUGH,
+    bootstrap_interval,
+    interquartile_mean,
+    score_of_seeds,
+)
 from podracer.io.sinks import read_metrics, returns_of
 from podracer.reports import curves, video
 from podracer.reports import run as run_report
 from podracer.reports.curves import (
     Panel,
     RunRecords,
-    bootstrap_interval,
     final_mean,
-    interquartile_mean,
     running_mean,
 )
 from podracer.reports.run import _load, write_report
@@ -130,7 +135,23 @@ def test_pictures_differ_for_light_and_dark_pages(compared):
 
 def test_runs_that_differ_only_in_the_seed_are_one_curve(compared):
     assert "catch, learning_rate 0.001, 2 seeds" in compared.text
-    assert "final evaluation 0.625, 95 % interval 0.500 to 0.750" in compared.text
+    assert "final evaluation 0.625 (mean over 2 seeds: 0.500, 0.750)" in compared.text
+    assert "95 %" not in compared.text
+
+
+@pytest.mark.usefixtures("unpainted")
+@pytest.mark.parametrize("seeds", [ENOUGH - 1, ENOUGH])
+def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, monkeypatch, seeds):
+    bands = []
+    monkeypatch.setattr(Axes, "fill_between", lambda *args, **options: bands.append(args))
+    runs = [make_run(tmp_path / f"{i}", seed=i, offset=0.25 * (i == 0)) for i in range(seeds)]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    if seeds < ENOUGH:
+        words = "final evaluation 0.562 (mean over 4 seeds: 0.750, 0.500, 0.500, 0.500)"
+    else:
+        words = "final evaluation 0.500, 95 % interval 0.500 to 0.667 (interquartile mean over"
+    assert words in page.text
+    assert bool(bands) == ("95 % bootstrap interval" in page.text) == (seeds >= ENOUGH)
 
 
 def test_differences_are_marked_and_the_rest_is_shared(compared):
@@ -450,6 +471,16 @@ def test_a_run_without_actors_has_no_such_section(compared):
 def test_interquartile_mean_agrees_with_scipy(seeds):
     values = np.random.default_rng(seeds).normal(size=(seeds, 5))
     np.testing.assert_allclose(interquartile_mean(values), scipy.stats.trim_mean(values, 0.25))
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 4, 5, 10])
+def test_the_score_is_the_mean_of_few_seeds_and_nothing_where_one_failed(seeds):
+    values = np.random.default_rng(seeds).normal(size=(seeds, 5))
+    few = seeds < ENOUGH
+    expected = values.mean(0) if few else interquartile_mean(values)
+    np.testing.assert_array_equal(score_of_seeds(values), expected)
+    values[0, 1] = np.nan
+    np.testing.assert_array_equal(np.isnan(score_of_seeds(values)), np.arange(5) == 1)
 
 
 def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():

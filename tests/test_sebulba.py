@@ -13,6 +13,7 @@ from hosts import SPEC, CounterBatch, Counters, slow
 from programs import collectives_by_computation, optimized
 from runs import actor_threads, sebulba_setup, train_sebulba
 
+from podracer import mesh
 from podracer.agents.impala import Impala
 from podracer.bench.sebulba import make_setup, measure_simulator
 from podracer.drivers.anakin import AnakinConfig, anakin
@@ -325,6 +326,14 @@ def test_actors_are_sent_buffers_that_the_next_update_does_not_take():
     assert len(published) == 12
     for _, params, value in published:
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), value)
+
+
+def test_an_update_that_would_not_fit_does_not_run(monkeypatch):
+    """What it needs beside its state is known once it is compiled."""
+    agent, env, split, config, state = sebulba_setup()
+    monkeypatch.setattr(mesh, "free_bytes", lambda mesh: 1000)
+    with pytest.raises(ConfigError, match=r"beside its state, but 1000 B are free"):
+        lower_update(agent, env.spec, split, config, state)()
 
 
 @pytest.mark.slow

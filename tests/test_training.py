@@ -27,15 +27,17 @@ from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
 from podracer.evaluate import Evaluation
-from podracer.experiments import recipes, training
+from podracer.experiments import history, recipes, training
 from podracer.experiments.errors import DeviceError
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
 from podracer.experiments.loading import load_run
+from podracer.experiments.records import Totals, check_metadata
 from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.serialization import from_json, read_experiment, to_json
 from podracer.export.files import stablehlo_runner
 from podracer.io.checkpoint import fingerprint, stored_fingerprint
+from podracer.io.seal import CONFIG, seal_json
 from podracer.networks import MLP, TorsoNetwork
 from podracer.policy import Policy
 from podracer.replay import Replay
@@ -352,7 +354,7 @@ def test_an_evaluation_can_be_repeated(finished):
     assert set(again.lengths) == {9}
 
 
-def test_a_target_ends_the_run(tmp_path):
+def test_a_target_ends_the_run(tmp_path, caplog, monkeypatch):
     run = tmp_path / "run"
     result = podracer.train(EXPERIMENT, run_dir=run, target_return=-1.0)
     assert result.metrics["updates"] == 10
@@ -368,9 +370,45 @@ def test_a_target_ends_the_run(tmp_path):
     ):
         podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=5 * STEPS)
     assert (run / "config.json").read_text() == config
+    assert "bit-exact" not in caplog.text
+    versions = history.installed_versions()
+    monkeypatch.setattr(history, "installed_versions", lambda: versions | {"jax": "0.0.1"})
     renamed = dataclasses.replace(EXPERIMENT, recipe="other")  # as a module may call its function
     assert podracer.train(renamed, run_dir=run, resume=True).reason == "frames"
     assert read_experiment(run).recipe == "test"
+    words = f"computed with jax {versions['jax']}, then 0.0.1: correct, but perhaps not bit-exact"
+    assert words in caplog.text
+
+
+def test_a_run_says_at_every_resume_that_it_had_other_versions(tmp_path, caplog):
+    """Also where it goes on with those that it began with."""
+
+    def resumed(metadata, *, jax="0.1", podracer="1", config=None):
+        caplog.clear()
+        seal_json(tmp_path / CONFIG, {"experiment": {}} | (config or {}))
+        versions = {"podracer": podracer, "jax": jax}
+        attempt = history.History(["1 x cpu"], [versions])
+        attempt.restore(metadata, tmp_path)
+        attempt.warn()
+        return dataclasses.asdict(attempt), caplog.text
+
+    first = {"topologies": ["1 x cpu"], "versions": [{"podracer": "1", "jax": "0.1"}]}
+    check_metadata(
+        first | {"experiment": {}, "totals": dataclasses.asdict(Totals()), "records": {}}
+    )
+    assert resumed(first) == (first, "")
+    second, text = resumed(first, jax="0.2", podracer="2")
+    assert "with podracer 1, then 2; jax 0.1, then 0.2: correct, but perhaps" in text
+    third, text = resumed(second, podracer="2")
+    assert "with podracer 1, then 2; jax 0.1, then 0.2, then 0.1: correct" in text
+    assert len(third["versions"]) == 3
+    assert third["topologies"] == ["1 x cpu"]
+    old = {"topologies": ["1 x cpu"]}  # of an older podracer
+    assert resumed(old)[1] == ""
+    for began in ("0.0", "0.0\x1b[2J"):
+        text = resumed(old, config={"versions": {"jax": began, "python": "3"}})[1]
+        assert ("jax 0.0, then 0.1" in text) == (began == "0.0")
+        assert "\x1b" not in text
 
 
 @pytest.mark.slow

@@ -219,6 +219,23 @@ def test_a_sweep_shows_its_pods_best_configuration_first(tmp_path):
     assert part.count("<svg") == 2
 
 
+def test_a_sweep_is_ranked_by_the_interquartile_mean_without_failed_pods(tmp_path):
+    returns = {0.1: [1.0] * 8, 0.5: [0.0] * 7 + [99.0], 0.9: [5.0] * 7 + [None]}
+    pods = [
+        {"seed": seed, "hyperparameters": [{"name": "rate", "value": rate}]}
+        for rate in returns
+        for seed in range(8)
+    ]
+    run = make_run(tmp_path / "sweep", [record(1)], pods=pods)
+    values = [value for of_rate in returns.values() for value in of_rate]
+    write(run / "pods.jsonl", [{"updates": 1, "evaluation_return": values}])
+    part = Watcher(run).parts()["pods-0"]
+    rows = ("100|1.00", "500|0<", "900|-")
+    rows = (row.replace("|", "</th><td>8</td><td>") for row in rows)
+    first, second, third = (part.index(f"rate 0.{row}") for row in rows)
+    assert first < second < third
+
+
 def test_a_selection_shows_who_descends_from_whom(tmp_path):
     pods = [
         {"seed": seed, "hyperparameters": [{"name": "rate", "value": rate}]}

@@ -19,14 +19,14 @@ from jax.sharding import Mesh
 from podracer.agent import Agent
 from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
-from podracer.drivers.common import TrainState, init_state, place_agent
+from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
 from podracer.environment import Environment, HostEnvironments, action_struct
 from podracer.experiments import recipes
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import to_json
-from podracer.mesh import SHARDED, find_devices, make_mesh, shardings
+from podracer.mesh import find_devices, make_mesh
 from podracer.rollout import Purpose, environment_keys, purpose_key, rollout
 from podracer.types import ConfigError, PyTree
 
@@ -88,7 +88,7 @@ def training(
     """Return one chunk of the whole program, and its initial state."""
     chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
-    request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
+    request = request_array(mesh, Request.NONE)
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: TrainState) -> TrainState:

@@ -23,7 +23,7 @@ from podracer import envs
 from podracer.agent import Agent
 from podracer.agents.impala import Impala
 from podracer.bench.machine import machine
-from podracer.drivers.common import TrainState, init_state, place_agent
+from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
 from podracer.drivers.sebulba.actor_pool import make_actor_pool, native_threads
 from podracer.drivers.sebulba.config import (
     DeviceSplit,
@@ -37,7 +37,7 @@ from podracer.drivers.sebulba.update import make_update, on_mesh
 from podracer.environment import HostEnvironments
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.experiments.hosts import use_compilation_cache
-from podracer.mesh import SHARDED, find_devices, num_cores, shardings
+from podracer.mesh import find_devices, num_cores
 from podracer.networks import CNN, MLP, TorsoNetwork
 from podracer.types import (
     ArraySpec,
@@ -153,7 +153,7 @@ def measure_learning(setup: Setup, seconds: float) -> float:
         exit_stack.pop_all()
         rollouts = actors.collect(lambda: False) or []
         shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
-        request = jax.device_put(jnp.zeros(mesh.size, jnp.int32), shardings(mesh, SHARDED))
+        request = request_array(mesh, Request.NONE)
 
         def windows(state: TrainState) -> Iterator[int]:
             while True:

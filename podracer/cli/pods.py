@@ -141,10 +141,10 @@ def _print_ranking(
     from rich.table import Table
 
     from podracer.drivers.selection import Generational, Selection
+    from podracer.experiments.statistics import ENOUGH
     from podracer.experiments.sweep import ancestors, selections
     from podracer.io.sinks import PARENT
     from podracer.reports.console import acting_text, number
-    from podracer.reports.curves import bootstrap_interval
 
     records = selections(directory)
     values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
@@ -152,18 +152,19 @@ def _print_ranking(
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
     # Pods of one configuration are independent seeds only without an exchange.
     are_seeds = experiment.exchange is None
-    columns = ("95 %", "seeds") if are_seeds else ("pods",)
-    columns = (*names, f"{acting} evaluation", *columns)
+    enough = {len(configuration.returns) >= ENOUGH for configuration in ranking}
+    kinds = {True: ("IQM", "95 %"), False: ("mean", "each seed")}
+    words = zip(*(kinds[is_enough] for is_enough in enough), strict=True)
+    score, spread = (" or ".join(words_of_column) for words_of_column in words)
+    columns = (spread, "seeds") if are_seeds else ("pods",)
+    columns = (*names, f"{acting} evaluation ({score})", *columns)
     table = Table(*columns, box=None, padding=(0, 3, 0, 0))
     for configuration, of_name in list(zip(ranking, values, strict=True))[:20]:
-        returns = configuration.returns
-        low, high = (number(float(x)) for x in bootstrap_interval(returns))
-        interval = f"{low} to {high}" if len(returns) > 1 else "-"
         table.add_row(
             *(f"{of_name[name]:.4g}" if name in of_name else "-" for name in names),
             number(configuration.score),
-            *([interval] if are_seeds else []),
-            str(len(returns)),
+            *([_spread(configuration)] if are_seeds else []),
+            str(len(configuration.returns)),
         )
     Console().print(table)
     if len(ranking) > 20:
@@ -182,6 +183,20 @@ def _print_ranking(
             f"Selected  {len(records)} times, {replaced} starts from another pod; all {num_pods} "
             f"pods descend from {len(set(ancestors(records)))} of the initial ones"
         )
+
+
+def _spread(configuration: Configuration) -> str:
+    """Return the 95 % interval of a configuration's score; of few seeds the return of each."""
+    from podracer.experiments.statistics import ENOUGH, bootstrap_interval
+    from podracer.reports.console import number
+
+    returns = configuration.returns
+    if len(returns) < ENOUGH:
+        return ", ".join(number(float(x)) for x in returns) if len(returns) > 1 else "-"
+    if not math.isfinite(configuration.score):
+        return "-"
+    low, high = bootstrap_interval(returns)
+    return f"{number(float(low))} to {number(float(high))}"
 
 
 # --- tournaments ----------------------------------------------------------------------------------

@@ -79,10 +79,19 @@ class CheckpointOptions(RunOptions):
     checkpoint."""
 
     def load(self, experiment: Experiment) -> LoadedRun:
-        """Return the agent, the environment and the state of the run, reopened as `experiment`."""
+        """Return the agent, the environment and the state of the run, reopened as `experiment`.
+
+        Of the opponents of training, which may be gone, no command needs any.
+        """
         from podracer.experiments.loading import load_run
 
-        return load_run(self.run, recipe=experiment, pod=self.pod, checkpoint=self.checkpoint)
+        return load_run(
+            self.run,
+            recipe=experiment,
+            pod=self.pod,
+            checkpoint=self.checkpoint,
+            opponents="evaluation",
+        )
 
 
 def best_run(tournament: Path) -> Path | None:

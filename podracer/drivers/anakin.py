@@ -18,7 +18,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from podracer import schedules
 from podracer.agent import Agent, FusedAgent
@@ -28,10 +28,12 @@ from podracer.drivers.common import (
     Progress,
     Request,
     TrainState,
+    abstract_request,
     apply_unless_fault,
     learn_key,
     place_agent,
     reduce_metrics,
+    request_array,
     reset_episode_totals,
     to_progress,
 )
@@ -44,7 +46,6 @@ from podracer.mesh import (
     check_divisible,
     check_program_memory,
     global_grad,
-    shardings,
 )
 from podracer.rollout import (
     ActorState,
@@ -251,12 +252,6 @@ def _rollout_and_learn(
 # --- the loop around it ---------------------------------------------------------------------------
 
 
-def abstract_request(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """Return shape, dtype and sharding of the requests of all hosts."""
-    sharding = shardings(mesh, PartitionSpec(mesh.axis_names))
-    return jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding)
-
-
 def run_chunks(
     compile: Callable[[], Program],
     state: TrainState,
@@ -270,13 +265,6 @@ def run_chunks(
 ) -> Iterator[Progress]:
     """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`."""
     multi_host = jax.process_count() > 1
-    request_sharding = abstract_request(mesh).sharding
-    num_local_devices = len(mesh.local_devices)
-
-    def request_array() -> jax.Array:
-        local = np.full(num_local_devices, request(), np.int32)
-        return jax.make_array_from_process_local_data(request_sharding, local)
-
     updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
     start = time.perf_counter()
     compiled = compile()
@@ -284,7 +272,7 @@ def run_chunks(
     pending: tuple[int, Metrics] | None = None  # of the chunk that may still run
     agreed_request = Request.NONE.value
     while updates < num_updates:
-        requests = request_array()
+        requests = request_array(mesh, request())
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
         updates += config.updates_per_chunk

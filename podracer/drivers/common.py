@@ -178,6 +178,18 @@ def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
     )
 
 
+def abstract_request(mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Return shape, dtype and sharding of the requests of all hosts, one for each device."""
+    sharding = shardings(mesh, PartitionSpec(mesh.axis_names))
+    return jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding)
+
+
+def request_array(mesh: Mesh, request: int) -> jax.Array:
+    """Return the requests of all hosts, i32 `[devices]`; this host's is `request`."""
+    local = np.full(len(mesh.local_devices), request, np.int32)
+    return jax.make_array_from_process_local_data(abstract_request(mesh).sharding, local)
+
+
 def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
     """Return the statistics with the sums of running episodes kept and the totals set to zero."""
     return dataclasses.replace(

@@ -26,7 +26,7 @@ from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
-from podracer.drivers.common import Progress, TrainState
+from podracer.drivers.common import Progress, TrainState, abstract_request
 from podracer.drivers.exchange import is_due
 from podracer.drivers.selection import (
     Selection,
@@ -240,7 +240,7 @@ def lower_chunk(
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
     agents = jax.device_put(stack_agents(agent, pods), NamedSharding(mesh, PODS))
     program = make_chunk(env, mesh, config, exchange)
-    lowered = program.lower(agents, states, anakin.abstract_request(mesh))
+    lowered = program.lower(agents, states, abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
 
 

@@ -25,7 +25,7 @@ from podracer.mesh import make_mesh
 from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
 
-Opponents = Literal["all", "planned", "none"]
+Opponents = Literal["all", "evaluation", "planned", "none"]
 
 
 class LoadedRun(NamedTuple):
@@ -109,15 +109,20 @@ def load_run(
 ) -> LoadedRun:
     """Return the agent, the environment and the state of a run, see `load`.
 
-    `opponents` are the other runs that the environment has as opponents: all of them, those of a
-    game that the agent plans in, or none. Random ones are in the places of the others, which may be
-    gone since. The state of environments is not read, and the `local` part of the learner's, such
-    as a replay, only if asked for: no policy depends on either.
+    `opponents` are the other runs that the environment has as opponents: all of them, those of
+    `evaluation` and of a game that the agent plans in, the latter alone (`planned`), or none.
+    Random ones are in the places of the others, which may be gone since. The state of environments
+    is not read, and the `local` part of the learner's, such as a replay, only if asked for: no
+    policy depends on either.
     """
     directory = expand_home(run_dir)
     experiment = reopen(directory, recipe, environment)
     if opponents != "all":
-        stand_in = without_runs(experiment.environment, keep_planned=opponents == "planned")
+        stand_in = without_runs(
+            experiment.environment,
+            keep_planned=opponents != "none",
+            keep_evaluation=opponents == "evaluation",
+        )
         experiment = dataclasses.replace(experiment, environment=stand_in)
     agent, env = build(experiment)
     device = jax.local_devices()[:1]

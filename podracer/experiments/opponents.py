@@ -147,17 +147,24 @@ def with_opponents(name: str, opponents: Sequence[str], evaluate_against: str) -
     return ",".join((*base, *options))
 
 
-def without_runs(environment: Any, *, keep_planned: bool = False) -> Any:
+def without_runs(
+    environment: Any, *, keep_planned: bool = False, keep_evaluation: bool = False
+) -> Any:
     """Return the name of an environment with random opponents in the place of runs.
 
     Its states have the same structure. With `keep_planned` the opponents of training stay where the
-    agent plans in the game (`model:`). An environment that is no name is returned as it is.
+    agent plans in the game (`model:`), with `keep_evaluation` those of evaluation: without
+    `evaluate_against` they are those of training. An environment that is no name is returned as it
+    is.
     """
     if not isinstance(environment, str):
         return environment
-    parts = environment.split(",")
-    for option, names in _opponents(environment).items():
+    parts, opponents = environment.split(","), _opponents(environment)
+    of_evaluation = "evaluate_against" if "evaluate_against" in opponents else "opponent"
+    for option, names in opponents.items():
         if keep_planned and option == "opponent" and environment.startswith("model:"):
+            continue
+        if keep_evaluation and option == of_evaluation:
             continue
         known = (part if part == "self" or _is_named(part) else "random" for part in names)
         parts[parts.index(f"{option}={'+'.join(names)}")] = f"{option}={'+'.join(known)}"

@@ -16,6 +16,7 @@ from podracer.drivers.common import Progress
 from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.history import is_history
 from podracer.io.signals import Stopwatch
 from podracer.io.sinks import read_metrics
 from podracer.schedules import current_values, over_run
@@ -60,6 +61,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         "records": isinstance(records, dict) and all(map(_is_seal, records.values())),
         "topologies": isinstance(topologies, list)
         and all(isinstance(text, str) and text.isprintable() for text in topologies),
+        "versions": metadata.get("versions") is None or is_history(metadata["versions"]),
         "best": metadata.get("best") is None or _is_best(metadata["best"]),
     }
     if unsound := [name for name, value in is_sound.items() if not value]:

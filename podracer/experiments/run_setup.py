@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import importlib.metadata
 import math
-import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +27,7 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.envs.host.gymnasium import check_not_in_worker
 from podracer.evaluate import ActingRule, Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.history import installed_versions
 from podracer.experiments.opponents import make_environment
 from podracer.experiments.serialization import (
     experiment_digest,
@@ -293,7 +292,8 @@ def _on_device(env: Environment | HostEnvironments) -> Environment:
 def _checked_size(state: TrainState, mesh: Mesh) -> int:
     """Return a state's bytes on each device. Raises `ConfigError` where they do not fit.
 
-    What it has in the memory of the host counts where that is the device's.
+    What it has in the memory of the host counts where that is the device's. There a save reads the
+    arrays themselves, so the next chunk, which may not write into them, makes a copy.
     """
 
     def size(part: Any) -> int:
@@ -302,7 +302,8 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
             for x in jax.tree.leaves(part)
         )
 
-    on_host = size(host_leaves(state)) if mesh.devices.flat[0].platform != "cpu" else 0
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    on_host = 0 if is_cpu else size(host_leaves(state))
     needed, local = size(state) - on_host, size(state.learner.local) - on_host
     all_on_host, free_on_host = on_host * len(mesh.local_devices), free_host_bytes()
     if free_on_host is not None and all_on_host > free_on_host:
@@ -311,10 +312,11 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
             f"{format_bytes(free_on_host)} are free: take a smaller --capacity or more hosts."
         )
     free = free_bytes(mesh)
-    if free is not None and needed > free:
+    if free is not None and (1 + is_cpu) * needed > free:
+        again = "and as much again during a save, " if is_cpu else ""
         raise ConfigError(
             f"the training state needs {format_bytes(needed)} on each device, of which "
-            f"{format_bytes(local)} belong to environments (a replay, for most agents), but "
+            f"{format_bytes(local)} belong to environments (a replay, for most agents), {again}but "
             f"{format_bytes(free)} are free: take a smaller --capacity, fewer "
             "environments or more devices."
         )
@@ -323,16 +325,12 @@ def _checked_size(state: TrainState, mesh: Mesh) -> int:
 
 def run_metadata(experiment: Experiment, setup: RunSetup) -> dict[str, Any]:
     """Return the content of `config.json`: everything needed to repeat and compare the run."""
-    packages = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax", "orbax-checkpoint")
     device, env = setup.mesh.devices.flat[0], setup.env
     return {
         "recipe": experiment.recipe,
         "experiment": to_json(experiment),
         "run": {"id": uuid.uuid4().hex, "experiment": experiment_digest(experiment)},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
+        "versions": installed_versions(),
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,

@@ -22,6 +22,7 @@ from podracer.drivers.selection import (
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import read_range
 from podracer.experiments.serialization import read_config, read_experiment, to_json
+from podracer.experiments.statistics import score_of_seeds
 from podracer.io.checkpoint import Restored
 from podracer.io.jsonl import holds_sealed, read_records
 from podracer.io.run_directory import write_json
@@ -132,8 +133,9 @@ class Configuration:
 
     @property
     def score(self) -> float:
-        """Mean over the pods; a pod that failed counts as the worst."""
-        return float(self.returns.mean()) if np.isfinite(self.returns).all() else -math.inf
+        """Score over the pods, see `score_of_seeds`; a pod that failed counts as the worst."""
+        score = float(score_of_seeds(self.returns))
+        return score if math.isfinite(score) else -math.inf
 
 
 def configurations(directory: Path, recipe: Experiment | None = None) -> list[Configuration]:

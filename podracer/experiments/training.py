@@ -21,6 +21,7 @@ from podracer.experiments.claim import claim_run_directory
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
+from podracer.experiments.history import History
 from podracer.experiments.hosts import use_compilation_cache
 from podracer.experiments.records import Best, Recorder, Totals, check_metadata, shows_saves
 from podracer.experiments.result import Boundary, Callback, MakeSink, Result, RunInfo
@@ -142,7 +143,7 @@ class Run:
         self.directory, self.sinks, self.callbacks = directory, sinks, callbacks
         self.recorder = Recorder(experiment, setup.env)
         self.is_main = jax.process_index() == 0
-        self.topologies = [setup.topology]  # that the run has had, one after the other
+        self.history = History([setup.topology])
         self.saved: int | None = None  # updates at the newest checkpoint
         self._evaluations = sorted(experiment.evaluation_updates)
         self._evaluated = 0  # updates at the newest evaluation, or where the run began
@@ -211,24 +212,14 @@ class Run:
             driver, state = self.experiment.driver, restored.state
             if isinstance(driver, SebulbaConfig) and not continues_episodes(driver, state):
                 _LOG.warning("The environments begin new episodes; all else continues as saved.")
-        self._add_topology(restored.metadata["topologies"])
+        self.history.restore(restored.metadata, self.directory)
+        if self.is_main:
+            self.history.warn()
         best = restored.metadata.get("best")
         self.recorder.restore(Totals(**restored.metadata["totals"]), best and Best(**best))
         self._sealed = restored.metadata["records"]
         self.saved = restored.step
         return restored.state
-
-    def _add_topology(self, topologies: list[str]) -> None:
-        """Add this topology to those of the run, and say at every resume that it had several."""
-        if topologies[-1:] == self.topologies:
-            self.topologies = topologies
-        else:
-            self.topologies = [*topologies, *self.topologies]
-        if len(self.topologies) > 1 and self.is_main:
-            _LOG.warning(
-                "The run was computed on %s: correct, but not bit-exact. --devices chooses.",
-                ", then on ".join(self.topologies),
-            )
 
     @property
     def totals(self) -> Totals:
@@ -373,7 +364,7 @@ class Run:
         metadata = {
             "totals": dataclasses.asdict(self.totals),
             "experiment": to_json(self.experiment),
-            "topologies": self.topologies,
+            **dataclasses.asdict(self.history),
             "records": {name: file.seal() for name, file in self._files.items()},
             "best": None if best is None else dataclasses.asdict(best),
         }

@@ -81,7 +81,9 @@ def export_policy(
     experiment = reopen(directory, recipe, environment)
     if format == "html":
         check_page(experiment.environment, sampled)
-    agent, env, state, pod = load_run(directory, recipe=experiment, pod=pod, checkpoint=checkpoint)
+    agent, env, state, pod = load_run(
+        directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="evaluation"
+    )
     decision = make_decision(agent, state.learner, sampled=sampled)
     about = describe(decision, env.spec) | _origin(directory, experiment, int(state.update), pod)
     is_jax = format == "stablehlo"

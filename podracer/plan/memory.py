@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from podracer.agent import Agent
-from podracer.drivers.anakin import AnakinConfig, abstract_request, make_chunk
-from podracer.drivers.common import TrainState, abstract_state, place_agent
+from podracer.drivers.anakin import AnakinConfig, make_chunk
+from podracer.drivers.common import TrainState, abstract_request, abstract_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.drivers.sebulba.trajectory import infer
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update

@@ -1,4 +1,4 @@
-"""Learning curves as figures: several runs in one plot, seeds as a mean with its interval.
+"""Learning curves as figures: several runs in one plot, seeds as their score with its interval.
 
 Each figure is drawn twice, for a light and for a dark page.
 """
@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from podracer.experiments.statistics import ENOUGH, bootstrap_interval, score_of_seeds
 from podracer.io.differences import leaves
 from podracer.io.sinks import best_return, whole_return
 from podracer.reports.console import acting_text
@@ -125,6 +126,11 @@ def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
 Groups = dict[str, list[RunRecords]]  # label to its runs
 
 
+def are_independent(members: Sequence[RunRecords]) -> bool:
+    """Return whether the runs of a group are no pods that select or average."""
+    return not any(run.config.get("experiment", {}).get("exchange") for run in members)
+
+
 class Panel(NamedTuple):
     """Contents of one pair of axes: a metric over frames or seconds, perhaps with dots."""
 
@@ -155,24 +161,6 @@ def final_mean(values: np.ndarray) -> float | None:
 
 def _half_window(count: int) -> int:
     return count // _SMOOTH // 2
-
-
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean `[...]` over the middle half of `[seeds, ...]`; below four seeds, of all."""
-    cut = len(values) // 4
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(0)
-
-
-def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the 95 % interval of the interquartile mean of `[seeds, ...]`.
-
-    This is the percentile bootstrap with 1000 resamples of the seeds, the same at every call.
-    """
-    generator = np.random.default_rng(0)
-    draws = generator.integers(len(values), size=(1000, len(values)))
-    means = np.stack([interquartile_mean(values[draw]) for draw in draws])
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return low, high
 
 
 def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
@@ -227,14 +215,16 @@ def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
 
 
 def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
-    """Draw one curve for each group, with a band if it has several seeds."""
+    """Draw one curve for each group, over several seeds their score."""
     for color, members in zip(itertools.cycle(COLORS), groups.values(), strict=False):
         series = [run.series(panel.key, panel.over) for run in members]
         series = [(x, y) for x, y in series if len(x)]
         for x, y in series:
             _line(axes, x, y, color, lone=len(series) == 1)
         if len(series) > 1:
-            _band(axes, [(x, running_mean(y)) for x, y in series], color)
+            smooth = [(x, running_mean(y)) for x, y in series]
+            has_interval = len(series) >= ENOUGH and are_independent(members)
+            _score(axes, smooth, color, has_interval=has_interval)
         for run in members if panel.points else ():
             edge = matplotlib.rcParams["text.color"]
             x, y = run.series(panel.points, panel.over)
@@ -263,17 +253,20 @@ def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -
     axes.plot(x[some], running_mean(y)[some], color=color, alpha=alpha, lw=width, marker=marker)
 
 
-def _band(axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str) -> None:
-    """Draw the mean and its interval, dashed where a run has ended: its last value counts on."""
+def _score(
+    axes: Axes, series: list[tuple[np.ndarray, np.ndarray]], color: str, *, has_interval: bool
+) -> None:
+    """Draw the score over seeds, dashed where a run has ended: its last value counts on."""
     start, end = max(x[0] for x, _ in series), max(x[-1] for x, _ in series)
     if end > start:
         at = np.linspace(start, end, _GRID)
         values = np.stack([np.interp(at, x, y) for x, y in series])
-        low, high = bootstrap_interval(values)
-        axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
-        mean, all_run = interquartile_mean(values), at <= min(x[-1] for x, _ in series)
-        axes.plot(at[all_run], mean[all_run], color=color, lw=1.8)
-        axes.plot(at[~all_run], mean[~all_run], color=color, lw=1.8, ls="--")
+        if has_interval:
+            low, high = bootstrap_interval(values)
+            axes.fill_between(at, low, high, color=color, alpha=0.2, lw=0)
+        score, all_run = score_of_seeds(values), at <= min(x[-1] for x, _ in series)
+        axes.plot(at[all_run], score[all_run], color=color, lw=1.8)
+        axes.plot(at[~all_run], score[~all_run], color=color, lw=1.8, ls="--")
 
 
 def tick_text(value: float, _: int | None) -> str:

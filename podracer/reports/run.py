@@ -1,8 +1,8 @@
 """Self-contained HTML report on one run, or comparing several: no script, no external address.
 
 Runs whose configurations differ only in the seed form a group, which is drawn as the
-interquartile mean over its seeds with a bootstrap interval (Agarwal et al. 2021, "Deep
-reinforcement learning at the edge of the statistical precipice").
+interquartile mean over its seeds with a bootstrap interval, or, of fewer than five seeds, as their
+mean (see `experiments/statistics.py`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from podracer.reports.curves import (
     Panel,
     RunRecords,
     as_text,
-    bootstrap_interval,
     final_mean,
-    interquartile_mean,
     legend,
     panels_of,
     render,
     style_axes,
 )
 from podracer.reports.page import page, row, section, table, tiles
+from podracer.reports.seeds import caption, final_score
 from podracer.reports.selection import has_selection, lineage_figure
 from podracer.reports.timeline import utilization_facts, utilization_section
 
@@ -172,7 +171,7 @@ def _page(runs: Sequence[RunRecords], lineages: str) -> str:
         *(crash_note(run) for run in runs if run.crash),
         _summary(runs),
         _end_note(runs),
-        *(_verdict(label, members) for label, members in groups.items() if len(members) > 1),
+        *(final_score(label, members) for label, members in groups.items() if len(members) > 1),
         *_learning(groups),
         section("Lineage", lineages),
         *(section(_rule_title(run), _update_rule(run)) for run in runs),
@@ -248,24 +247,6 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def _verdict(label: str, members: Sequence[RunRecords]) -> str:
-    """Return the final score of a group over its seeds, in words."""
-    evaluation = f"{members[0].acting} evaluation".lstrip()
-    for key, name in (("evaluation_return", evaluation), ("episode_return", "episode return")):
-        finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
-        if len(finals) > 1:
-            mean = number(float(interquartile_mean(finals)))
-            low, high = (number(float(bound)) for bound in bootstrap_interval(finals))
-            interval, count = f", 95 % interval {low} to {high}", f"{len(finals)} seeds, bootstrap"
-            if any(run.config.get("experiment", {}).get("exchange") for run in members):
-                interval, count = "", f"{len(finals)} pods, which are not independent"
-            return (
-                f"<p><b>{html.escape(label)}</b>: final {name} {mean}{interval} "
-                f"<small>(interquartile mean over {count})</small></p>"
-            )
-    return ""
-
-
 def _learning(groups: Groups) -> Iterator[str]:
     """Return the sections with learning curves, for all metrics that were logged."""
     records = [record for runs in groups.values() for run in runs for record in run.records]
@@ -278,9 +259,7 @@ def _learning(groups: Groups) -> Iterator[str]:
             tasks.append(Panel(title, key, "updates"))
         elif group(key) == "learn":
             metrics.append(Panel(_title(key), key, "frames"))
-    ends = [{run.last("updates") for run in members} for members in groups.values()]
-    dashed = "<p><small>A mean over seeds is dashed where one of its runs has ended; that run's "
-    dashed = dashed + "last value counts on.</small></p>" if max(map(len, ends)) > 1 else ""
+    lines = caption(groups)
     names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, width, height, panels in (
         *CURVES,
@@ -289,8 +268,8 @@ def _learning(groups: Groups) -> Iterator[str]:
     ):
         if logged_panels := [panel for panel in panels if {panel.key, panel.points} & logged]:
             curves = panels_of(groups, logged_panels, width, height)
-            yield section(title, (names if len(groups) > 1 else "") + curves + dashed)
-            dashed = ""  # said once
+            yield section(title, (names if len(groups) > 1 else "") + curves + lines)
+            lines = ""  # said once
 
 
 def _title(key: str) -> str:

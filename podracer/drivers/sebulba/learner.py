@@ -9,12 +9,19 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64
 
 from podracer.agent import Agent
-from podracer.drivers.common import Progress, Request, TrainState, place_agent, to_progress
+from podracer.drivers.common import (
+    Progress,
+    Request,
+    TrainState,
+    abstract_request,
+    place_agent,
+    request_array,
+    to_progress,
+)
 from podracer.drivers.sebulba.actor import STAGES, Rollout
 from podracer.drivers.sebulba.actor_pool import ActorPool
 from podracer.drivers.sebulba.averaging import HostAveraging, host_averaging, host_part
@@ -23,7 +30,7 @@ from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
-from podracer.mesh import SHARDED, on_one_device, shardings
+from podracer.mesh import check_program_memory, on_one_device
 from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
@@ -43,7 +50,10 @@ def lower_update(
     config: SebulbaConfig,
     state: TrainState,
 ) -> Callable[[], UpdateProgram]:
-    """Trace the update for a state, or for its shapes and shardings; return what compiles it."""
+    """Trace the update for a state, or its shapes and shardings; return a function to compile it.
+
+    The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
+    """
     num_learners = len(split.learners)
     shapes = actor_shapes(
         agent, spec, state.learner,
@@ -52,14 +62,12 @@ def lower_update(
     shard = abstract_on_mesh(split.mesh, shapes.shard)
     hosts = host_averaging(config, split)
     update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
-    request = jax.ShapeDtypeStruct(
-        (split.mesh.size,), jnp.int32, sharding=shardings(split.mesh, SHARDED)
-    )
     agent, state = place_agent(agent, split.mesh), dataclasses.replace(state, actor=())
     if hosts:
         state = hosts.abstract(state)
+    request = abstract_request(split.mesh)
     lowered = update.lower(agent, state, [shard] * split.threads, request)
-    return lambda: partial(lowered.compile(), agent)
+    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
 
 
 class Learner:
@@ -76,8 +84,7 @@ class Learner:
         self._update, self._hosts = program, hosts
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
-        self._request_sharding = shardings(split.mesh, SHARDED)
-        self._no_request = self._request_array(Request.NONE)
+        self._no_request = request_array(split.mesh, Request.NONE)
         self._version = actors.first_update  # number of updates dispatched
         self._timer = StageTimer("collect", "learn", "report")
         self._pending: list[Metrics] = []  # of updates that may still run
@@ -99,9 +106,9 @@ class Learner:
     def update(self, state: TrainState, rollouts: list[Rollout]) -> TrainState:
         """Learn from a rollout of every actor, and send them the new parameters."""
         self._timer.start("learn")
-        multi_host = self._multi_host
-        request = self._request_array(self._request()) if multi_host else self._no_request
-        shards = [on_mesh(self._split.mesh, rollout.shards) for rollout in rollouts]
+        mesh, multi_host = self._split.mesh, self._multi_host
+        request = request_array(mesh, self._request()) if multi_host else self._no_request
+        shards = [on_mesh(mesh, rollout.shards) for rollout in rollouts]
         state, params, metrics = self._update(state, shards, request)
         self._stats += [
             TrajectoryStats(self._version - rollout.versions, rollout.seconds)
@@ -119,10 +126,6 @@ class Learner:
             self._fetch_metrics()
         self._timer.start("collect")
         return state
-
-    def _request_array(self, request: int) -> jax.Array:
-        local = np.full(len(self._split.learners), request, np.int32)
-        return jax.make_array_from_process_local_data(self._request_sharding, local)
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""

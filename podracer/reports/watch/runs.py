@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer.experiments.statistics import score_of_seeds
 from podracer.io.sinks import TASK_REWARD, group, returns_of
 from podracer.reports.console import clock, compact, number, percent
 from podracer.reports.curves import (
@@ -21,7 +22,6 @@ from podracer.reports.curves import (
     Panel,
     RunRecords,
     final_mean,
-    interquartile_mean,
     legend,
     running_mean,
 )
@@ -226,7 +226,7 @@ def _legend(names: Mapping[str, Any]) -> str:
 
 
 def _curves(groups: Groups, panel: Panel) -> str:
-    """Draw a curve for each group, of several seeds also their interquartile mean."""
+    """Draw a curve for each group, of several seeds also their score."""
     lines = {
         label: [pair for run in members if len((pair := run.series(panel.key, panel.over))[0])]
         for label, members in groups.items()
@@ -260,7 +260,7 @@ def _draw_group(chart: Chart, series: Sequence[tuple[np.ndarray, np.ndarray]], c
         if end > start:
             at = np.linspace(start, end, _GRID)
             seeds = np.stack([np.interp(at, x, y) for x, y in means])
-            chart.line(at, interquartile_mean(seeds), color, width=1.8)
+            chart.line(at, score_of_seeds(seeds), color, width=1.8)
 
 
 # --- a sweep --------------------------------------------------------------------------------------
@@ -302,13 +302,9 @@ def _sweep(run: WatchedRun) -> str:
         for color, group_series in zip(itertools.cycle(COLORS), series.values(), strict=False):
             _draw_group(chart, group_series, color)
         charts.append(chart.svg())
-    ranking = sorted(
-        members.items(), key=lambda item: -np.nan_to_num(last[item[1]].mean(), nan=-np.inf)
-    )
-    rows = [
-        [label, str(len(numbers)), number(float(last[numbers].mean()))]
-        for label, numbers in ranking[:20]
-    ]
+    scores = {label: float(score_of_seeds(last[numbers])) for label, numbers in members.items()}
+    ranking = sorted(members, key=lambda label: -np.nan_to_num(scores[label], nan=-np.inf))
+    rows = [[label, str(len(members[label])), number(scores[label])] for label in ranking[:20]]
     head = ["Configuration", "Pods", "Last evaluation"]
     figures = _legend(members) + f'<div class="panels">{"".join(charts)}</div>'
     return figures + table(head, rows) + _lineages(run)
