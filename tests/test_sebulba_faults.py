@@ -139,7 +139,9 @@ class Compiled:
         kind = jax.tree.structure(agent)
         if kind not in self.programs:
             self.programs[kind] = self.program.lower(agent, *args).compile()
-        return types.SimpleNamespace(compile=lambda: visited("update", self.programs[kind]))
+        update = visited("update", self.programs[kind])
+        update.memory_analysis = self.programs[kind].memory_analysis
+        return types.SimpleNamespace(compile=lambda: update)
 
 
 @pytest.fixture(scope="module")
