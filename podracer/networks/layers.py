@@ -110,14 +110,14 @@ class NoisyLinear(eqx.Module):
     def __call__(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         dtype = x.dtype
         if noise is None:
-            return (dense(x, self.weight.astype(dtype)) + self.bias[None]).astype(dtype)
+            return affine(x, self.weight.astype(dtype), self.bias).astype(dtype)
         inputs = self.weight_scale.shape[0]
         e_in, e_out = noise[:, :inputs], noise[:, inputs:]
         if noise.shape[0] == 1:  # noisy weights for all rows, which spare a second product
             weight = self.weight + self.weight_scale * (e_in.T * e_out)
             bias = self.bias[None] + self.bias_scale[None] * e_out
             return (dense(x, weight.astype(dtype)) + bias).astype(dtype)
-        mean: jax.Array = dense(x, self.weight.astype(dtype)) + self.bias[None]
+        mean: jax.Array = affine(x, self.weight.astype(dtype), self.bias)
         scaled = (x * e_in).astype(dtype)
         deviation: jax.Array = dense(scaled, self.weight_scale.astype(dtype))
         return (mean + (deviation + self.bias_scale[None]) * e_out).astype(dtype)

@@ -19,7 +19,7 @@ import numpy as np
 from podracer.networks.layers import Linear, NoisyLinear, QuantileEmbedding, cast, relu
 from podracer.networks.network import LAST_STEP, Head, Network
 from podracer.networks.torsos import MLP, Torso, apply_torso, make_torso
-from podracer.ops.dense import dense
+from podracer.ops.dense import affine
 from podracer.ops.lstm import lstm
 from podracer.ops.random import random_normals
 from podracer.types import ArraySpec, Carry, ConfigError, Params, PyTree, bounded
@@ -276,7 +276,7 @@ class _Trunk(eqx.Module):
             # Behind a barrier, or the gradients of the transposes become slow products on a CPU.
             weights = (self.cell.weight_ih.T, self.cell.weight_hh.T)
             weight_ih, weight_hh = jax.lax.optimization_barrier(weights)
-            gate_inputs = dense(features, weight_ih) + self.cell.bias.reshape(1, 1, -1)
+            gate_inputs = affine(features, weight_ih, self.cell.bias)
             unrolled: Any = lstm(gate_inputs, weight_hh, first, carry, False)
             return unrolled[1], unrolled[0]
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from podracer.agents.common import value_based
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.action_masks import mask_logits
-from podracer.ops.dense import dense
+from podracer.ops.dense import affine
 from podracer.types import ArraySpec, Carry, EnvironmentSpec, Params, PyTree, struct
 
 
@@ -86,8 +86,7 @@ class StudentNetwork:
 
     def _step(self, params: StudentParams, cell: jax.Array) -> jax.Array:
         """Return the model's hidden states `[T, B, A, H]` after each action from `[T, B, H]`."""
-        product: jax.Array = dense(jnp.tanh(cell), params.hidden)
-        inputs = product + params.bias.reshape(1, 1, -1)
+        inputs: jax.Array = affine(jnp.tanh(cell), params.hidden, params.bias)
         gates = inputs[:, :, None] + params.action[None, None]
         i, f, g, o = jnp.split(gates, 4, axis=-1)
         cell = jax.nn.sigmoid(f) * cell[:, :, None] + jax.nn.sigmoid(i) * jnp.tanh(g)
