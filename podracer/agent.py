@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 
+from podracer.means import Mean
 from podracer.types import (
     Carry,
     ConfigError,
@@ -68,7 +69,7 @@ class Agent(Protocol):
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Update the state from one shard's trajectory; also return scalar metrics.
+        """Update the state from one shard's trajectory; also return scalar metrics, or `Mean`s.
 
         `axis` is the name of the mesh axis that the batch is sharded over, None on one device.
         """
@@ -85,7 +86,7 @@ class FusedAgent(Agent, Protocol):
 
     def loss(
         self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[jax.Array | Mean, Metrics]:
         """Return the mean loss over one shard, differentiable in `params`, and metrics.
 
         `params` are what `actor_params` returns for `state`, which is the learner's.
@@ -96,11 +97,11 @@ class FusedAgent(Agent, Protocol):
         ...
 
     def apply_gradients(
-        self, state: LearnerState, grads: Params, num_frames: int
+        self, state: LearnerState, grads: Params, num_frames: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         """Apply one optimizer step with gradients that are already averaged over the mesh.
 
-        They are those of a rollout of `num_frames` timesteps, of all shards together.
+        They are those of `num_frames` valid transitions, uint32 [], of all shards together.
         """
         ...
 

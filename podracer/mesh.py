@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Integer, Shaped
 
 from podracer import cgroups
+from podracer.means import Mean, divide
 from podracer.types import ConfigError, LearnerState, PyTree
 
 Device = Any  # jax.Device, which type checkers take for a variable
@@ -221,21 +222,57 @@ def global_mean(tree: PyTree, axis: str | None) -> PyTree:
 
 
 def global_grad(
-    loss: Callable[..., tuple[Float[Array, ""], Any]], params: PyTree, *args: Any, axis: str | None
+    loss: Callable[..., tuple[Float[Array, ""] | Mean, Any]],
+    params: PyTree,
+    *args: Any,
+    axis: str | None,
 ) -> tuple[PyTree, Any]:
-    """Return the gradient of `loss(params, *args) -> (scalar, aux)`, averaged over shards, and aux.
+    """Return the gradient of `loss(params, *args) -> (loss, aux)`, averaged over shards, and aux.
 
     The drivers run under `shard_map(check_vma=False)`, where differentiating a replicated input
     gives the gradient of one shard, and the mean over shards is taken here. (With `check_vma=True`
     JAX sums such gradients itself, and this mean would leave the sum unchanged.) Where each shard's
-    loss is a mean over equally many items, the result is the gradient of the mean over all items.
+    loss is a mean over equally many items, or a `Mean`, the result is the gradient of the mean over
+    all items.
     """
-    grads, aux = jax.grad(loss, has_aux=True)(params, *args)
-    return global_mean(grads, axis), aux
+
+    def loss_and_nothing(*args: Any) -> tuple[Any, tuple[None, Any]]:
+        value, aux = loss(*args)
+        return value, (None, aux)
+
+    grads, _, aux = global_grad_and_mean(loss_and_nothing, params, *args, axis=axis)
+    return grads, aux
+
+
+def global_grad_and_mean(
+    loss: Callable[..., tuple[Float[Array, ""] | Mean, tuple[PyTree, Any]]],
+    params: PyTree,
+    *args: Any,
+    axis: str | None,
+) -> tuple[PyTree, PyTree, Any]:
+    """Return the gradient of `loss(params, *args) -> (loss, (local, aux))`, as `global_grad`.
+
+    Between gradient and aux is the mean of `local` over shards, by the same all-reduce.
+    """
+    grads, (share, (local, aux)) = _grad_of_total(loss)(params, *args)
+    grads, share, mean = global_mean((grads, share, local), axis)
+    return _divided(grads, share), mean, aux
+
+
+def _grad_of_total(loss: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[PyTree, Any]]:
+    """Return the gradient of a loss, or of a `Mean`'s total, with `(share or None, aux)`."""
+
+    def total(*args: Any) -> tuple[jax.Array, Any]:
+        value, aux = loss(*args)
+        if isinstance(value, Mean):
+            return value.total, (value.share, aux)
+        return value, (None, aux)
+
+    return jax.grad(total, has_aux=True)
 
 
 def global_grad_in_blocks(
-    loss: Callable[[PyTree, Integer[Array, "m"]], tuple[Float[Array, ""], Any]],
+    loss: Callable[[PyTree, Integer[Array, "m"]], tuple[Float[Array, ""] | Mean, Any]],
     params: PyTree,
     indices: Integer[Array, "n"],
     *,
@@ -244,23 +281,30 @@ def global_grad_in_blocks(
 ) -> tuple[PyTree, Any]:
     """Return the gradient of `loss(params, indices)` and aux, both averaged over shards.
 
-    `loss(params, indices)` must be a mean over its items, whose `indices [n]` it gathers itself. A
-    CPU takes equal blocks of at most `indices_in_cache` of them, so that what the backward pass
-    keeps stays in the processor's cache; an accelerator takes all at once. `aux` is a tree of float
-    arrays.
+    `loss(params, indices)` must be a mean over its items, or a `Mean`; it gathers the items by
+    their `indices [n]` itself. A CPU takes equal blocks of at most `indices_in_cache` of them, so
+    that what the backward pass keeps stays in the processor's cache; an accelerator takes all at
+    once. `aux` is a tree of float arrays.
     """
     blocks = split_evenly(indices, indices_in_cache if _is_for_cpu() else indices.shape[0])
     count = blocks.shape[0]
-    block_grad = partial(jax.grad(loss, has_aux=True), params)
+    block_grad = partial(_grad_of_total(loss), params)
     if count == 1:
-        return global_mean(block_grad(blocks[0]), axis)
+        grads, (share, aux) = global_mean(block_grad(blocks[0]), axis)
+        return _divided(grads, share), aux
 
     def add(total: PyTree, block: jax.Array) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + x / count, total, block_grad(block)), None
 
     shapes = jax.eval_shape(block_grad, blocks[0])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return global_mean(jax.lax.scan(add, zeros, blocks)[0], axis)
+    grads, (share, aux) = global_mean(jax.lax.scan(add, zeros, blocks)[0], axis)
+    return _divided(grads, share), aux
+
+
+def _divided(grads: PyTree, share: jax.Array | None) -> PyTree:
+    """Return the gradient of a `Mean` from that of its total."""
+    return grads if share is None else jax.tree.map(lambda x: divide(x, share), grads)
 
 
 def map_blocks(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from podracer.mesh import num_hosts_apart, num_shards
+from podracer.mesh import global_mean, num_hosts_apart, num_shards
 from podracer.types import ConfigError, Trajectory, bounded, struct
 
 Config = TypeVar("Config")
@@ -88,12 +88,37 @@ def _parts(config: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, value
 
 
-def frames_of(trajectory: Trajectory, axis: str | None) -> int:
-    """Return the number of timesteps T x B of a trajectory, those of all shards together.
+def valid_share(trajectory: Trajectory) -> jax.Array:
+    """Return the share of a shard's transitions that are valid, f32 []."""
+    return jnp.mean(trajectory.valid(), dtype=jnp.float32)
 
-    They are those of the whole run, also where hosts learn apart.
+
+def frames_of(valid: jax.Array, share: jax.Array, axis: str | None) -> jax.Array:
+    """Return the frames of a rollout, those of all shards together, uint32 [].
+
+    `valid` is `[T, B]`; `share`, f32 [], is that of all shards, as a reduction brought it.
     """
-    return trajectory.steps.timestep.reward.size * num_shards(axis) * num_hosts_apart()
+    return to_frames(share * (valid.size * num_shards(axis)))
+
+
+def to_frames(count: jax.Array) -> jax.Array:
+    """Return the frames of the run, uint32 [], from the valid transitions of all shards, f32 [].
+
+    Of hosts that learn apart each takes its own number for that of the others.
+    """
+    return jnp.round(count).astype(jnp.uint32) * jnp.uint32(num_hosts_apart())
+
+
+def count_frames(trajectory: Trajectory, axis: str | None) -> tuple[jax.Array, Trajectory]:
+    """Return the frames of a rollout, as `frames_of`, by a reduction of their own.
+
+    The trajectory that comes back depends on it, so that later reductions wait (decision 0012).
+    """
+    share = global_mean(valid_share(trajectory), axis)
+    timestep = trajectory.steps.timestep
+    timestep = dataclasses.replace(timestep, last=timestep.last | (share < 0))  # which never is
+    steps = dataclasses.replace(trajectory.steps, timestep=timestep)
+    return frames_of(trajectory.valid(), share, axis), dataclasses.replace(trajectory, steps=steps)
 
 
 def init_frames() -> jax.Array:
@@ -101,6 +126,6 @@ def init_frames() -> jax.Array:
     return jnp.uint32(0)
 
 
-def add_frames(frames: jax.Array, count: int) -> jax.Array:
+def add_frames(frames: jax.Array, count: jax.Array) -> jax.Array:
     """Return the counter of frames, uint32 [], after `count` more; it stays at its maximum."""
-    return frames + jnp.minimum(jnp.uint32(count), jnp.uint32(MAX_FRAMES) - frames)
+    return frames + jnp.minimum(count, jnp.uint32(MAX_FRAMES) - frames)

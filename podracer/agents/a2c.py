@@ -15,6 +15,7 @@ import optax
 from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
@@ -63,7 +64,7 @@ class A2C:
 
     def loss(
         self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[Mean, Metrics]:
         """Return the actor-critic loss with generalized advantages, see `FusedAgent.loss`."""
         policy, values = actor_critic.unroll(self, params, trajectory, reuse)
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import mctx
 import optax
 
-from podracer import schedules
 from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, epochs, off_policy, planning, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.environment import Environment
+from podracer.means import Mean, with_share
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork, outputs
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
@@ -125,8 +125,7 @@ class AlphaZero:
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         batch = self._make_batch(state.shared.params, trajectory)
-        num_frames = schedules.frames_of(trajectory, axis)
-        return epochs.fit(self, state, batch, num_frames, key, axis)
+        return epochs.fit(self, state, batch, key, axis)
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the timesteps of a rollout, with λ-returns of the searched values."""
@@ -152,14 +151,16 @@ class AlphaZero:
         )
         return epochs.to_items(batch)
 
-    def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def _loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
         """Fit the policy to the search's, and the value to the λ-returns."""
         heads, _ = self._network.apply(params, (), batch.observation, batch.first)
         log_policy = jax.nn.log_softmax(heads["policy"])
         policy_loss = -jnp.mean(batch.valid * jnp.sum(batch.policy * log_policy, axis=-1))
         value_loss = 0.5 * jnp.mean(batch.valid * (batch.target - heads["value"][..., 0]) ** 2)
         loss = policy_loss + self.value_cost * value_loss
-        return loss, {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
+        metrics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss}
+        share = jnp.mean(batch.valid)
+        return Mean(loss, share), with_share(metrics, share)
 
     # --- callbacks of mctx -----------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence
+from podracer.means import Mean, as_mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
@@ -140,13 +141,12 @@ class DDPG:
             target_params = optax.incremental_update(
                 state.params, state.target_params, self.target_update_rate
             )
-            metrics = {**metrics, "actor_gradient_norm": norm}
-            # Times the delay, as metrics are means over all updates and this is 0 in the others.
-            metrics = {name: self.policy_delay * value for name, value in metrics.items()}
+            metrics = {**metrics, "actor_gradient_norm": as_mean(norm)}
             return dataclasses.replace(state, target_params=target_params), metrics
 
         def keep_policy(state: DDPGState) -> tuple[DDPGState, Metrics]:
-            return state, {"actor_loss": jnp.zeros(()), "actor_gradient_norm": jnp.zeros(())}
+            nothing = Mean(jnp.zeros(()), jnp.zeros(()))  # counts in no mean over updates
+            return state, {"actor_loss": nothing, "actor_gradient_norm": nothing}
 
         state = dataclasses.replace(state, updates=state.updates + 1)
         is_due = state.updates % self.policy_delay == 0
@@ -159,7 +159,7 @@ class DDPG:
         state: DDPGState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Regress to Q(s, a) = r + gamma min Q'(s', μ'(s') + clipped noise)."""
         next_obs, networks = transition.next_timestep.observation, self._networks
         # Target policy smoothing (TD3, section 5.3).
@@ -174,12 +174,12 @@ class DDPG:
 
     def _actor_loss(
         self, actor: Params, state: DDPGState, transition: Transition, key: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[Mean, Metrics]:
         """Maximize Q(s, μ(s)) of the first critic."""
         obs = transition.timestep.observation
         first_critic = state.params.critics[:1]
         q = self._networks.q_values(first_critic, obs, self._policy(actor, obs))[0]
-        loss = -jnp.mean(transition.mask * q)
+        loss = mean_of(-q, transition.mask)
         return loss, {"actor_loss": loss}
 
     def _policy(self, params: Params, observation: PyTree) -> jax.Array:

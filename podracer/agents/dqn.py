@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from podracer import means
 from podracer.agents.common import off_policy, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.value_based import Draws
@@ -127,7 +128,7 @@ class DQN:
 
     def _loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[means.Mean, tuple[Metrics, jax.Array]]:
         transition = off_policy.n_step_transition(sample, self.discount)
         num = transition.action.shape[0]
         draws = value_based.draws_of_learning(self.value, self.noisy, key, num)
@@ -139,8 +140,8 @@ class DQN:
         losses, priorities = self.value.loss(
             prediction, bootstrap, returns, transition.bootstrap_discount, draws[0].taus
         )
-        loss = jnp.mean(transition.mask * transition.weight * losses)
-        metrics = {"loss": loss, "q": jnp.mean(self.value.mean(prediction))}
+        loss = means.mean_of(transition.weight * losses, transition.mask)
+        metrics = {"loss": loss, "q": means.mean_of(self.value.mean(prediction), transition.mask)}
         return loss, (metrics, jax.lax.stop_gradient(transition.mask * priorities))
 
     def _targets(

@@ -24,6 +24,7 @@ from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.impala import Impala
+from podracer.means import Mean, mean_of
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.types import (
@@ -99,7 +100,12 @@ class Frodo:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Take the inner steps on the parameters, then an outer one on the metaparameters."""
+        """Take the inner steps on the parameters, then an outer one on the metaparameters.
+
+        Losses are means over all steps, where those that are not valid count as 0; metrics are
+        means over valid ones.
+        """
+        num_frames, trajectory = schedules.count_frames(trajectory, axis)
         learner: meta.MetaState = state.shared
         parts = split_environments(
             trajectory, self.inner_updates + 1, learner.meta_optimizer_state.count
@@ -111,7 +117,7 @@ class Frodo:
             partial(self._inner_update, axis),
             partial(self._outer_loss, held_out),
             jax.tree.map(lambda x: x[:-1], parts),
-            schedules.frames_of(trajectory, axis),
+            num_frames,
             axis,
         )
 
@@ -128,7 +134,7 @@ class Frodo:
 
         def inner_loss(outputs: tuple[jax.Array, ...]) -> tuple[jax.Array, Metrics]:
             log_prob, entropy, values = outputs
-            return actor_critic.loss(
+            loss, metrics = actor_critic.loss(
                 log_prob,
                 entropy,
                 values[:-1],
@@ -138,6 +144,7 @@ class Frodo:
                 value_cost=self.value_cost,
                 entropy_cost=schedules.value_at(self.entropy_cost, learner.frames),
             )
+            return loss.total, metrics
 
         output_grads, metrics = jax.grad(inner_loss, has_aux=True)((log_prob, entropy, values))
         grads = global_mean(pullback(output_grads)[0], axis)
@@ -146,13 +153,13 @@ class Frodo:
         return learner, {**metrics, **update_metrics, "inconsistency": inconsistency}
 
     def _outer_loss(
-        self, trajectory: Trajectory, eta: Metaparams, learner: CountedState, aux: Metrics
+        self, trajectory: Trajectory, eta: Metaparams, learner: CountedState, aux: dict[str, Any]
     ) -> tuple[jax.Array, Metrics]:
         """Return V-trace's loss after the inner updates, plus the cost of inconsistent targets."""
         loss, _ = self._outer_agent.vtrace_loss(learner.params, trajectory, learner.frames)
         metrics = jax.tree.map(jnp.mean, aux)
-        outer_loss = loss + self.consistency_cost * metrics["inconsistency"]
-        return outer_loss, {**metrics, "outer_loss": outer_loss}
+        outer_loss = loss.total + self.consistency_cost * metrics["inconsistency"].total
+        return outer_loss, {**metrics, "outer_loss": Mean(outer_loss, loss.share)}
 
     def _outputs(
         self, params: Params, trajectory: Trajectory
@@ -185,16 +192,18 @@ class Frodo:
         hidden = meta.backward_lstm(eta.core, stacked, valid, next_timesteps.discount)
         return meta.apply_linear(eta.head, hidden)[..., 0]
 
-    def _inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> jax.Array:
-        """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later, `[]`.
+    def _inconsistency(self, targets: jax.Array, trajectory: Trajectory) -> Mean:
+        """Return the mean of (r + γ G' - G)² / 2, where G' is the target one step later.
 
-        The last step of a rollout, and steps that a time-out follows, count as 0.
+        The last step of a rollout, and steps that a time-out follows, do not count.
         """
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         discount = self.discount * next_timesteps.discount[:-1]
         later = jax.lax.stop_gradient(next_timesteps.reward[:-1] + discount * targets[1:])
         has_later = valid[:-1] & (valid[1:] | (discount == 0))
-        return 0.5 * jnp.sum(has_later * (later - targets[:-1]) ** 2) / max(1, later.size)
+        if not later.size:  # rollouts of one step
+            return Mean(jnp.zeros(()), jnp.zeros(()))
+        return mean_of(0.5 * (later - targets[:-1]) ** 2, has_later)
 
     @property
     def _outer_agent(self) -> Impala:

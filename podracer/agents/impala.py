@@ -16,7 +16,8 @@ from podracer import schedules
 from podracer.agents.common import actor_critic
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
-from podracer.mesh import global_grad
+from podracer.means import Mean, mean_of
+from podracer.mesh import global_grad_and_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.schedules import Schedule
@@ -70,17 +71,20 @@ class Impala:
     ) -> tuple[LearnerState, Metrics]:
         """Update once from the rollout, which older parameters may have acted in."""
         learner: CountedState = state.shared
-        grads, metrics = global_grad(
-            self.vtrace_loss, learner.params, trajectory, learner.frames, axis=axis
-        )
-        num_frames = schedules.frames_of(trajectory, axis)
+
+        def loss(params: Params) -> tuple[Mean, tuple[jax.Array, Metrics]]:
+            mean, metrics = self.vtrace_loss(params, trajectory, learner.frames)
+            return mean, (mean.share, metrics)
+
+        grads, share, metrics = global_grad_and_mean(loss, learner.params, axis=axis)
+        num_frames = schedules.frames_of(trajectory.valid(), share, axis)
         state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
         return state, {**metrics, **update_metrics}
 
     def vtrace_loss(
         self, params: Params, trajectory: Trajectory, frames: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Return V-trace's actor-critic loss f32 `[]`, and metrics.
+    ) -> tuple[Mean, Metrics]:
+        """Return V-trace's actor-critic loss, and metrics.
 
         `frames`, u32 `[]`, are those of schedules.
         """
@@ -111,7 +115,7 @@ class Impala:
             value_cost=self.value_cost,
             entropy_cost=schedules.value_at(self.entropy_cost, frames),
         )
-        return loss, {**metrics, "importance_ratio": jnp.mean(ratio)}
+        return loss, {**metrics, "importance_ratio": mean_of(ratio, trajectory.valid())}
 
     @property
     def _network(self) -> Network:

@@ -29,6 +29,7 @@ from podracer.agents.common import off_policy, planning
 from podracer.agents.common.muzero_model import Model, ModelParams, build_model, scale_gradient
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.search_actions import SearchActions, search_actions
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import n_step_targets
 from podracer.replay import Buffer, Replay, Sample
@@ -144,13 +145,13 @@ class MuZero:
 
     def _loss(
         self, params: ModelParams, target_params: ModelParams, sample: Sample, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Unroll the model for K steps along each sampled sequence, and sum its losses.
 
         At the root and after each step the prediction network learns the search's policy and an
         n-step value; the dynamics network learns each step's reward (Schrittwieser et al. 2020,
         equation 1). The losses of the K steps are divided by K, so that their sum does not depend
-        on K.
+        on K. Samples that begin at an episode's end count in no mean.
         """
         trajectory = planning.reanalyze(
             partial(self._search, jax.lax.stop_gradient(params), True),
@@ -195,10 +196,10 @@ class MuZero:
             losses += step_loss / self.unroll_steps
             state = scale_gradient(state, 0.5)  # appendix G: the dynamics are used K times
 
-        loss = jnp.mean(sample.weights * losses)
+        loss = Mean(jnp.mean(sample.weights * losses), jnp.mean(valid[0], dtype=jnp.float32))
         root_value = model.to_scalar(root_value_logits)
         priorities = jax.lax.stop_gradient(valid[0] * jnp.abs(root_value - value_targets[0]))
-        return loss, ({"loss": loss, "value": jnp.mean(root_value)}, priorities)
+        return loss, ({"loss": loss, "value": mean_of(root_value, valid[0])}, priorities)
 
     def _value_targets(self, target_params: ModelParams, trajectory: Trajectory) -> jax.Array:
         """Return n-step targets `[K + 1, N]`."""

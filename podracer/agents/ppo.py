@@ -21,6 +21,7 @@ from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, epochs, normalization
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean, with_share
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error
 from podracer.ops.moments import Moments, init_moments, moments_of_each
@@ -162,7 +163,7 @@ class PPO:
         advantages, valid = epochs.advantage_groups(pair, items, self.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
         arrays = (advantages, inputs, (batch.target, batch.advantage))
-        weights = (valid, normalization.observation_weights(trajectory), batch.valid)
+        weights = (valid, trajectory.valid().astype(jnp.float32), batch.valid)
         moments, observation_moments, value_moments = moments_of_each(arrays, axis, weights)
         pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
         learner, metrics = epochs.scan_minibatches(
@@ -172,7 +173,7 @@ class PPO:
         learner = dataclasses.replace(
             learner, observation_moments=moments, return_moments=return_moments
         )
-        learner = actor_critic.count_frames(learner, schedules.frames_of(trajectory, axis))
+        learner = actor_critic.count_frames(learner, schedules.to_frames(value_moments.count))
         target_variance, error_variance = value_moments.variance
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}
@@ -210,7 +211,7 @@ class PPO:
 
     def _loss(
         self, moments: Sequence[jax.Array], frames: jax.Array, params: Params, batch: Batch
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[Mean, Metrics]:
         """Return the loss, equation 9 of Schulman et al. 2017; `moments` are of the advantages."""
         epsilon = self.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
@@ -228,7 +229,7 @@ class PPO:
         entropy = jnp.mean(batch.valid * policy.entropy())
         entropy_cost = schedules.value_at(self.entropy_cost, frames)
         loss = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
-        return loss, {
+        metrics = {
             "loss": loss,
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -236,6 +237,8 @@ class PPO:
             "approx_kl": jnp.mean(batch.valid * (ratio - 1.0 - log_ratio)),
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
+        share = jnp.mean(batch.valid)
+        return Mean(loss, share), with_share(metrics, share)
 
     @property
     def _network(self) -> Network:

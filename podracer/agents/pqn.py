@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from podracer import schedules
 from podracer.agents.common import actor_critic, epochs, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import lambda_returns
@@ -100,8 +100,7 @@ class PQN:
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         batch = self._make_batch(state.shared.params, trajectory)
-        num_frames = schedules.frames_of(trajectory, axis)
-        return epochs.fit(self, state, batch, num_frames, key, axis)
+        return epochs.fit(self, state, batch, key, axis)
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their λ-returns."""
@@ -128,13 +127,13 @@ class PQN:
         )
         return epochs.to_items(batch)
 
-    def _loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def _loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
         """Return half the mean squared error to the targets."""
         carry = jax.tree.map(lambda x: x[0], batch.carry)
         values, _ = self._action_values(params, carry, batch.observation, batch.first)
         q = value_based.select_action(values, batch.action)
-        loss = 0.5 * jnp.mean(batch.valid * (batch.target - q) ** 2)
-        return loss, {"loss": loss, "q": jnp.mean(q)}
+        loss = mean_of(0.5 * (batch.target - q) ** 2, batch.valid)
+        return loss, {"loss": loss, "q": mean_of(q, batch.valid)}
 
     def _action_values(
         self, params: Params, carry: Carry, observation: PyTree, first: jax.Array

@@ -14,6 +14,7 @@ import optax
 from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.returns import lambda_returns
@@ -65,7 +66,7 @@ class QLambda:
 
     def loss(
         self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[Mean, Metrics]:
         """Return the mean squared error to the λ-returns, see `FusedAgent.loss`."""
         q, q_final = self._unroll(params, trajectory, reuse)
         q_tm1 = value_based.select_action(q, trajectory.steps.action)
@@ -81,9 +82,8 @@ class QLambda:
             valid,
             self.trace_lambda,
         )
-        error = valid.astype(jnp.float32) * (targets - q_tm1)
-        loss = jnp.mean(error**2)
-        return loss, {"loss": loss, "q": jnp.mean(q_tm1)}
+        loss = mean_of((targets - q_tm1) ** 2, valid)
+        return loss, {"loss": loss, "q": mean_of(q_tm1, valid)}
 
     def _unroll(
         self, params: Params, trajectory: Trajectory, reuse: bool

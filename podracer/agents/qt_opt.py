@@ -19,6 +19,7 @@ from podracer.agents.common import continuous, continuous_networks, off_policy
 from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import CriticNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import to_bounds
 from podracer.replay import Replay
@@ -137,7 +138,7 @@ class QTOpt:
         state: QTOptState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma min Q'(s', a'), where a' maximizes the first Q'(s', a')."""
         next_obs, networks = transition.next_timestep.observation, self._networks
         keys = jax.random.split(key, transition.mask.shape)

@@ -22,6 +22,7 @@ import optax
 from podracer.agent import require_spec
 from podracer.agents.common import off_policy, recurrent, value_based
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import action_mask, epsilon_greedy, mask_logits
 from podracer.ops.returns import n_step_targets
@@ -138,7 +139,11 @@ class R2D2:
 
     def _loss(
         self, params: Params, target_params: Params, sample: Sample, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
+        """Return the sum over a sequence of the halved squared errors, a mean over sequences.
+
+        Where timesteps of sequences are not valid, it is that of sequences without such.
+        """
         del key
         trajectory = sample.trajectory
         q = self._unroll(params, trajectory)
@@ -162,11 +167,11 @@ class R2D2:
         predictions = value_based.select_action(q[: self.unroll_length], action)
         mask = valid[learned].astype(jnp.float32)
         td_error = mask * (jax.lax.stop_gradient(targets) - predictions)
-        loss = jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0))
+        loss = Mean(jnp.mean(sample.weights * jnp.sum(0.5 * td_error**2, axis=0)), jnp.mean(mask))
 
         size = jax.lax.stop_gradient(jnp.abs(td_error))
         priorities = recurrent.sequence_priorities(size, mask, self.priority_eta)
-        return loss, ({"loss": loss, "q": jnp.mean(predictions)}, priorities)
+        return loss, ({"loss": loss, "q": mean_of(predictions, mask)}, priorities)
 
     def _unroll(self, params: Params, trajectory: Trajectory) -> jax.Array:
         """Return action values `[unroll + n, N, A]` after the burn-in, which gets no gradient."""

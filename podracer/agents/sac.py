@@ -25,6 +25,7 @@ from podracer.agents.common.continuous import ActorParams, Parts, Transition
 from podracer.agents.common.continuous_networks import ContinuousNetworks, ReturnDistribution
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence
+from podracer.means import Mean, mean_of
 from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import LOG_SCALE_BOUNDS, SquashedNormal, to_bounds
 from podracer.replay import Replay
@@ -156,7 +157,7 @@ class SAC:
         state: SACState,
         transition: Transition,
         key: jax.Array,
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Regress to r + gamma (min Q'(s', a') - alpha log π(a'|s')), equations 3 and 5."""
         actor, networks = state.params.actor, self._networks
         keys = jax.random.split(key, transition.mask.shape)
@@ -170,7 +171,7 @@ class SAC:
 
     def _actor_loss(
         self, actor: Actor, state: SACState, transition: Transition, key: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[Mean, Metrics]:
         """Sum the losses of policy and temperature, equations 9 and 18."""
         obs = transition.timestep.observation
         keys = jax.random.split(key, transition.mask.shape)
@@ -183,9 +184,10 @@ class SAC:
         target_entropy = self.target_entropy * self._networks.space.size
         excess_entropy = jax.lax.stop_gradient(-log_prob) - target_entropy
         temperature_loss = actor.log_temperature * jnp.mean(transition.mask * excess_entropy)
-        return policy_loss + temperature_loss, {
-            "actor_loss": policy_loss,
-            "entropy": -jnp.mean(log_prob),
+        share = jnp.mean(transition.mask)
+        return Mean(policy_loss + temperature_loss, share), {
+            "actor_loss": Mean(policy_loss, share),
+            "entropy": mean_of(-log_prob, transition.mask),
             "temperature": temperature,
         }
 

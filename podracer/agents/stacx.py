@@ -18,6 +18,7 @@ from podracer import schedules
 from podracer.agents.common import actor_critic, meta
 from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
+from podracer.means import Mean, mean_of
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
 from podracer.ops.distributions import ActionDistribution
@@ -100,14 +101,19 @@ class Stacx:
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Update the parameters by the inner loss, then the metaparameters by the outer loss."""
+        """Update the parameters by the inner loss, then the metaparameters by the outer loss.
+
+        Both are means over all steps, where those that are not valid count as 0; metrics are means
+        over valid ones.
+        """
+        num_frames, trajectory = schedules.count_frames(trajectory, axis)
         new_state, metrics = meta.learn(
             self,
             state.shared,
             partial(self._inner_update, axis),
             partial(self._outer_loss, trajectory),
             jax.tree.map(lambda x: x[None], trajectory),
-            schedules.frames_of(trajectory, axis),
+            num_frames,
             axis,
         )
         return new_state, {**metrics, **self._metrics(state.shared.metaparams)}
@@ -120,7 +126,7 @@ class Stacx:
         def inner_loss(params: Params) -> tuple[jax.Array, tuple[ActionDistribution, Metrics]]:
             policy, values = self._unroll(params, trajectory)
             losses, metrics = self._losses(policy, values, trajectory, self._constrain(eta))
-            return jnp.sum(losses), (policy, metrics)
+            return jnp.sum(losses.total), (policy, metrics)
 
         grads, (policy, metrics) = jax.grad(inner_loss, has_aux=True)(learner.params)
         grads = global_mean(grads, axis)
@@ -133,11 +139,14 @@ class Stacx:
         """Return the fixed loss of the main head after the update, plus the KL penalty."""
         old_policy, metrics = jax.tree.map(lambda x: x[0], aux)
         policy, values = _main_head(self._unroll(learner.params, trajectory))
-        (loss,), _ = self._losses(policy, values, trajectory, self._outer_hyperparams())
-        valid = trajectory.valid()[:, None].astype(jnp.float32)
-        divergence = jnp.mean(valid * old_policy.divergence(policy))
-        outer_loss = loss + self.kl_cost * divergence
-        return outer_loss, {**metrics, "outer_loss": outer_loss, "policy_change": divergence}
+        losses, _ = self._losses(policy, values, trajectory, self._outer_hyperparams())
+        divergence = mean_of(old_policy.divergence(policy), trajectory.valid()[:, None])
+        outer_loss = losses.total[0] + self.kl_cost * divergence.total
+        outer_metrics = {
+            "outer_loss": Mean(outer_loss, divergence.share),
+            "policy_change": divergence,
+        }
+        return outer_loss, {**metrics, **outer_metrics}
 
     def _unroll(self, params: Params, rollout: Trajectory) -> tuple[ActionDistribution, jax.Array]:
         """Return the policies `[T, H, B]` and the values `[T+1, H, B]` of all heads."""
@@ -152,7 +161,7 @@ class Stacx:
 
     def _losses(
         self, policy: ActionDistribution, values: jax.Array, trajectory: Trajectory, eta: Metaparams
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[Mean, Metrics]:
         """Return the actor-critic loss of each head `[H]`, and metrics of the main one.
 
         All heads learn from the actions of the main policy; `policy` is `[T, H, B]`, `values`
@@ -179,8 +188,8 @@ class Stacx:
             policy_cost=eta.policy_cost, value_cost=eta.value_cost, entropy_cost=eta.entropy_cost,
             axes=(0, 2),
         )  # fmt: skip
-        metrics = {**metrics, "importance_ratio": jnp.mean(ratio, (0, 2))}
-        return losses, {name: x[0] for name, x in metrics.items()}
+        metrics = jax.tree.map(lambda x: x[0], metrics)
+        return losses, {**metrics, "importance_ratio": mean_of(ratio[:, 0], trajectory.valid())}
 
     # --- metaparameters ---------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from podracer.agent import Agent, MetaLearner, policy_params
 from podracer.checks.errors import describe_error
 from podracer.environment import action_struct
 from podracer.io.sinks import group
+from podracer.means import Mean
 from podracer.mesh import DATA, REPLICATED
 from podracer.types import (
     Carry,
@@ -266,12 +267,14 @@ def _check_metrics(where: str, metrics: Any) -> None:
                 f"{where}: the metric {name!r} would be one of the run's own records, in the group "
                 f"`{group(name)}`: take another name."
             )
-        if not isinstance(value, jax.Array | np.generic | np.ndarray):
+        if not isinstance(value, jax.Array | np.generic | np.ndarray | Mean):
             kind = _kind(value)
             advice = f": write jnp.asarray({value!r})" if isinstance(value, int | float) else ""
             raise ConfigError(
                 f"{where} must return scalar metrics, but {name!r} is of type {kind}{advice}."
             )
+        if isinstance(value, Mean):
+            value = value.total
         if value.shape:
             raise ConfigError(
                 f"{where} must return scalar metrics, but {name!r} is {_format(value)}."

@@ -24,6 +24,7 @@ from podracer import schedules
 from podracer.agent import Agent, FusedAgent
 from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
+    NO_LIMIT,
     TRAIN_SPEC,
     Progress,
     Request,
@@ -39,13 +40,14 @@ from podracer.drivers.common import (
 )
 from podracer.environment import Environment
 from podracer.host_memory import keep_on_host
+from podracer.means import Mean
 from podracer.mesh import (
     DATA,
     REPLICATED,
     SHARDED,
     check_divisible,
     check_program_memory,
-    global_grad,
+    global_grad_and_mean,
 )
 from podracer.rollout import (
     ActorState,
@@ -121,12 +123,14 @@ def anakin(
     config: AnakinConfig,
     state: TrainState,
     *,
-    num_updates: int,
+    num_updates: int = NO_LIMIT,
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], Program] | None = None,
 ) -> Iterator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
+
+    Without them the iterator does not end; close it.
 
     A chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
@@ -238,13 +242,13 @@ def _rollout_and_learn(
 ) -> tuple[LearnerState, ActorState, Trajectory, Metrics]:
     """Differentiate through the rollout, whose forward pass is that of the loss."""
 
-    def loss(params: Params) -> tuple[jax.Array, Any]:
+    def loss(params: Params) -> tuple[jax.Array | Mean, tuple[jax.Array, Any]]:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
         value, metrics = agent.loss(params, state.learner, trajectory, reuse=True)
-        return value, (actor, trajectory, metrics)
+        return value, (schedules.valid_share(trajectory), (actor, trajectory, metrics))
 
-    grads, (actor, trajectory, metrics) = global_grad(loss, params, axis=axis)
-    num_frames = schedules.frames_of(trajectory, axis)
+    grads, share, (actor, trajectory, metrics) = global_grad_and_mean(loss, params, axis=axis)
+    num_frames = schedules.frames_of(trajectory.valid(), share, axis)
     learner, gradient_metrics = agent.apply_gradients(state.learner, grads, num_frames)
     return learner, actor, trajectory, {**metrics, **gradient_metrics}
 

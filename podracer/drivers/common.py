@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podracer.agent import Agent
 from podracer.environment import Environment
 from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
+from podracer.means import Mean
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.ops.action_masks import action_mask, allows_action
 from podracer.rollout import (
@@ -39,6 +40,7 @@ from podracer.types import (
 )
 
 Axis = str | tuple[str, ...] | None  # of a mesh, one or several
+NO_LIMIT = 2**62  # more updates than any run has
 
 
 class Request(enum.IntEnum):
@@ -290,7 +292,8 @@ def reduce_metrics(
     ])  # fmt: skip
     integers = jax.lax.psum(integers, axis) if axis else integers
     num_shards, frames, count, chunk_ends, update_ends = integers
-    means = {name: jnp.mean(series[name]) / num_shards for name in series if name != "frames"}
+    series = {name: metric for name, metric in series.items() if name != "frames"}
+    means = jax.tree.map(lambda x: jnp.mean(x) / num_shards, series)
     # Lengths as floats: episodes that began long before may add up to more than an int32 holds.
     totals = jnp.sum(episodes.total_return), jnp.sum(episodes.total_length.astype(jnp.float32))
     floats, unravel = ravel_pytree((means, totals))
@@ -321,9 +324,16 @@ def to_progress(updates: int, values: Any) -> Progress:
         "episodes": episodes,
         "episode_return": float(values["episode_return"]) / episodes if episodes else None,
         "episode_length": float(values["episode_length"]) / episodes if episodes else None,
-        **{name: float(value) for name, value in values["mean"].items()},
+        **{name: _value(mean) for name, mean in values["mean"].items()},
     }
     return Progress(updates, int(values["frames"]), metrics, request=int(values["request"]))
+
+
+def _value(mean: Any) -> float | None:
+    """Return the value of a metric, None for a `Mean` in which nothing counts."""
+    if not isinstance(mean, Mean):
+        return float(mean)
+    return float(mean.total) / float(mean.share) if mean.share else None
 
 
 def _raise_fault(faults: Fault, update: int) -> NoReturn:

@@ -26,7 +26,7 @@ from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
-from podracer.drivers.common import Progress, TrainState, abstract_request
+from podracer.drivers.common import NO_LIMIT, Progress, TrainState, abstract_request
 from podracer.drivers.exchange import is_due
 from podracer.drivers.selection import (
     Selection,
@@ -45,6 +45,7 @@ from podracer.evaluate import (
 )
 from podracer.host_memory import host_leaves
 from podracer.io.names import nearest
+from podracer.means import Mean
 from podracer.mesh import POD, Device, check_program_memory, make_mesh
 from podracer.types import ConfigError, Metrics
 
@@ -194,7 +195,7 @@ def population(
     config: AnakinConfig,
     state: TrainState,
     *,
-    num_updates: int,
+    num_updates: int = NO_LIMIT,
     exchange: Exchange | None = None,
     request: Callable[[], int] = lambda: anakin.Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
@@ -363,7 +364,7 @@ def _to_progress(updates: int, values: Any) -> Progress:
         "episodes": values["episodes"],
         "episode_return": values["episode_return"] / num_episodes,
         "episode_length": values["episode_length"] / num_episodes,
-        **values["mean"],
+        **{name: _values(mean) for name, mean in values["mean"].items()},
     }
     pods = {name: np.where(failed, np.nan, value) for name, value in metrics.items()}
     means = {name: _finite_mean(value) for name, value in pods.items()}
@@ -374,6 +375,14 @@ def _to_progress(updates: int, values: Any) -> Progress:
         request=int(values["request"].max()),
         pods={**pods, "frames": values["frames"]},
     )
+
+
+def _values(mean: Any) -> Shaped[np.ndarray, " P"]:
+    """Return the values of a metric, NaN for each `Mean` in which nothing counts."""
+    if not isinstance(mean, Mean):
+        return mean
+    share = np.asarray(mean.share)
+    return np.asarray(mean.total) / np.where(share > 0, share, np.nan)
 
 
 def _finite_mean(values: Shaped[np.ndarray, " P"]) -> float | None:

@@ -25,8 +25,9 @@ from podracer.replay import Replay
 from podracer.types import ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
-_MAX_UPDATES = 2**32 - 1  # of a run, counted in an uint32
-_MAX_STEPS_OF_ONE = 2**32 - 1  # of an environment, counted in an uint32
+# Of a run and of an environment, counted in an uint32: half, as every second step may only reset.
+_MAX_UPDATES = 2**31 - 1
+_MAX_STEPS_OF_ONE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,8 @@ class Experiment:
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""
     frames: int = bounded(dataclasses.MISSING, low=1, high=2**62)
-    """Number of environment steps to train for, rounded up to whole chunks of updates."""
+    """Number of frames to train for, at least: the run ends with the chunk of updates in which it
+    reaches them. A frame is a step of an environment; one that only resets it does not count."""
     seed: int = bounded(0, high=2**32 - 1)
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
@@ -122,25 +124,45 @@ class Experiment:
 
     @property
     def num_updates(self) -> int:
-        """Number of updates in the run: enough for `frames`, in whole chunks."""
+        """Number of updates in the run where every step is a frame: in whole chunks."""
         chunk = self.run_driver.updates_per_chunk
         return math.ceil(self._updates / chunk) * chunk
 
     @property
     def num_steps(self) -> int:
-        """Number of environment steps of all updates in the run, those of one pod of a population.
+        """Number of environment steps in `num_updates`, those of one pod of a population.
 
-        Schedules over the whole run last for these.
+        Schedules over the whole run last for as many frames.
         """
         return self.num_updates * self.driver.steps_per_update
 
+    def expected_updates(self, updates: int, frames: int) -> int:
+        """Return the number of updates in the whole run, in whole chunks.
+
+        The first `updates` had this many frames, those of all pods.
+        """
+        frames //= max(1, len(self.pods))
+        if not frames:
+            return max(updates, self.num_updates)
+        missing = max(0, self.frames - frames) * updates / frames  # in updates
+        chunk = self.run_driver.updates_per_chunk
+        return updates + math.ceil(missing / chunk) * chunk
+
     @property
     def evaluation_updates(self) -> frozenset[int]:
-        """Numbers of updates after which to evaluate: ends of chunks, evenly spread."""
+        """Numbers of updates after which to evaluate, evenly spread ends of chunks.
+
+        They are those of a run where every step is a frame; see `evaluation_frames`.
+        """
         chunk = self.run_driver.updates_per_chunk
         chunks = self.num_updates // chunk
         marks = range(1, self.evaluations + 1)
         return frozenset(math.ceil(i * chunks / self.evaluations) * chunk for i in marks)
+
+    @property
+    def evaluation_frames(self) -> list[int]:
+        """Numbers of frames, in order, at which to evaluate: at the end of the chunk with each."""
+        return [n * self.driver.steps_per_update for n in sorted(self.evaluation_updates)]
 
     @property
     def lacking_evaluations(self) -> str:

@@ -143,6 +143,7 @@ class Recorder:
         compiling = progress.compile_seconds
         stepping = lap["time_step"] = max(lap["time_step"] - compiling, 1e-9)
         self.chunk_seconds = stepping
+        frames_per_update = progress.frames / max(1, progress.updates - self.totals.updates)
         self.totals.updates = progress.updates
         self.totals.frames += progress.frames
         self.totals.seconds += sum(lap.values()) + compiling
@@ -152,18 +153,16 @@ class Recorder:
             "frames": self.totals.frames,
             "seconds": self.totals.seconds,
             "frames_per_second": progress.frames / stepping,
-            **self._schedules(progress),
+            **self._schedules(self.totals.frames - round(frames_per_update)),
             **progress.metrics,
             **self._accounts(progress),
             "time_compile": compiling,
             **lap,
         }
 
-    def _schedules(self, progress: Progress) -> dict[str, float]:
-        """Return the values of the agent's schedules at the newest update."""
-        if self._agent is None:
-            return {}
-        return current_values(self._agent, (progress.updates - 1) * self._steps_per_update)
+    def _schedules(self, frames: int) -> dict[str, float]:
+        """Return the values of the agent's schedules after a number of frames."""
+        return {} if self._agent is None else current_values(self._agent, frames)
 
     def add_evaluation(
         self, evaluation: Evaluation, record: dict[str, Any], progress: Progress

@@ -104,7 +104,6 @@ class Drive(Protocol):
         self,
         *,
         state: TrainState,
-        num_updates: int,
         request: Callable[[], int],
         boundary: Callable[[int], bool],
     ) -> Iterator[Progress]: ...

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
@@ -145,8 +144,7 @@ class Run:
         self.is_main = jax.process_index() == 0
         self.history = History([setup.topology])
         self.saved: int | None = None  # updates at the newest checkpoint
-        self._evaluations = sorted(experiment.evaluation_updates)
-        self._evaluated = 0  # updates at the newest evaluation, or where the run began
+        self._evaluated = 0  # frames at the newest evaluation, or where the run began
         self._pods: Sinks | None = None  # of a population: a record of each pod
         self._files: dict[str, JsonlSink] = {}  # of records, by name
         self._sealed: dict[str, Any] = {}  # these files at the restored checkpoint
@@ -202,10 +200,10 @@ class Run:
         check_metadata(restored.metadata)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         frames = restored.metadata["experiment"]["frames"]
-        if self.experiment.frames < frames and self.experiment.num_updates < restored.step:
+        made = self._of_each(restored.metadata["totals"]["frames"])
+        if self.experiment.frames < frames and self.experiment.num_steps < made:
             raise ConfigError(
-                f"frames is {self.experiment.frames:,}, but the run has made "
-                f"{restored.step * self.experiment.driver.steps_per_update:,} already."
+                f"frames is {self.experiment.frames:,}, but the run has made {made:,} already."
             )
         if self.is_main:
             update_config(self.directory, self.experiment)
@@ -225,6 +223,14 @@ class Run:
     def totals(self) -> Totals:
         """Counters of the run."""
         return self.recorder.totals
+
+    @property
+    def _frames(self) -> int:
+        """Frames of the run so far; of a population those of each pod, on average."""
+        return self._of_each(self.totals.frames)
+
+    def _of_each(self, frames: int) -> int:
+        return frames // max(1, len(self.experiment.pods))
 
     def _make_sinks(self, resume: bool) -> Sinks:
         if not self.is_main:
@@ -263,19 +269,20 @@ class Run:
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
         times, exit_code, learner = Stopwatch(), 0, state.learner
-        self._evaluated = int(np.max(jax.device_get(state.update)))
+        self._evaluated = self._frames
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
                 with tag_component("checkpointer"):
                     checkpointer.check()
                 record = self.recorder.record(progress, times)
-                if progress.state is None:
+                is_due = self._is_evaluation_or_end(self._frames)
+                if progress.state is None or not (progress.request or is_due):
                     self._write(sinks, record, progress)
                     continue
                 learner = progress.state.learner
-                if self._is_evaluation(progress.updates):
-                    self._evaluated = progress.updates
+                if is_due and self.experiment.evaluations:
+                    self._evaluated = self._frames
                     with tag_component("evaluator"):
                         evaluation = self.setup.evaluate(progress.state)
                     self.recorder.add_evaluation(evaluation, record, progress)
@@ -313,9 +320,14 @@ class Run:
     def _progress(
         self, state: TrainState, signals: StopSignals, times: Stopwatch
     ) -> Generator[Progress]:
-        experiment = self.experiment
+        experiment, steps = self.experiment, self.experiment.driver.steps_per_update
         if self._reason_to_end():
             return
+
+        def boundary(updates: int) -> bool:
+            """Return whether this may be a boundary: the newest chunk's frames are not known."""
+            unknown = (updates - self.totals.updates) * steps
+            return self._is_evaluation_or_end(self._frames + unknown)
 
         def request() -> Request:
             """Ask for a boundary, to stop or to save, whatever the length of a chunk."""
@@ -326,21 +338,19 @@ class Run:
             is_last_chance = unsaved + self.recorder.chunk_seconds >= interval
             return Request.CHUNK_END if is_last_chance else Request.NONE
 
-        yield from self.setup.drive(
-            state=state,
-            num_updates=experiment.num_updates,
-            request=request,
-            boundary=self._is_evaluation,
-        )
+        yield from self.setup.drive(state=state, request=request, boundary=boundary)
 
     def _call_back(self, boundary: Boundary) -> bool:
         """Call all callbacks, and return whether one of them ends the run."""
         with tag_component("callback"):
             return any([callback(boundary) for callback in self.callbacks])
 
-    def _is_evaluation(self, updates: int) -> bool:
-        """Return whether an evaluation is due: a resumed run may pass its update within a chunk."""
-        return bisect(self._evaluations, updates) > bisect(self._evaluations, self._evaluated)
+    def _is_evaluation_or_end(self, frames: int) -> bool:
+        """Return whether an evaluation is due, as at the end, after as many frames."""
+        if frames >= self.experiment.frames:
+            return True
+        marks = self.experiment.evaluation_frames
+        return bisect(marks, frames) > bisect(marks, self._evaluated)
 
     def _is_best(self) -> bool:
         """Return whether this update has the best evaluation so far, to be kept."""
@@ -349,7 +359,7 @@ class Run:
 
     def _reason_to_end(self, unrecorded_seconds: float = 0.0) -> str:
         """Return the field of the experiment by which the run is done, "" if it is not."""
-        if self.totals.updates >= self.experiment.num_updates:
+        if self._frames >= self.experiment.frames:
             return "frames"
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:

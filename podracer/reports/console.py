@@ -101,6 +101,7 @@ def sparkline(values: list[float]) -> str:
 class Console:
     """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
+    `expected_updates` returns the updates of the whole run, from those so far and their frames.
     Without a terminal it prints a line every `interval` seconds, and always for an evaluation and
     for the last record. The panel appears at once and stays until `close`.
     """
@@ -110,6 +111,7 @@ class Console:
         total_updates: int,
         title: str,
         *,
+        expected_updates: Callable[[int, int], int] | None = None,
         recipe: str = "",
         devices: str = "",
         memory: str = "",
@@ -119,6 +121,7 @@ class Console:
         interval: float = 5.0,
     ) -> None:
         self._total = max(total_updates, 1)
+        self._expected_updates = expected_updates
         self._title = title
         self._acting = acting
         memory_text = memory and f"{memory} of state on each"
@@ -176,6 +179,8 @@ class Console:
             self._returns.append(value)
         if evaluation is not None:
             self._best = evaluation if self._best is None else max(self._best, evaluation)
+        if self._expected_updates is not None and {"updates", "frames"} <= self._latest.keys():
+            self._total = self._expected_updates(self._latest["updates"], self._latest["frames"])
         if "seconds" in self._latest:
             self._pace.append((self._latest["updates"], self._latest["seconds"]))
 
@@ -298,6 +303,7 @@ def console(run: RunInfo) -> Console:
     return Console(
         experiment.num_updates,
         run.run_dir.name,
+        expected_updates=experiment.expected_updates,
         recipe=experiment.recipe,
         devices=run.devices,
         memory=format_bytes(run.state_bytes),

@@ -233,15 +233,15 @@ class Tournament:
         )
 
 
-def experiment_of_round(experiment: Experiment, frames: int, parent_updates: int = 0) -> Experiment:
-    """Return an experiment whose training ends at least `frames` after its parent's updates."""
+def experiment_of_round(experiment: Experiment, frames: int, parent_frames: int = 0) -> Experiment:
+    """Return an experiment whose training ends at least `frames` after its parent's."""
     driver = experiment.driver
     updates = math.ceil(frames / driver.steps_per_update)
     chunk = min(driver.updates_per_chunk, updates)  # that of the first round, for all
     return dataclasses.replace(
         experiment,
         driver=dataclasses.replace(driver, updates_per_chunk=chunk),
-        frames=(parent_updates + math.ceil(updates / chunk) * chunk) * driver.steps_per_update,
+        frames=parent_frames + frames,
         evaluations=0,
         target_return=None,
     )

@@ -203,10 +203,11 @@ def _continues(directory: Path, experiment: Experiment) -> bool:
 
 def _until_budget(task: Task, parents: Sequence[Path]) -> Experiment:
     """Return the experiment, to end one budget after the parents' training."""
-    updates, seconds = (int(parents[0].name), _totals(parents[0]).seconds) if parents else (0, 0.0)
+    totals = _totals(parents[0]) if parents else Totals()
+    frames = totals.frames // max(1, len(task.experiment.pods))
     return dataclasses.replace(
-        experiment_of_round(task.experiment, task.frames, updates),
-        max_seconds=None if task.seconds is None else seconds + task.seconds,
+        experiment_of_round(task.experiment, task.frames, frames),
+        max_seconds=None if task.seconds is None else totals.seconds + task.seconds,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ import optax
 from podracer import schedules
 from podracer.agent import FusedAgent, require_spec
 from podracer.agents.common.optimizers import take_step
-from podracer.mesh import global_grad, global_grad_in_blocks
+from podracer.means import Mean, with_share
+from podracer.mesh import global_grad_and_mean, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
@@ -75,7 +76,7 @@ class ParamsState:
 class CountedState(ParamsState):
     """Parameters, the state of their optimizer, and how many frames they have learned from."""
 
-    frames: jax.Array  # uint32 [], timesteps T x B of all rollouts, also cut ones; see `schedules`
+    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
 
 
 State = TypeVar("State", bound=CountedState)
@@ -99,7 +100,7 @@ def optimizer_step(agent: ActorCriticLearner, state: State, grads: PyTree) -> tu
     return state, {"gradient_norm": optax.tree.norm(grads)}
 
 
-def count_frames(state: State, num_frames: int) -> State:
+def count_frames(state: State, num_frames: jax.Array) -> State:
     """Return a state that has learned from more frames, those of all shards together."""
     return dataclasses.replace(state, frames=schedules.add_frames(state.frames, num_frames))
 
@@ -278,15 +279,20 @@ def learn(
 ) -> tuple[LearnerState, Metrics]:
     """Take one optimizer step on the agent's loss of a rollout, with a second forward pass."""
     params = agent.actor_params(state)
-    grads, metrics = global_grad(agent.loss, params, state, trajectory, False, axis=axis)
-    num_frames = schedules.frames_of(trajectory, axis)
+
+    def loss(params: Params) -> tuple[Any, tuple[jax.Array, Metrics]]:
+        value, metrics = agent.loss(params, state, trajectory, False)
+        return value, (schedules.valid_share(trajectory), metrics)
+
+    grads, share, metrics = global_grad_and_mean(loss, params, axis=axis)
+    num_frames = schedules.frames_of(trajectory.valid(), share, axis)
     state, update_metrics = agent.apply_gradients(state, grads, num_frames)
     return state, {**metrics, **update_metrics}
 
 
 def minibatch_grad(
     agent: ActorCritic,
-    loss: Callable[[Params, PyTree], tuple[jax.Array, Metrics]],
+    loss: Callable[[Params, PyTree], tuple[jax.Array | Mean, Metrics]],
     params: Params,
     batch: PyTree,
     items: jax.Array,
@@ -294,7 +300,7 @@ def minibatch_grad(
 ) -> tuple[Params, Metrics]:
     """Return the gradient of `loss(params, minibatch)`, a mean over items of a batch, and metrics.
 
-    Both are averaged over shards, in one reduction.
+    The loss may be a `Mean`. Both are averaged over shards, in one reduction.
     Leaves of the batch are `[T, N, ...]`, those of the minibatch `[T, len(items), ...]`.
     """
     length = max(x.shape[0] for x in jax.tree.leaves(batch))
@@ -308,7 +314,7 @@ def minibatch_grad(
 
 
 def apply_gradients(
-    agent: ActorCriticLearner, state: LearnerState, grads: Params, num_frames: int
+    agent: ActorCriticLearner, state: LearnerState, grads: Params, num_frames: jax.Array
 ) -> tuple[LearnerState, Metrics]:
     """Take one optimizer step with gradients that are averaged over the mesh.
 
@@ -331,23 +337,24 @@ def loss(
     entropy_cost: float | jax.Array,
     policy_cost: float | jax.Array = 1.0,
     axes: tuple[int, ...] | None = None,
-) -> tuple[jax.Array, Metrics]:
+) -> tuple[Mean, Metrics]:
     """Return the actor-critic loss of T steps of B environments, and its parts as metrics.
 
         L = -c_p E[A log π(a|s)] + c_v E[(G - v(s))² / 2] - c_e E[H(π(·|s))]
 
-    All arrays are `[T, B]`; `targets` G and `advantages` A are constants. Means are over all T x B
-    steps (`axes` if given), those that are not `valid` counted as zero, so that the mean of
-    equal shards is that of all steps. Source: Mnih et al. 2016, section 4 (arXiv 1602.01783).
+    All arrays are `[T, B]`; `targets` G and `advantages` A are constants. Means are over the steps
+    (`axes` if given) that are `valid`. Source: Mnih et al. 2016, section 4 (arXiv 1602.01783).
     """
     mask = valid.astype(jnp.float32)
     policy_loss = -jnp.mean(mask * advantages * log_prob, axes)
     value_loss = 0.5 * jnp.mean(mask * (targets - values) ** 2, axes)
     entropy = jnp.mean(mask * entropy, axes)
     total = policy_cost * policy_loss + value_cost * value_loss - entropy_cost * entropy
-    return total, {
+    parts = {
         "loss": total,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
     }
+    share = jnp.mean(mask, axes)
+    return Mean(total, share), with_share(parts, share)

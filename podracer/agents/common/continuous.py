@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from podracer.agents.common.continuous_networks import ContinuousNetworks, Criti
 from podracer.agents.common.off_policy import Transition as Transition
 from podracer.agents.common.optimizers import OptimizerBuilder, take_step
 from podracer.agents.common.recurrent import History, Recurrence
+from podracer.means import Mean, mean_of
 from podracer.mesh import global_grad
 from podracer.ops.distributions import from_bounds
 from podracer.ops.moments import Moments, init_moments, merge, moments_of, normalize
@@ -122,14 +123,15 @@ def learn(
 
     if networks.recurrence is not None:
         recurrent.check_rollout(buffer.stride, trajectory)
-    shared: ActorCriticState = state.shared
+    shared, num_frames = cast(ActorCriticState, state.shared), None
     if shared.obs_moments is not None:
-        weights = normalization.observation_weights(trajectory)
-        rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, weights)
+        valid = trajectory.valid().astype(jnp.float32)
+        rollout_moments = moments_of(trajectory.steps.timestep.observation, axis, valid)
+        num_frames = schedules.to_frames(rollout_moments.count)
         obs_moments = merge(shared.obs_moments, rollout_moments)
         state = LearnerState(dataclasses.replace(shared, obs_moments=obs_moments), state.local)
     return off_policy.learn_from_replay(
-        buffer, update, state, trajectory, key, axis, trajectory.carry
+        buffer, update, state, trajectory, key, axis, trajectory.carry, num_frames
     )
 
 
@@ -155,12 +157,12 @@ def critic_loss(
     transition: Transition,
     *,
     penalty: float | jax.Array = 0.0,
-) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+) -> tuple[Mean, tuple[Metrics, jax.Array]]:
     """Return the critics' error from targets G + γ (X - penalty), and `(metrics, priorities [N])`.
 
     X is the value or the distribution of `next_outputs [N, Z]`; the penalty `[N]` is SAC's
     α log π(a'|s'). Errors of values are squared, a distribution has a loss of its own. The loss is
-    the sum over critics and the mean over samples with importance weights.
+    the sum over critics and the mean over valid samples with importance weights.
     """
     critic, returns = agent._networks, transition.n_step_return
     discounts = transition.bootstrap_discount
@@ -173,9 +175,10 @@ def critic_loss(
         losses, errors = jax.vmap(critic.distribution.loss, (0, None, None, None))(
             outputs, next_outputs, returns - discounts * penalty, discounts
         )
-    loss = jnp.mean(transition.mask * transition.weight * jnp.sum(losses, axis=0))
+    loss = mean_of(transition.weight * jnp.sum(losses, axis=0), transition.mask)
     priorities = transition.mask * jnp.mean(errors, axis=0)
-    metrics = {"loss": loss, "q": jnp.mean(critic.mean(outputs))}
+    q = jnp.mean(critic.mean(outputs), axis=0)
+    metrics = {"loss": loss, "q": mean_of(q, transition.mask)}
     return loss, (metrics, jax.lax.stop_gradient(priorities))
 
 
@@ -208,7 +211,7 @@ def init_optimizers(agent: ContinuousAgent, params: Parts) -> Parts:
 def gradient_step(
     agent: ContinuousAgent,
     part: str,
-    loss: Callable[..., tuple[jax.Array, Any]],
+    loss: Callable[..., tuple[Mean, Any]],
     state: State,
     transition: Transition,
     key: jax.Array,
@@ -296,7 +299,7 @@ class ActorParams:
 
     actor: Params
     obs_moments: Moments | None
-    frames: jax.Array  # uint32 [], timesteps T x B of all rollouts, also cut ones; see `schedules`
+    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
 
 
 @struct

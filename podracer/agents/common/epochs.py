@@ -9,7 +9,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from podracer import schedules
 from podracer.agents.common import actor_critic
+from podracer.means import Mean
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments
 from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
@@ -17,7 +19,7 @@ from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
 State = TypeVar("State")
 Counted = TypeVar("Counted", bound=actor_critic.CountedState)
 # (state, minibatch) -> (new state, metrics); the `approx_kl` among them, which is that of the
-# old state, must be the mean over all shards
+# old state, must be the `Mean` over all shards
 Update = Callable[[State, PyTree], tuple[State, Metrics]]
 Grouping = Literal["minibatch", "batch", "none"]
 
@@ -55,30 +57,27 @@ class EpochsLearner(actor_critic.ActorCriticLearner, Protocol):
     @property
     def num_minibatches(self) -> int: ...
 
-    def _loss(self, params: Params, batch: Any) -> tuple[jax.Array, Metrics]: ...
+    def _loss(self, params: Params, batch: Any) -> tuple[Mean, Metrics]: ...
 
 
 def fit(
     agent: EpochsLearner,
     state: LearnerState,
     batch: Any,
-    num_frames: int,
     key: jax.Array,
     axis: str | None,
 ) -> tuple[LearnerState, Metrics]:
-    """Take `num_epochs` times `num_minibatches` optimizer steps on a batch of `to_items`.
-
-    It comes from `num_frames` frames.
-    """
+    """Take `num_epochs` times `num_minibatches` optimizer steps on a batch of `to_items`."""
     items = shuffled_minibatches(key, batch.valid.shape[1], agent.num_minibatches, agent.num_epochs)
     update = partial(fit_minibatch, agent, agent._loss, batch, axis)
     learner, metrics = scan_minibatches(update, state.shared, items, target_kl=None)
+    num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
     return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
 
 
 def fit_minibatch(
     agent: actor_critic.ActorCriticLearner,
-    loss: Callable[[Params, Any], tuple[jax.Array, Metrics]],
+    loss: Callable[[Params, Any], tuple[Mean, Metrics]],
     batch: Any,
     axis: str | None,
     learner: Counted,
@@ -153,6 +152,6 @@ def _update_within(
 ) -> tuple[tuple[State, jax.Array], Metrics]:
     """Return an updated state, or the old one and True where the divergence is too large."""
     new_state, metrics = update(state, minibatch)
-    stop = metrics["approx_kl"] > most_kl
+    stop = metrics["approx_kl"].value > most_kl
     state = jax.tree.map(lambda old, new: jnp.where(stop, old, new), state, new_state)
     return (state, stop), {**metrics, "minibatch_fraction": 1.0 - stop}

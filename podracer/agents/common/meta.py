@@ -55,7 +55,7 @@ def learn(
     update: Update,
     objective: Objective,
     batches: PyTree,
-    num_frames: int,
+    num_frames: jax.Array,
     axis: str | None,
 ) -> tuple[LearnerState, Metrics]:
     """Take inner updates of the parameters, then an outer step on the metaparameters.

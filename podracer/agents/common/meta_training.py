@@ -236,6 +236,7 @@ class MetaTraining:
     ) -> tuple[LearnerState, Metrics]:
         """Update the students, and the rule where the window is full."""
         shared, local = state.shared, state.local
+        num_frames, trajectory = schedules.count_frames(trajectory, axis)
         data, lifetime, task = lifetime_experience(trajectory, self.groups, self.rollout_length)
         is_new = lifetime != local.lifetime
         # A window across two lifetimes does not show the effect of the rule's updates.
@@ -265,7 +266,7 @@ class MetaTraining:
             is_whole=jnp.where(is_full, ~is_new, is_whole),
         )
         metrics = {**shared.metrics, **{name: jnp.mean(x) for name, x in regularizers.items()}}
-        frames = schedules.add_frames(shared.frames, schedules.frames_of(trajectory, axis))
+        frames = schedules.add_frames(shared.frames, num_frames)
         shared = dataclasses.replace(shared, num_rollouts=index + 1, frames=frames)
         return LearnerState(shared, local), metrics
 

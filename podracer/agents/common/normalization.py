@@ -23,12 +23,6 @@ def normalize_observation(moments: Moments | None, timestep: TimeStep) -> TimeSt
     return dataclasses.replace(timestep, observation=observation)
 
 
-def observation_weights(trajectory: Trajectory) -> jax.Array:
-    """Return which observations count in moments, f32 `[T, B]`: those of no row that was cut."""
-    timestep = trajectory.steps.timestep
-    return jnp.where(timestep.first & timestep.last, 0.0, 1.0)
-
-
 def normalized_by_actor(moments: Moments | None, trajectory: Trajectory) -> Trajectory:
     """Return a trajectory with the normalized observations that acting has seen.
 
@@ -61,9 +55,10 @@ def scale_rewards(
 ) -> tuple[Trajectory, Moments | None, PyTree]:
     """Divide rewards by the standard deviation of the discounted sums of past rewards.
 
-    The quotients are clipped to [-10, 10]. `moments` and `sums [B]` are those of the previous
-    rollouts. Returns the trajectory, the moments of all sums so far and the newest sum of each
-    environment. Source: Engstrom et al. 2020, section 3 (arXiv 2005.12729).
+    Only valid transitions have a sum. The quotients are clipped to [-10, 10]. `moments` and
+    `sums [B]` are those of the previous rollouts. Returns the trajectory, the moments of all sums
+    so far and the newest sum of each environment. Source: Engstrom et al. 2020, section 3 (arXiv
+    2005.12729).
     """
     if moments is None:
         return trajectory, moments, sums
@@ -71,7 +66,7 @@ def scale_rewards(
     ended = next_timesteps.last | (next_timesteps.discount == 0)
     decay = jnp.full_like(next_timesteps.reward, 1.0) * discount
     returns, sums = discounted_sums(sums, next_timesteps.reward, decay, ended)
-    moments = merge(moments, moments_of(returns, axis))
+    moments = merge(moments, moments_of(returns, axis, trajectory.valid().astype(jnp.float32)))
     scale = jax.lax.rsqrt(moments.variance + 1e-8)
 
     def scale_reward(timestep: TimeStep) -> TimeStep:

@@ -13,6 +13,7 @@ import optax
 from podracer import schedules
 from podracer.agent import require_spec
 from podracer.agents.common.optimizers import take_step
+from podracer.means import Mean, as_mean
 from podracer.mesh import check_divisible, global_grad, num_shards
 from podracer.networks import Network
 from podracer.ops.returns import n_step_returns
@@ -35,7 +36,7 @@ from podracer.types import (
 class ReplayLearnerState:
     """Learner state of an agent that learns from a replay."""
 
-    frames: jax.Array  # uint32 [], timesteps T x B of all rollouts, also cut ones; see `schedules`
+    frames: jax.Array  # uint32 [], valid transitions of all rollouts, see `schedules`
 
 
 State = TypeVar("State", bound=ReplayLearnerState)
@@ -74,15 +75,19 @@ def learn_from_replay(
     key: jax.Array,
     axis: str | None,
     carry: Carry = (),
+    num_frames: jax.Array | None = None,
 ) -> tuple[LearnerState, Metrics]:
     """Add a rollout to the replay, then draw a sample and update, `updates_per_rollout` times.
 
     `carry [B, ...]` is the recurrent state to keep with the rollout's first timestep. Metrics are
-    means over the updates. Until `replay.warmup` timesteps have been added nothing is learned and
-    all metrics are 0. The rollout's frames count from the next call on.
+    means over the updates. Until `replay.warmup` frames have been added nothing is learned, and
+    metrics have no value. The rollout's frames, `num_frames` where a reduction has brought their
+    number, count from the next call on.
     """
     config, shards, frames = buffer.config, num_shards(axis), state.shared.frames
     check_divisible("replay.batch_size", config.batch_size, shards)
+    if num_frames is None:
+        num_frames, trajectory = schedules.count_frames(trajectory, axis)
     replay = buffer.add(state.local, trajectory.steps, carry)
 
     def step(loop: tuple[State, Any], key: jax.Array) -> tuple[tuple[State, Any], Metrics]:
@@ -91,6 +96,7 @@ def learn_from_replay(
         current = dataclasses.replace(replay, priorities=priorities)
         sample = buffer.sample(current, sample_key, config.batch_size // shards, frames, axis)
         shared, metrics, new_priorities = update(shared, sample, update_key)
+        metrics = {name: as_mean(metric) for name, metric in metrics.items()}
         return (shared, buffer.update_priorities(priorities, sample, new_priorities)), metrics
 
     def run_updates(loop: tuple[State, Any]) -> tuple[tuple[State, Any], Metrics]:
@@ -101,7 +107,7 @@ def learn_from_replay(
     metric_shapes = jax.eval_shape(run_updates, loop)[1]
     no_metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
     # Frames of the run, as this replay may be that of a part of its environments.
-    new_frames = schedules.add_frames(frames, schedules.frames_of(trajectory, axis))
+    new_frames = schedules.add_frames(frames, num_frames)
     ready = (new_frames >= config.warmup) & (buffer.size(replay) > 0)
     (shared, priorities), metrics = jax.lax.cond(
         ready, run_updates, lambda loop: (loop, no_metrics), loop
@@ -142,7 +148,7 @@ class TargetNetworkAgent(Protocol):
 
     def _loss(
         self, params: Any, target_params: Any, sample: Sample, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+    ) -> tuple[Mean, tuple[Metrics, jax.Array]]:
         """Return the loss and `(metrics, priorities)`."""
         ...
 

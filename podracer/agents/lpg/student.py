@@ -28,6 +28,7 @@ from podracer.agents.lpg.rule import (
 )
 from podracer.agents.lpg.rule_file import decode_rule
 from podracer.io.npz import check_digest
+from podracer.means import mean_of
 from podracer.mesh import global_mean
 from podracer.networks import MLP, Network, NetworkBuilder, Table, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
@@ -123,16 +124,17 @@ class LPGStudent:
             self.rule, shared.rule, partial(student_outputs, self._network, data),
             shared.params, data, self.discount, self.prediction_cost,
         )  # fmt: skip
-        grads = global_mean(grads, axis)
+        grads, share = global_mean((grads, schedules.valid_share(trajectory)), axis)
         shared, metrics = actor_critic.optimizer_step(self, shared, grads)
-        shared = actor_critic.count_frames(shared, schedules.frames_of(trajectory, axis))
+        num_frames = schedules.frames_of(data.valid, share, axis)
+        shared = actor_critic.count_frames(shared, num_frames)
         policy, prediction = Categorical(outputs.policy[:-1]), Categorical(outputs.prediction[:-1])
         return LearnerState(shared), {
             **metrics,
-            "entropy": jnp.mean(data.valid * policy.entropy()),
-            "prediction_entropy": jnp.mean(data.valid * prediction.entropy()),
-            "policy_target": jnp.mean(data.valid * targets.policy),
-            "policy_target_size": jnp.mean(data.valid * jnp.abs(targets.policy)),
+            "entropy": mean_of(policy.entropy(), data.valid),
+            "prediction_entropy": mean_of(prediction.entropy(), data.valid),
+            "policy_target": mean_of(targets.policy, data.valid),
+            "policy_target_size": mean_of(jnp.abs(targets.policy), data.valid),
         }
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
-from podracer.drivers.common import Progress, Request, TrainState, uses_host_memory
+from podracer.drivers.common import NO_LIMIT, Progress, Request, TrainState, uses_host_memory
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.averaging import free_shared, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
@@ -90,12 +90,12 @@ def sebulba(
     state: TrainState,
     *,
     seed: int,
-    num_updates: int,
+    num_updates: int = NO_LIMIT,
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], UpdateProgram] | None = None,
 ) -> Generator[Progress]:
-    """Train from `state` (consumed) until `num_updates` updates are done.
+    """Train from `state` (consumed) until `num_updates` updates are done, or without end.
 
     `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
