@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from harness import Contender, append, compare, here, parse, parser
 
 from podracer.bench.anakin import Timing
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import make_chunk as make_single
+from podracer.drivers.common import Request, request_array
 from podracer.drivers.population import Pod, init_states, make_chunk, population_mesh, stack_agents
 from podracer.envs import make
 from podracer.experiments import recipes
@@ -43,7 +43,8 @@ CASES = (
 def one_program(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
     """All pods at once."""
     mesh = population_mesh(jax.devices(), len(pods))
-    request, agents = jnp.zeros(mesh.size, jnp.int32), stack_agents(agent, pods)
+    agents = stack_agents(agent, pods)
+    request = request_array(mesh, Request.NONE, config.updates_per_chunk)
     program = make_chunk(env, mesh, config)
     began = time.perf_counter()
     states = jax.block_until_ready(init_states(agent, pods, env, mesh, config))
@@ -56,7 +57,7 @@ def one_program(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod])
 def one_after_another(agent: Any, env: Any, config: AnakinConfig, pods: Sequence[Pod]) -> Contender:
     """The program of a single learner, on each pod's state in turn."""
     mesh, [device] = population_mesh(jax.devices(), len(pods)), find_devices(1)
-    request = jnp.zeros(1, jnp.int32)
+    request = request_array(make_mesh([device]), Request.NONE, config.updates_per_chunk)
     single = partial(make_single(env, make_mesh([device]), config), agent)
     step = jax.jit(lambda state: single(state, request)[0], donate_argnums=0)
     first_states = init_states(agent, pods, env, mesh, config)

@@ -23,6 +23,7 @@ import numpy as np
 import podracer
 from podracer.agents.a2c import A2C
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.common import Request, request_array
 from podracer.drivers.population import Pod, init_states, lower_chunk, population_mesh
 from podracer.drivers.selection import RULES, Range, Selection, Truncation
 from podracer.envs import make
@@ -90,7 +91,7 @@ def _runner(agent, pods, env, config, selection) -> Callable[[int], float]:
     mesh = population_mesh(jax.devices()[:1], len(pods))
     state = init_states(agent, pods, env, mesh, config, selection)
     program = lower_chunk(agent, pods, env, mesh, config, state, selection)()
-    request = np.zeros(1, np.int32)
+    request = request_array(mesh, Request.NONE, config.updates_per_chunk)
 
     def run(chunks: int) -> float:
         nonlocal state

@@ -4,6 +4,7 @@ import contextlib
 import re
 
 import jax
+import numpy as np
 from conftest import QUICK
 
 
@@ -15,6 +16,11 @@ def optimized():
         yield
     finally:
         jax.config.update("jax_disable_most_optimizations", QUICK)
+
+
+def request(devices, num_updates=1):
+    """The argument by which a chunk makes some updates, for no host with a request of its own."""
+    return np.tile(np.int32([0, num_updates]), (devices, 1))
 
 
 def collectives_by_computation(text):

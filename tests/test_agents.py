@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from programs import request
 from walk import (
     ACTIONS,
     BOX,
@@ -29,6 +30,7 @@ from walk import (
     learn,
     network,
     slow,
+    values_of,
     with_rewards,
 )
 
@@ -45,7 +47,7 @@ from podracer.checks import check_agent
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_state, init_state
 from podracer.environment import auto_reset
-from podracer.mesh import find_devices, make_mesh
+from podracer.mesh import find_devices, global_grad, make_mesh
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.distributions import policy
 from podracer.ops.moments import init_moments, moments_of
@@ -285,7 +287,7 @@ def one_update(name: str, devices: int) -> Any:
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(agent, env, mesh, config))
     state = jax.device_put(jax.tree.map(jnp.copy, first_state(name)), shardings)
     chunk = make_chunk(env, mesh, config)
-    state, metrics = chunk(agent, state, jnp.zeros(devices, jnp.int32))
+    state, metrics = chunk(agent, state, request(devices))
     return jax.device_get((state.learner, metrics["mean"]))
 
 
@@ -322,8 +324,10 @@ def gradients(agent: Any, reuse: bool, length: int, params: Any, actor: ActorSta
 
     state = fresh(agent)
     if reuse:
-        return jax.grad(fused, has_aux=True)(params)
-    return jax.grad(agent.loss, has_aux=True)(params, state, collect(params), False)
+        grads, metrics = global_grad(fused, params, axis=None)
+    else:
+        grads, metrics = global_grad(agent.loss, params, state, collect(params), False, axis=None)
+    return grads, values_of(metrics)
 
 
 FUSED = pytest.mark.parametrize(
@@ -358,22 +362,25 @@ def test_the_fused_program_learns_what_the_other_learns():
     fused = dataclasses.replace(config, fused=True)
     chunk = make_chunk(env, make_mesh(find_devices(1)), fused)
     state = jax.tree.map(jnp.copy, first_state("q_lambda"))
-    state, metrics = chunk(agent, state, jnp.zeros(1, jnp.int32))
+    state, metrics = chunk(agent, state, request(1))
     two_pass, expected = one_update("q_lambda", 1)
     close(gradient(state.learner), gradient(two_pass), atol=2e-6)
     close(metrics["mean"], expected, atol=1e-5)
 
 
 def test_a_schedule_in_the_fused_program():
-    agent, env, config = case("a2c", entropy_cost=Linear(0.5, 0.0, frames=2 * 16 * T))
+    most = 2 * 16 * T
+    agent, env, config = case("a2c", entropy_cost=Linear(0.5, 0.0, frames=most))
     mesh = make_mesh(find_devices(1))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
     chunk = make_chunk(env, mesh, dataclasses.replace(config, fused=True))
-    for cost in (0.5, 0.25, 0.0):
-        state, metrics = chunk(agent, state, jnp.zeros(1, jnp.int32))
-        mean = metrics["mean"]
+    for _ in range(4):
+        cost = 0.5 * (1 - min(1.0, int(state.learner.shared.frames) / most))
+        state, metrics = chunk(agent, state, request(1))
+        mean = values_of(metrics["mean"])
         parts = mean["policy_loss"] + agent.value_cost * mean["value_loss"]
         close(mean["loss"], parts - cost * mean["entropy"])
+    assert cost == 0
 
 
 @FUSED
@@ -427,7 +434,7 @@ def textbook_gradient(
         terms = policy_loss(log_prob, extras.get("log_prob"), advantages)
         terms += agent.value_cost * 0.5 * (value[:-1] - values[:-1] - advantages) ** 2
         terms -= agent.entropy_cost * distribution.entropy()
-        return jnp.sum(terms, where=valid) / valid.size
+        return jnp.mean(terms, where=valid)
 
     return jax.jit(jax.grad(loss))(state.shared.params)
 
@@ -506,19 +513,20 @@ def test_ppo_ignores_gains_beyond_its_clip(shift, kept):
 
     new_state, metrics = learn(agent, state, trajectory)
     close(gradient(new_state), textbook_gradient(agent, state, trajectory, loss), atol=1e-5)
-    close(metrics["clip_fraction"], jnp.mean(trajectory.valid()))
+    close(metrics["clip_fraction"], 1.0)
 
 
 @pytest.mark.parametrize("memory", ["none", slow("gru")])
 def test_acting_and_learning_see_the_same_observations(memory):
     """With moments that change at every update, ratios stay 1 in the first epoch of each, and the
-    moments are those of all that was seen."""
+    moments are those of all that was acted on."""
     agent = learner("ppo", memory, normalize_observations=True)
     env = auto_reset(Walk(offset=30.0))
     state, actor, observations = fresh(agent), enter(agent, env), []
     for i in range(3):
         actor, trajectory = advance(agent, env, agent.actor_params(state), actor, i)
-        observations.append(np.asarray(trajectory.steps.timestep.observation).reshape(-1, 2))
+        valid = np.asarray(trajectory.valid())
+        observations.append(np.asarray(trajectory.steps.timestep.observation)[valid])
         state, metrics = learn(agent, state, trajectory)
         close((metrics["approx_kl"], metrics["clip_fraction"]), (0.0, 0.0))
         moments, items = (
@@ -545,7 +553,9 @@ def test_under_a_lag_learning_sees_what_acting_saw():
     close((metrics["approx_kl"], metrics["clip_fraction"]), (0.0, 0.0))
 
     batch = agent._make_batch(params.params, normalized_by_actor(moments, trajectory))
-    close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * batch.advantage**2), rtol=1e-5)
+    close(
+        metrics["value_loss"], 0.5 * jnp.mean(batch.advantage**2, where=batch.valid > 0), rtol=1e-5
+    )
     # The final timestep, which no actor has normalized, has the newest moments.
     mean, deviation = np.asarray(moments.mean), np.sqrt(moments.variance)
     final = (np.asarray(trajectory.final.observation) - mean) / deviation
@@ -595,11 +605,11 @@ def test_the_value_is_clipped_by_choice():
     batch = agent._make_batch(state.shared.params, trajectory)
     error = (batch.value - 1.0 - batch.target) ** 2
     _, metrics = learn(agent, state, trajectory)
-    close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * error), rtol=1e-5)
+    close(metrics["value_loss"], 0.5 * jnp.mean(error, where=batch.valid > 0), rtol=1e-5)
     clipped = (batch.value - 0.01 - batch.target) ** 2
     _, metrics = learn(dataclasses.replace(agent, clip_value=True), state, trajectory)
     larger = jnp.maximum(error, clipped)
-    close(metrics["value_loss"], 0.5 * jnp.mean(batch.valid * larger), rtol=1e-5)
+    close(metrics["value_loss"], 0.5 * jnp.mean(larger, where=batch.valid > 0), rtol=1e-5)
 
 
 def test_a_target_kl_ends_an_update():
@@ -619,7 +629,7 @@ def test_a_target_kl_ends_an_update():
     assert 0 < taken < 6
     close(metrics["minibatch_fraction"], taken / 6)
     assert metrics["approx_kl"] * (taken + 1) > 1.5e-6  # the last one is among them
-    assert int(stopped.shared.frames) == T * B
+    assert int(stopped.shared.frames) == trajectory.valid().sum()
 
 
 def test_normalized_rewards_are_clipped():
@@ -644,7 +654,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
         following = jax.device_get(trajectory.next_timesteps())
         for t in range(T):
             total = following.reward[t] + unscaled.discount * total
-            sums.append(total)
+            sums += list(total[np.asarray(trajectory.valid()[t])])
             total = np.where(following.last[t] | (following.discount[t] == 0), 0.0, total)
     close(state.shared.return_moments.variance, np.var(sums), rtol=1e-4)
     close(state.local, total, atol=1e-5)
@@ -657,9 +667,11 @@ def test_rewards_are_divided_by_the_deviation_of_the_returns():
 
 
 def test_a_learning_rate_falls_to_zero():
-    decay = Linear(1e-3, 0.0, frames=2 * B * T)
+    _, trajectory = begin(learner("ppo"))
+    num_frames = int(trajectory.valid().sum())
+    decay = Linear(1e-3, 0.0, frames=2 * num_frames)
     agent = build("ppo", num_epochs=2, num_minibatches=2, learning_rate=decay)
-    state, (_, trajectory) = fresh(agent), begin(learner("ppo"))
+    state = fresh(agent)
     change = []
     for _ in range(3):
         new, _ = learn(agent, state, trajectory)
@@ -668,7 +680,7 @@ def test_a_learning_rate_falls_to_zero():
         )
         change.append(max(jax.tree.leaves(jax.device_get(difference))))
         state = new
-        assert int(state.shared.frames) == len(change) * B * T
+        assert int(state.shared.frames) == len(change) * num_frames
     assert change[0] > change[1] > 0 == change[2]
 
 

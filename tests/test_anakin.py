@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import AGENTS, SMALL, environment_for
-from programs import collectives_by_computation
+from programs import collectives_by_computation, request
 from runs import anakin_setup, train_anakin
 
 from podracer import mesh as mesh_module
@@ -115,24 +115,24 @@ def compiled_text(devices, agent="ppo"):
     agent, env, mesh, config, state = anakin_setup(
         AGENTS[agent], environment_for(agent), devices=devices
     )
-    request = jax.device_put(
-        jnp.zeros(devices, jnp.int32),
+    orders = jax.device_put(
+        request(devices),
         jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
     )
-    return make_chunk(env, mesh, config).lower(agent, state, request).compile().as_text()
+    return make_chunk(env, mesh, config).lower(agent, state, orders).compile().as_text()
 
 
 @pytest.mark.slow
 def test_hyperparameters_that_are_arguments_compute_what_constants_do():
     """But for rounding: XLA multiplies constants with each other (docs/decisions/0038)."""
     agent, env, mesh, config, state = anakin_setup(AGENTS["a2c"], num_envs=3, rollout_length=5)
-    request = jnp.zeros(1, jnp.int32)
+    updates = request(1, config.updates_per_chunk)
 
     def with_constants(state):
-        return anakin_chunk(agent, env, config, None, state, request)
+        return anakin_chunk(agent, env, config, None, state, updates)
 
     expected, _ = jax.jit(with_constants)(state)
-    actual, _ = make_chunk(env, mesh, config)(agent, state, request)
+    actual, _ = make_chunk(env, mesh, config)(agent, state, updates)
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, actual.learner, expected.learner)
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
+from programs import request
 from walk import (
     WALK,
     B,
@@ -24,6 +25,7 @@ from walk import (
     network,
     slow,
     trained,
+    values_of,
     with_rewards,
 )
 
@@ -81,18 +83,19 @@ def test_inconsistency_by_hand():
     _, trajectory = begin(AGENT)
     after, valid = trajectory.next_timesteps(), np.asarray(trajectory.valid())
     targets = np.random.default_rng(0).normal(size=(T, B)).astype(np.float32)
-    total = 0.0
+    total, count = 0.0, 0
     for t in range(T - 1):
         for b in range(B):
             is_terminal = after.discount[t, b] == 0
             if valid[t, b] and (is_terminal or valid[t + 1, b]):
                 later = after.reward[t, b] + (0 if is_terminal else 0.99 * targets[t + 1, b])
-                total += 0.5 * (later - targets[t, b]) ** 2
-    close(AGENT._inconsistency(jnp.asarray(targets), trajectory), total / ((T - 1) * B))
+                total, count = total + 0.5 * (later - targets[t, b]) ** 2, count + 1
+    mean = AGENT._inconsistency(jnp.asarray(targets), trajectory)
+    close((mean.value, mean.total), (total / count, total / ((T - 1) * B)))
 
     steps = jax.tree.map(lambda x: x[:1], trajectory.steps)  # no target of one step has a later one
     short = dataclasses.replace(trajectory, steps=steps)
-    assert AGENT._inconsistency(jnp.asarray(targets[:1]), short) == 0.0
+    assert AGENT._inconsistency(jnp.asarray(targets[:1]), short).value == 0.0
 
 
 def test_each_environment_is_held_out_in_turn():
@@ -122,9 +125,10 @@ def test_an_entropy_cost_falls_to_zero_in_both_losses():
         old = state.shared
         learner = CountedState(old.params, old.optimizer_state, frames)
         _, inner = agent._inner_update(None, old.metaparams, learner, trajectory)
-        outer_loss, _ = agent._outer_loss(trajectory, old.metaparams, learner, inner)
+        _, metrics = agent._outer_loss(trajectory, old.metaparams, learner, inner)
         _, outer = agent._outer_agent.vtrace_loss(old.params, trajectory, frames)
-        return [(inner["loss"], inner), (outer_loss, outer)]
+        pairs = [(inner["loss"], inner), (metrics["outer_loss"], outer)]
+        return [(loss.value, values_of(parts)) for loss, parts in pairs]
 
     for frames, cost in ((0, 0.5), (B * T // 2, 0.25), (B * T, 0.0)):
         for loss, metrics in losses(jnp.uint32(frames)):
@@ -146,7 +150,7 @@ def test_the_metaparameters_follow_the_outer_loss():
         )
 
         def outer_loss(params: Any) -> jax.Array:
-            return agent._outer_agent.vtrace_loss(params, held_out, jnp.uint32(0))[0]
+            return agent._outer_agent.vtrace_loss(params, held_out, jnp.uint32(0))[0].total
 
         outer = ravel_pytree(jax.jit(jax.grad(outer_loss))(new_state.shared.params))[0]
         eta, unravel = ravel_pytree(state.shared.metaparams)
@@ -174,7 +178,7 @@ def test_shards_learn_as_one_device_learns(devices):
         state = init_state(agent, WALK, make_mesh(find_devices(1)), config, jax.random.key(0))
         like = abstract_state(agent, WALK, mesh, config)
         state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, like))
-        return make_chunk(WALK, mesh, config)(agent, state, jnp.zeros(devices, jnp.int32))
+        return make_chunk(WALK, mesh, config)(agent, state, request(devices))
 
     (one, one_metrics), (many, many_metrics) = updated(1), updated(devices)
     one, many = jax.device_get((one.learner, many.learner))

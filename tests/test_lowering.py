@@ -42,7 +42,7 @@ def test_the_program_of_every_agent_can_be_lowered_for_a_gpu(name):
     agent = type(agent)(**{**vars(agent), "spec": env.spec})
     mesh, config = make_mesh(jax.devices()[:1]), AnakinConfig(16, 8, 2)
     state = abstract_state(agent, env, mesh, config)
-    request = jax.ShapeDtypeStruct((1,), jnp.int32)
+    request = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     program = anakin.make_chunk(env, mesh, config)
     text = program.trace(agent, state, request).lower(lowering_platforms=("cuda",)).as_text()
     assert "stablehlo.while" in text

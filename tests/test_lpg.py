@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from agents import AGENTS
 from child import records
-from programs import collectives_by_computation
+from programs import collectives_by_computation, request
 from runs import anakin_setup, train_anakin
 
 import podracer
@@ -380,8 +380,7 @@ def test_the_number_of_devices_changes_nothing(devices):
 @pytest.mark.slow
 def test_no_reduction_of_its_program_can_overtake_another():
     agent, env, mesh, config, state = lpg(devices=2)
-    request = jnp.zeros(2, jnp.int32)
-    text = make_chunk(env, mesh, config).lower(agent, state, request).compile().as_text()
+    text = make_chunk(env, mesh, config).lower(agent, state, request(2)).compile().as_text()
     several = 0
     for waits in collectives_by_computation(text):
         order = list(waits)

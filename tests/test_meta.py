@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
+from programs import request
 from walk import (
     WALK,
     B,
@@ -214,7 +215,7 @@ def chunk(agent: Stacx, devices: int) -> Any:
 
     def update(state: TrainState) -> tuple[TrainState, Any]:
         state = jax.device_put(jax.tree.map(jnp.copy, state), shardings)
-        return run_chunk(agent, state, jnp.zeros(devices, jnp.int32))
+        return run_chunk(agent, state, request(devices))
 
     return update
 

@@ -265,7 +265,7 @@ def test_gradients_are_halved_between_steps_of_the_model(unroll_steps, key, monk
     params, sample = sample_for(agent)
 
     def gradient() -> Any:
-        return jax.jit(jax.grad(lambda x: agent._loss(x, params, sample, key)[0]))(params)
+        return jax.jit(jax.grad(lambda x: agent._loss(x, params, sample, key)[0].value))(params)
 
     halved = gradient()
     monkeypatch.setattr(muzero, "scale_gradient", lambda x, scale: x)
@@ -423,7 +423,7 @@ def test_the_policy_learns_the_densities_of_samples_as_the_search_weighs_them(ke
         sample.trajectory, steps=dataclasses.replace(steps, extras=extras)
     )
     without = dataclasses.replace(sample, trajectory=trajectory)
-    loss = jax.jit(lambda sample: agent._loss(params, params, sample, key)[0])
+    loss = jax.jit(lambda sample: agent._loss(params, params, sample, key)[0].value)
     state = model.representation(params, steps.timestep.observation[0])
     states = [state, model.dynamics(params, state, steps.action[0])[0]]
     expected = 0.0

@@ -179,7 +179,7 @@ def test_a_program_holds_its_states_once():
     agent = DQN(spec=env.spec, network=SMALL, replay=Replay(capacity=40_000, warmup=100))
     mesh = population_mesh(jax.devices()[:1], len(pods))
     states = abstract_states(agent, pods, env, mesh, config)
-    request = jax.ShapeDtypeStruct((1,), np.int32)
+    request = jax.ShapeDtypeStruct((1, 2), np.int32)
     program = make_chunk(env, mesh, config).lower(stack_agents(agent, pods), states, request)
     memory = program.compile().memory_analysis()
     assert memory.argument_size_in_bytes > 6 * 40_000 * 50  # a pod's observations are 50 bytes

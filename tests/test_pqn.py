@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_the_error_to_lambda_returns(memory):
 
     def loss(params: Any) -> jax.Array:
         q = jnp.sum(action_values(agent, params, trajectory)[:-1] * chosen, axis=-1)
-        return 0.5 * jnp.sum((q - targets) ** 2, where=valid) / valid.size
+        return 0.5 * jnp.mean((q - targets) ** 2, where=valid)
 
     expected_loss, expected = jax.jit(jax.value_and_grad(loss))(params)
     new_state, metrics = learn(agent, state, trajectory)

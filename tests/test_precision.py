@@ -131,6 +131,6 @@ def test_the_state_of_every_agent_stays_float32(name):
     kinds = [[(x.dtype, x.shape) for x in jax.tree.leaves(state)] for state in states]
     assert kinds[0] == kinds[1]
     # Tracing refuses a state whose dtypes change from one update to the next.
-    request = jax.ShapeDtypeStruct((1,), jnp.int32)
+    request = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     program = anakin.make_chunk(env, mesh, config).trace(in_bfloat16, states[0], request)
     assert "bf16" in str(program.jaxpr)

@@ -269,6 +269,6 @@ def test_lengths_of_many_long_episodes_do_not_overflow():
     episodes = dataclasses.replace(
         episodes, count=episodes.count + 1, total_length=episodes.total_length + 20_000
     )
-    series = {"frames": jnp.zeros(1, jnp.int32)}
-    values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), series, jnp.int32(0), None)
+    sums = {"frames": jnp.int32(0)}
+    values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), sums, 1, jnp.int32(0), None)
     assert to_progress(1, values).metrics["episode_length"] == 20_000

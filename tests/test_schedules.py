@@ -80,13 +80,14 @@ def test_a_run_records_its_schedules(tmp_path):
     longer = Experiment(
         environment="catch", agent=agent, driver=AnakinConfig(16, 8, 2), frames=300, evaluations=0
     )
-    assert build(longer)[0].learning_rate.frames == 512  # in whole chunks
+    assert build(longer)[0].learning_rate.frames == 384  # in whole updates
 
 
 def test_the_counter_of_frames_does_not_wrap():
     frames = jnp.uint32(MAX_FRAMES - 10)
-    assert int(add_frames(frames, 10)) == int(add_frames(frames, 11)) == MAX_FRAMES
-    assert int(add_frames(jnp.uint32(5), 3)) == 8
+    ends = [int(add_frames(frames, jnp.uint32(count))) for count in (10, 11)]
+    assert ends == [MAX_FRAMES, MAX_FRAMES]
+    assert int(add_frames(jnp.uint32(5), jnp.uint32(3))) == 8
 
 
 # --- flags, files, ranges, hyperparameters -------------------------------------------------------

@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from podracer.environment import auto_reset, restart, transition
+from podracer.means import as_mean
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import ActorState, init_actor, rollout
 from podracer.types import (
@@ -107,7 +108,13 @@ def begin(agent: Any, env: Any = WALK) -> tuple[LearnerState, Trajectory]:
 
 @partial(jax.jit, static_argnums=0)
 def learn(agent: Any, state: LearnerState, trajectory: Trajectory) -> Any:
-    return agent.learn(state, trajectory, jax.random.key(2), None)
+    """The new state and the values of the metrics."""
+    state, metrics = agent.learn(state, trajectory, jax.random.key(2), None)
+    return state, values_of(metrics)
+
+
+def values_of(metrics: Any) -> dict[str, jax.Array]:
+    return {name: as_mean(metric).value for name, metric in metrics.items()}
 
 
 def with_rewards(trajectory: Trajectory, change: Any) -> Trajectory:

@@ -88,13 +88,13 @@ def training(
     """Return one chunk of the whole program, and its initial state."""
     chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
     state = init_state(agent, env, mesh, config, jax.random.key(0))
-    request = request_array(mesh, Request.NONE)
+    request = request_array(mesh, Request.NONE, config.updates_per_chunk)
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState) -> TrainState:
+    def step(state: TrainState, request: jax.Array) -> TrainState:
         return chunk(state, request)[0]
 
-    return step, state
+    return partial(step, request=request), state
 
 
 def acting(

@@ -24,7 +24,6 @@ from podracer import schedules
 from podracer.agent import Agent, FusedAgent
 from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
-    NO_LIMIT,
     TRAIN_SPEC,
     Progress,
     Request,
@@ -37,6 +36,7 @@ from podracer.drivers.common import (
     request_array,
     reset_episode_totals,
     to_progress,
+    updates_of_run,
 )
 from podracer.environment import Environment
 from podracer.host_memory import keep_on_host
@@ -123,14 +123,15 @@ def anakin(
     config: AnakinConfig,
     state: TrainState,
     *,
-    num_updates: int = NO_LIMIT,
+    num_updates: int | Callable[[int], int],
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], Program] | None = None,
 ) -> Iterator[Progress]:
-    """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
+    """Train from `state` (consumed) until `num_updates` updates are done.
 
-    Without them the iterator does not end; close it.
+    Where their number is not known before, `num_updates` is a function of the updates so far: how
+    many there are at least. It is called anew after each report. The last chunk may be shorter.
 
     A chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
@@ -169,8 +170,9 @@ def lower_chunk(
 def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages.Wrapped:
     """Return the jitted program `(agent, state, request) -> (state, metrics)`.
 
-    It donates the state. `request`, i32 `[devices]`, holds the `Request` of each device's host.
-    The metrics hold the largest one, so that all hosts save or stop at the same update.
+    It donates the state. `request`, i32 `[devices, 2]`, holds the `Request` of each device's host
+    and the number of updates, see `request_array`. The metrics hold the largest request, so that
+    all hosts save or stop at the same update.
     """
     axis = DATA if mesh.size > 1 else None
     program = jax.shard_map(
@@ -192,19 +194,26 @@ def chunk(
     request: jax.Array,
 ) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
+    request, num_updates = request[0]
+    update = jax.jit(partial(_update, env=env, config=config, axis=axis))  # is traced once
 
-    def body(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        return _update(agent, env, config, axis, state)
+    def body(_: jax.Array, loop: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+        state, sums = loop
+        state, metrics = update(agent, state)
+        return state, jax.tree.map(jnp.add, sums, metrics)
 
-    state, series = jax.lax.scan(body, keep_on_host(state), length=config.updates_per_chunk)
+    state = keep_on_host(state)
+    shapes = jax.eval_shape(update, agent, state)[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    state, sums = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
     episodes = state.actor.episodes
-    metrics = reduce_metrics(episodes, state.fault, series, request[0], axis)
+    metrics = reduce_metrics(episodes, state.fault, sums, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
     return dataclasses.replace(state, actor=actor), metrics
 
 
 def _update(
-    agent: Agent, env: Environment, config: AnakinConfig, axis: str | None, state: TrainState
+    agent: Agent, state: TrainState, *, env: Environment, config: AnakinConfig, axis: str | None
 ) -> tuple[TrainState, Metrics]:
     """Roll out, learn, and apply the update: one shard."""
     act_keys, step_keys = _rollout_keys(state, config.rollout_length, axis)
@@ -263,7 +272,7 @@ def run_chunks(
     config: AnakinConfig,
     to_progress: Callable[[int, Any], Progress],
     *,
-    num_updates: int,
+    num_updates: int | Callable[[int], int],
     request: Callable[[], int],
     boundary: Callable[[int], bool],
 ) -> Iterator[Progress]:
@@ -275,11 +284,13 @@ def run_chunks(
     compile_seconds = time.perf_counter() - start
     pending: tuple[int, Metrics] | None = None  # of the chunk that may still run
     agreed_request = Request.NONE.value
-    while updates < num_updates:
-        requests = request_array(mesh, request())
+    while updates < (target := updates_of_run(num_updates, updates)):
+        chunk_end = updates + config.updates_per_chunk - updates % config.updates_per_chunk
+        length = min(chunk_end, target) - updates
+        requests = request_array(mesh, request(), length)
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
-        updates += config.updates_per_chunk
+        updates += length
         if pending is not None:
             progress = to_progress(pending[0], jax.device_get(pending[1]))
             agreed_request = progress.request
@@ -287,7 +298,8 @@ def run_chunks(
             compile_seconds = 0.0
         pending = (updates, metrics)
         current_request = agreed_request if multi_host else request()
-        if current_request or updates >= num_updates or boundary(updates):
+        is_last = updates >= updates_of_run(num_updates, updates)
+        if current_request or is_last or boundary(updates):
             progress = to_progress(updates, jax.device_get(metrics))
             if multi_host:  # where every chunk is a boundary, only here
                 current_request = max(current_request, progress.request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -40,7 +41,6 @@ from podracer.types import (
 )
 
 Axis = str | tuple[str, ...] | None  # of a mesh, one or several
-NO_LIMIT = 2**62  # more updates than any run has
 
 
 class Request(enum.IntEnum):
@@ -181,15 +181,23 @@ def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
 
 
 def abstract_request(mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """Return shape, dtype and sharding of the requests of all hosts, one for each device."""
+    """Return shape, dtype and sharding of `request_array`."""
     sharding = shardings(mesh, PartitionSpec(mesh.axis_names))
-    return jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding)
+    return jax.ShapeDtypeStruct((mesh.size, 2), jnp.int32, sharding=sharding)
 
 
-def request_array(mesh: Mesh, request: int) -> jax.Array:
-    """Return the requests of all hosts, i32 `[devices]`; this host's is `request`."""
-    local = np.full(len(mesh.local_devices), request, np.int32)
+def request_array(mesh: Mesh, request: int, num_updates: int = 1) -> jax.Array:
+    """Return for each device its host's request and the number of updates, i32 `[devices, 2]`.
+
+    This host's is `request`; the number of updates to make is the same on all.
+    """
+    local = np.tile(np.int32([request, num_updates]), (len(mesh.local_devices), 1))
     return jax.make_array_from_process_local_data(abstract_request(mesh).sharding, local)
+
+
+def updates_of_run(num_updates: int | Callable[[int], int], updates: int) -> int:
+    """Return how many updates a run has at least, `updates` of which were made."""
+    return num_updates(updates) if callable(num_updates) else num_updates
 
 
 def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
@@ -275,9 +283,14 @@ def _all_finite(tree: PyTree) -> jax.Array:
 
 
 def reduce_metrics(
-    episodes: EpisodeStats, fault: jax.Array, series: Metrics, request: jax.Array, axis: Axis
+    episodes: EpisodeStats,
+    fault: jax.Array,
+    sums: Metrics,
+    num_updates: jax.Array | int,
+    request: jax.Array,
+    axis: Axis,
 ) -> Metrics:
-    """Reduce the metrics `[updates]` of several updates over updates and shards.
+    """Reduce metrics over shards; `sums` are those over a number of updates.
 
     Two all-reduces: one of integers, one of floats. Reductions that do not depend on each other may
     overtake each other on a CPU and mix their numbers (decision 0012). So the integers depend on
@@ -285,15 +298,15 @@ def reduce_metrics(
     """
     integers = jnp.stack([
         jnp.int32(fault[1] < jnp.uint32(2**32 - 1)),  # always 1, but depends on the faults
-        jnp.sum(series["frames"]),
+        sums["frames"],
         jnp.sum(episodes.count),
         jnp.int32(request == Request.CHUNK_END.value),
         jnp.int32(request == Request.UPDATE_END.value),
     ])  # fmt: skip
     integers = jax.lax.psum(integers, axis) if axis else integers
     num_shards, frames, count, chunk_ends, update_ends = integers
-    series = {name: metric for name, metric in series.items() if name != "frames"}
-    means = jax.tree.map(lambda x: jnp.mean(x) / num_shards, series)
+    sums = {name: metric for name, metric in sums.items() if name != "frames"}
+    means = jax.tree.map(lambda x: x / num_updates / num_shards, sums)
     # Lengths as floats: episodes that began long before may add up to more than an int32 holds.
     totals = jnp.sum(episodes.total_return), jnp.sum(episodes.total_length.astype(jnp.float32))
     floats, unravel = ravel_pytree((means, totals))
@@ -307,6 +320,7 @@ def reduce_metrics(
         "episode_length": length,
         "request": jnp.where(update_ends > 0, Request.UPDATE_END.value, request),
         "fault": fault,
+        "updates": jnp.int32(num_updates),
     }
 
 

@@ -26,7 +26,7 @@ from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.averaging import Averaging, with_averaging
-from podracer.drivers.common import NO_LIMIT, Progress, TrainState, abstract_request
+from podracer.drivers.common import Progress, TrainState, abstract_request
 from podracer.drivers.exchange import is_due
 from podracer.drivers.selection import (
     Selection,
@@ -195,7 +195,7 @@ def population(
     config: AnakinConfig,
     state: TrainState,
     *,
-    num_updates: int = NO_LIMIT,
+    num_updates: int | Callable[[int], int],
     exchange: Exchange | None = None,
     request: Callable[[], int] = lambda: anakin.Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
@@ -213,7 +213,7 @@ def population(
         progress = _to_progress(updates, values)
         if not isinstance(exchange, Selection):
             return progress
-        if not is_due(exchange.every, updates - config.updates_per_chunk):
+        if not is_due(exchange.every, updates - int(values["updates"][0])):
             return progress
         return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
 

@@ -44,8 +44,8 @@ class Experiment:
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""
     frames: int = bounded(dataclasses.MISSING, low=1, high=2**62)
-    """Number of frames to train for, at least: the run ends with the chunk of updates in which it
-    reaches them. A frame is a step of an environment; one that only resets it does not count."""
+    """Number of frames to train for, at least: the run ends with the update in which it reaches
+    them. A frame is a step of an environment; one that only resets it does not count."""
     seed: int = bounded(0, high=2**32 - 1)
     """Random seed of the run, from 0 to 2^32 - 1."""
     pods: Annotated[tuple[Pod, ...], tyro.conf.Suppress] = ()
@@ -119,14 +119,13 @@ class Experiment:
     @property
     def run_driver(self) -> AnakinConfig | SebulbaConfig:
         """Settings of the driver, whose chunk is no longer than the run."""
-        updates = min(self.driver.updates_per_chunk, self._updates)
+        updates = min(self.driver.updates_per_chunk, self.num_updates)
         return dataclasses.replace(self.driver, updates_per_chunk=updates)
 
     @property
     def num_updates(self) -> int:
-        """Number of updates in the run where every step is a frame: in whole chunks."""
-        chunk = self.run_driver.updates_per_chunk
-        return math.ceil(self._updates / chunk) * chunk
+        """Number of updates in the run where every step is a frame, else the least number."""
+        return math.ceil(self.frames / self.driver.steps_per_update)
 
     @property
     def num_steps(self) -> int:
@@ -137,27 +136,25 @@ class Experiment:
         return self.num_updates * self.driver.steps_per_update
 
     def expected_updates(self, updates: int, frames: int) -> int:
-        """Return the number of updates in the whole run, in whole chunks.
+        """Return the number of updates in the whole run, if all are as the first ones.
 
         The first `updates` had this many frames, those of all pods.
         """
         frames //= max(1, len(self.pods))
         if not frames:
             return max(updates, self.num_updates)
-        missing = max(0, self.frames - frames) * updates / frames  # in updates
-        chunk = self.run_driver.updates_per_chunk
-        return updates + math.ceil(missing / chunk) * chunk
+        return updates + math.ceil(max(0, self.frames - frames) * updates / frames)
 
     @property
     def evaluation_updates(self) -> frozenset[int]:
-        """Numbers of updates after which to evaluate, evenly spread ends of chunks.
+        """Numbers of updates after which to evaluate: ends of chunks, evenly spread, and the end.
 
         They are those of a run where every step is a frame; see `evaluation_frames`.
         """
-        chunk = self.run_driver.updates_per_chunk
-        chunks = self.num_updates // chunk
+        chunk, last = self.run_driver.updates_per_chunk, self.num_updates
+        chunks = math.ceil(last / chunk)
         marks = range(1, self.evaluations + 1)
-        return frozenset(math.ceil(i * chunks / self.evaluations) * chunk for i in marks)
+        return frozenset(min(math.ceil(i * chunks / self.evaluations) * chunk, last) for i in marks)
 
     @property
     def evaluation_frames(self) -> list[int]:
@@ -170,7 +167,7 @@ class Experiment:
         possible, chunk = len(self.evaluation_updates), self.run_driver.updates_per_chunk
         if possible == self.evaluations:
             return ""
-        room = max(1, self._updates // self.evaluations)
+        room = max(1, self.num_updates // self.evaluations)
         remedy = f" --updates-per-chunk {room} would leave room for all." if room < chunk else ""
         return (
             f"Only {possible} of the {self.evaluations} evaluations will run, because a run "
@@ -218,10 +215,6 @@ class Experiment:
             if not driver.average_hosts and driver.average_every != SebulbaConfig.average_every:
                 lacking += ("--average-every does nothing without --average-hosts.",)
         return [text for text in lacking if text]
-
-    @property
-    def _updates(self) -> int:
-        return math.ceil(self.frames / self.driver.steps_per_update)
 
     def of_pod(self, pod: Pod) -> Experiment:
         """Return the experiment of one pod of a population, as a run of its own."""

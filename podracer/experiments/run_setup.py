@@ -104,6 +104,7 @@ class Drive(Protocol):
         self,
         *,
         state: TrainState,
+        num_updates: Callable[[int], int],
         request: Callable[[], int],
         boundary: Callable[[int], bool],
     ) -> Iterator[Progress]: ...

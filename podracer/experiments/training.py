@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 from bisect import bisect
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -324,10 +325,16 @@ class Run:
         if self._reason_to_end():
             return
 
+        def most_frames(updates: int) -> int:
+            """Return the frames after a number of updates, if all steps since the record count."""
+            return self._frames + (updates - self.totals.updates) * steps
+
+        def num_updates(updates: int) -> int:
+            missing = max(0, experiment.frames - most_frames(updates))
+            return updates + math.ceil(missing / steps)
+
         def boundary(updates: int) -> bool:
-            """Return whether this may be a boundary: the newest chunk's frames are not known."""
-            unknown = (updates - self.totals.updates) * steps
-            return self._is_evaluation_or_end(self._frames + unknown)
+            return self._is_evaluation_or_end(most_frames(updates))
 
         def request() -> Request:
             """Ask for a boundary, to stop or to save, whatever the length of a chunk."""
@@ -338,7 +345,9 @@ class Run:
             is_last_chance = unsaved + self.recorder.chunk_seconds >= interval
             return Request.CHUNK_END if is_last_chance else Request.NONE
 
-        yield from self.setup.drive(state=state, request=request, boundary=boundary)
+        yield from self.setup.drive(
+            state=state, num_updates=num_updates, request=request, boundary=boundary
+        )
 
     def _call_back(self, boundary: Boundary) -> bool:
         """Call all callbacks, and return whether one of them ends the run."""

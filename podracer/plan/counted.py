@@ -73,12 +73,13 @@ def anakin_work(
         env, abstract_mesh(num_devices), dataclasses.replace(config, updates_per_chunk=1)
     )
     state = jax.eval_shape(partial(make_initial_state, agent, env, config), keys_of())
-    total = count(chunk, agent, state, jax.ShapeDtypeStruct((num_devices,), jnp.int32))
+    total = count(chunk, agent, state, jax.ShapeDtypeStruct((num_devices, 2), jnp.int32))
     local = jax.eval_shape(partial(make_initial_state, agent, env, one), keys_of())
     actor = jax.eval_shape(partial(init_actor, agent, env), keys_of(num_envs))
     params = jax.eval_shape(agent.actor_params, local.learner)
     keys = keys_of(length, num_envs)
     both = count(partial(rollout, agent, env), params, actor, keys, keys)
+    total = dataclasses.replace(total, is_bounded=both.is_bounded)  # its loop makes one update
     step = agent_action(agent, params, actor.carry, actor.timestep)
     simulator = count(jax.vmap(env.step), keys_of(num_envs), actor.env_state, step) * length
     return AnakinWork(simulator, both - simulator, total - both)

@@ -13,7 +13,13 @@ import numpy as np
 
 from podracer.agent import Agent, check_policy
 from podracer.checks import check_agent
-from podracer.drivers.common import NO_LIMIT, Progress, Request, TrainState, uses_host_memory
+from podracer.drivers.common import (
+    Progress,
+    Request,
+    TrainState,
+    updates_of_run,
+    uses_host_memory,
+)
 from podracer.drivers.sebulba.actor_pool import make_actor_pool
 from podracer.drivers.sebulba.averaging import free_shared, host_averaging
 from podracer.drivers.sebulba.config import DeviceSplit, SebulbaConfig
@@ -90,12 +96,12 @@ def sebulba(
     state: TrainState,
     *,
     seed: int,
-    num_updates: int = NO_LIMIT,
+    num_updates: int | Callable[[int], int],
     request: Callable[[], int] = lambda: Request.NONE,
     boundary: Callable[[int], bool] = lambda updates: False,
     compile: Callable[[], UpdateProgram] | None = None,
 ) -> Generator[Progress]:
-    """Train from `state` (consumed) until `num_updates` updates are done, or without end.
+    """Train from `state` (consumed) until `num_updates` updates are done, as `anakin` does.
 
     `seed` is the run's seed, with which the environments are reset. From a state with `actor` set,
     lock-step training in environments that are `Resumable` continues exactly. Progress is reported
@@ -129,7 +135,7 @@ def sebulba(
             return learner.has_updates and not multi_host and request() == Request.UPDATE_END
 
         updates, current_request = actors.first_update, Request.NONE.value
-        while updates < num_updates:
+        while updates < updates_of_run(num_updates, updates):
             rollouts = actors.collect(give_up=cannot_wait)
             if rollouts is not None:
                 state = learner.update(state, rollouts)
@@ -138,19 +144,20 @@ def sebulba(
                 current_request = max(current_request, learner.agreed_request)
             else:
                 current_request = request()
-            is_chunk_end = updates % config.updates_per_chunk == 0 or updates >= num_updates
-            if not is_chunk_end and current_request < Request.UPDATE_END:
+            is_last = updates >= updates_of_run(num_updates, updates)
+            is_chunk_end = updates % config.updates_per_chunk == 0
+            if not (is_last or is_chunk_end) and current_request < Request.UPDATE_END:
                 continue
             progress = learner.progress(updates)
             if multi_host:  # where a chunk is an update, only here
                 current_request = max(current_request, learner.agreed_request)
             progress = dataclasses.replace(progress, compile_seconds=compile_seconds)
-            if current_request or updates >= num_updates or boundary(updates):
+            if current_request or is_last or boundary(updates):
                 mean = hosts.mean(state) if hosts else state
                 full_state = dataclasses.replace(mean, actor=actors.actor_state())
                 progress = dataclasses.replace(progress, request=current_request, state=full_state)
             compile_seconds, current_request = 0.0, Request.NONE.value
             yield progress
-            if hosts and progress.state and updates < num_updates:
+            if hosts and progress.state and updates < updates_of_run(num_updates, updates):
                 free_shared(progress.state)
             learner.resume()

@@ -95,10 +95,12 @@ def _update(
     learn = partial(_learn, agent, axis, all_axes)
     if num_parts == 1:  # without a scan, which would copy a replay
         state, metrics = learn(state, batch.trajectory)
-        series = jax.tree.map(lambda x: x[None], metrics)
     else:
         state, series = _update_in_parts(learn, num_parts, state, batch)
-    metrics = reduce_metrics(batch.episodes, state.fault, series, request[0], all_axes)
+        metrics = jax.tree.map(partial(jnp.sum, axis=0), series)
+    metrics = reduce_metrics(
+        batch.episodes, state.fault, metrics, num_parts, request[0, 0], all_axes
+    )
     return state, agent.actor_params(state.learner), metrics
 
 
