@@ -49,14 +49,14 @@ class Reinforce:
 
     def learn(
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, dict[str, jax.Array]]:
+    ) -> tuple[LearnerState, dict[str, podracer.Mean]]:
         params, optimizer = state.shared["params"], state.shared["optimizer"]
         grads, metrics = podracer.global_grad(self._loss, params, trajectory, axis=axis)
         updates, optimizer = self._optimizer.update(grads, optimizer)
         params = optax.apply_updates(params, updates)
         return LearnerState({"params": params, "optimizer": optimizer}), metrics
 
-    def _loss(self, params: Any, trajectory: Trajectory) -> tuple[jax.Array, Any]:
+    def _loss(self, params: Any, trajectory: Trajectory) -> tuple[podracer.Mean, Any]:
         timesteps, valid = trajectory.timesteps(), trajectory.valid()
         next_timesteps = trajectory.next_timesteps()
         outputs, _ = self._network.apply(params, (), timesteps.observation, timesteps.first)
@@ -65,13 +65,14 @@ class Reinforce:
         # With λ = 1 these are Monte-Carlo returns; the value of the last timestep ends the sum.
         rewards = next_timesteps.reward
         returns = lambda_returns(baseline[:-1], baseline[1:], rewards, discount, valid, 1.0)
-        mask = valid.astype(jnp.float32)
         chosen = jax.nn.one_hot(trajectory.steps.action, log_probs.shape[-1])
-        policy_loss = -jnp.mean((returns - baseline[:-1]) * jnp.sum(log_probs * chosen, axis=-1))
-        value_loss = 0.5 * jnp.mean(mask * (returns - values[:-1]) ** 2)
-        entropy = -jnp.mean(mask * jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
-        loss = policy_loss + 0.5 * value_loss - self.entropy_cost * entropy
-        return loss, {"loss": loss, "value_loss": value_loss, "entropy": entropy}
+        policy_loss = (baseline[:-1] - returns) * jnp.sum(log_probs * chosen, axis=-1)
+        value_loss = 0.5 * (returns - values[:-1]) ** 2
+        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        losses = policy_loss + 0.5 * value_loss - self.entropy_cost * entropy
+        parts = {"loss": losses, "value_loss": value_loss, "entropy": entropy}
+        means = {name: podracer.mean_of(x, valid) for name, x in parts.items()}
+        return means["loss"], means
 
     @property
     def _network(self) -> podracer.Network:

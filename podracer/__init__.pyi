@@ -60,6 +60,8 @@ from podracer.export.files import export_policy as export_policy
 from podracer.export.proof import Proof as Proof
 from podracer.io.sinks import Record as Record
 from podracer.io.sinks import Sink as Sink
+from podracer.means import Mean as Mean
+from podracer.means import mean_of as mean_of
 from podracer.mesh import global_grad as global_grad
 from podracer.mesh import global_mean as global_mean
 from podracer.mesh import make_mesh as make_mesh

@@ -131,7 +131,7 @@ def map_lifetimes(function: Callable[..., PyTree], params: Params, inputs: PyTre
 
 
 def lifetime_means(x: jax.Array, lifetimes: int) -> jax.Array:
-    """Return means over the steps `[T, B, ...]` of each lifetime, `[L, ...]`."""
+    """Return means over all steps `[T, B, ...]` of each lifetime, `[L, ...]`."""
     return jnp.mean(x.reshape(x.shape[0], lifetimes, -1, *x.shape[2:]), axis=(0, 2))
 
 

@@ -29,7 +29,11 @@ class MetaGradient(NamedTuple):
 
 
 class Students(Protocol):
-    """Functions of students that a rule updates; states of L of them have leaves `[L, ...]`."""
+    """Functions of students that a rule updates; states of L of them have leaves `[L, ...]`.
+
+    Their losses, objectives and regularizers are means over all steps of a lifetime, where those
+    that are not valid count as 0: so a rule is learned and used with one scale of updates.
+    """
 
     def init(self, key: jax.Array) -> Any:
         """Return an untrained student, with an attribute `params`."""

@@ -37,6 +37,7 @@ from podracer.agents.common.lifetimes import (
 from podracer.agents.common.meta_objective import MetaBatch, MetaCosts, MetaObjective, Students
 from podracer.agents.common.optimizers import take_step
 from podracer.environment import TaskGroups
+from podracer.means import with_share
 from podracer.mesh import global_mean
 from podracer.networks import Head, NetworkBuilder
 from podracer.ops.distributions import Categorical
@@ -265,7 +266,8 @@ class MetaTraining:
             lifetime=lifetime,
             is_whole=jnp.where(is_full, ~is_new, is_whole),
         )
-        metrics = {**shared.metrics, **{name: jnp.mean(x) for name, x in regularizers.items()}}
+        totals = {name: jnp.mean(x) for name, x in regularizers.items()}
+        metrics = {**shared.metrics, **with_share(totals, schedules.valid_share(trajectory))}
         frames = schedules.add_frames(shared.frames, num_frames)
         shared = dataclasses.replace(shared, num_rollouts=index + 1, frames=frames)
         return LearnerState(shared, local), metrics
