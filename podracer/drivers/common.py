@@ -191,7 +191,7 @@ def request_array(mesh: Mesh, request: int, num_updates: int = 1) -> jax.Array:
 
     This host's is `request`; the number of updates to make is the same on all.
     """
-    local = np.tile(np.int32([request, num_updates]), (len(mesh.local_devices), 1))
+    local = np.tile(np.asarray([request, num_updates], np.int32), (len(mesh.local_devices), 1))
     return jax.make_array_from_process_local_data(abstract_request(mesh).sharding, local)
 
 
