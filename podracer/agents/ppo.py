@@ -237,8 +237,7 @@ class PPO:
             "approx_kl": jnp.mean(batch.valid * (ratio - 1.0 - log_ratio)),
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
-        share = jnp.mean(batch.valid)
-        return Mean(loss, share), with_share(metrics, share)
+        return Mean(loss, share := jnp.mean(batch.valid)), with_share(metrics, share)
 
     @property
     def _network(self) -> Network:

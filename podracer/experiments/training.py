@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
-from bisect import bisect
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
+from podracer.experiments.budget import Budget
 from podracer.experiments.claim import claim_run_directory
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
@@ -145,7 +144,7 @@ class Run:
         self.is_main = jax.process_index() == 0
         self.history = History([setup.topology])
         self.saved: int | None = None  # updates at the newest checkpoint
-        self._evaluated = 0  # frames at the newest evaluation, or where the run began
+        self._budget = Budget(experiment)
         self._pods: Sinks | None = None  # of a population: a record of each pod
         self._files: dict[str, JsonlSink] = {}  # of records, by name
         self._sealed: dict[str, Any] = {}  # these files at the restored checkpoint
@@ -201,10 +200,10 @@ class Run:
         check_metadata(restored.metadata)
         check_same_experiment(restored.metadata["experiment"], to_json(self.experiment))
         frames = restored.metadata["experiment"]["frames"]
-        made = self._of_each(restored.metadata["totals"]["frames"])
-        if self.experiment.frames < frames and self.experiment.num_steps < made:
+        num_frames = self._budget.frames(Totals(**restored.metadata["totals"]))
+        if self.experiment.frames < frames and self.experiment.num_steps < num_frames:
             raise ConfigError(
-                f"frames is {self.experiment.frames:,}, but the run has made {made:,} already."
+                f"frames is {self.experiment.frames:,}, but the run has {num_frames:,} already."
             )
         if self.is_main:
             update_config(self.directory, self.experiment)
@@ -224,14 +223,6 @@ class Run:
     def totals(self) -> Totals:
         """Counters of the run."""
         return self.recorder.totals
-
-    @property
-    def _frames(self) -> int:
-        """Frames of the run so far; of a population those of each pod, on average."""
-        return self._of_each(self.totals.frames)
-
-    def _of_each(self, frames: int) -> int:
-        return frames // max(1, len(self.experiment.pods))
 
     def _make_sinks(self, resume: bool) -> Sinks:
         if not self.is_main:
@@ -270,20 +261,20 @@ class Run:
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
         times, exit_code, learner = Stopwatch(), 0, state.learner
-        self._evaluated = self._frames
+        self._budget.begin(self.totals)
         with contextlib.closing(self._progress(state, signals, times)) as progresses:
             for progress in progresses:
                 watchdog.alive()
                 with tag_component("checkpointer"):
                     checkpointer.check()
                 record = self.recorder.record(progress, times)
-                is_due = self._is_evaluation_or_end(self._frames)
+                is_due = self._budget.is_due(self._budget.frames(self.totals))
                 if progress.state is None or not (progress.request or is_due):
                     self._write(sinks, record, progress)
                     continue
                 learner = progress.state.learner
                 if is_due and self.experiment.evaluations:
-                    self._evaluated = self._frames
+                    self._budget.begin(self.totals)
                     with tag_component("evaluator"):
                         evaluation = self.setup.evaluate(progress.state)
                     self.recorder.add_evaluation(evaluation, record, progress)
@@ -321,20 +312,9 @@ class Run:
     def _progress(
         self, state: TrainState, signals: StopSignals, times: Stopwatch
     ) -> Generator[Progress]:
-        experiment, steps = self.experiment, self.experiment.driver.steps_per_update
+        experiment, budget = self.experiment, self._budget
         if self._reason_to_end():
             return
-
-        def most_frames(updates: int) -> int:
-            """Return the frames after a number of updates, if all steps since the record count."""
-            return self._frames + (updates - self.totals.updates) * steps
-
-        def num_updates(updates: int) -> int:
-            missing = max(0, experiment.frames - most_frames(updates))
-            return updates + math.ceil(missing / steps)
-
-        def boundary(updates: int) -> bool:
-            return self._is_evaluation_or_end(most_frames(updates))
 
         def request() -> Request:
             """Ask for a boundary, to stop or to save, whatever the length of a chunk."""
@@ -346,20 +326,16 @@ class Run:
             return Request.CHUNK_END if is_last_chance else Request.NONE
 
         yield from self.setup.drive(
-            state=state, num_updates=num_updates, request=request, boundary=boundary
+            state=state,
+            num_updates=lambda updates: budget.num_updates(self.totals, updates),
+            request=request,
+            boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
         )
 
     def _call_back(self, boundary: Boundary) -> bool:
         """Call all callbacks, and return whether one of them ends the run."""
         with tag_component("callback"):
             return any([callback(boundary) for callback in self.callbacks])
-
-    def _is_evaluation_or_end(self, frames: int) -> bool:
-        """Return whether an evaluation is due, as at the end, after as many frames."""
-        if frames >= self.experiment.frames:
-            return True
-        marks = self.experiment.evaluation_frames
-        return bisect(marks, frames) > bisect(marks, self._evaluated)
 
     def _is_best(self) -> bool:
         """Return whether this update has the best evaluation so far, to be kept."""
@@ -368,7 +344,7 @@ class Run:
 
     def _reason_to_end(self, unrecorded_seconds: float = 0.0) -> str:
         """Return the field of the experiment by which the run is done, "" if it is not."""
-        if self._frames >= self.experiment.frames:
+        if self._budget.is_spent(self.totals):
             return "frames"
         target, reached = self.experiment.target_return, self.totals.evaluation_return
         if target is not None and reached is not None and reached >= target:
