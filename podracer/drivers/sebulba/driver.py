@@ -140,13 +140,11 @@ def sebulba(
             if rollouts is not None:
                 state = learner.update(state, rollouts)
                 updates += 1
-            if multi_host:
-                current_request = max(current_request, learner.agreed_request)
-            else:
-                current_request = request()
+            agreed_request = max(current_request, learner.agreed_request)
+            current_request = agreed_request if multi_host else request()
             is_last = updates >= updates_of_run(num_updates, updates)
-            is_chunk_end = updates % config.updates_per_chunk == 0
-            if not (is_last or is_chunk_end) and current_request < Request.UPDATE_END:
+            is_within_chunk = not is_last and updates % config.updates_per_chunk
+            if is_within_chunk and current_request < Request.UPDATE_END:
                 continue
             progress = learner.progress(updates)
             if multi_host:  # where a chunk is an update, only here
