@@ -548,6 +548,18 @@ GUARDS = [
         "    if False:\n",
         "test_check_agent.py::test_learners_that_would_drift_apart_are_refused",
     ),
+    Guard(
+        "io/steps.py",
+        "    check_promoted(run)\n",
+        "",
+        "test_trading_delivery.py::test_nobody_reads_a_model_that_was_exchanged",
+    ),
+    Guard(
+        "serve/service.py",
+        "(decision.model, decision.files, marks_of(path))",
+        "decision.model",
+        "test_serve.py::test_a_directory_of_models_is_known_by_more_than_its_numbers",
+    ),
     # --- pages ---
     Guard(
         "reports/page.py",

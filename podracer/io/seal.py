@@ -29,7 +29,7 @@ from podracer.types import CheckpointError, ConfigError, StorageError
 
 T = TypeVar("T")
 
-CONFIG, MANIFEST = "config.json", "manifest.json"
+CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 _RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
 # Errors that tell what is there. Any other is an error of reading, which tells nothing.
 _IS_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
