@@ -25,6 +25,7 @@ from podracer.serve.arrays import RequestError
 from podracer.serve.service import Question, Service
 
 _INLINE = 2**16  # bytes of a body that the event loop parses itself
+_THROWN_AWAY = 64 * 2**20  # bytes of a body that is too long
 _PATIENCE = 30.0  # seconds in which a request arrives, from its first byte to its last
 _BURST = 1.0  # seconds in which a new connection may stay silent, however many there are
 _HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
@@ -112,15 +113,19 @@ def _refusal(request: Request, hosts: tuple[str, ...]) -> Response | None:
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """Return the body. Raises `RequestError` as soon as it is known to be longer than the limit."""
+    """Return the body. Raises `RequestError` for one that is longer than the limit.
+
+    A little more is read and thrown away, since most clients read no answer before they have sent.
+    """
     length = request.headers.get("content-length", "0")
-    body = bytearray()
-    if len(length) < 20 and int(length) <= limit:  # the protocol has checked that it is a number
+    size, body = 0, bytearray()
+    if len(length) < 20 and int(length) <= limit + _THROWN_AWAY:  # the protocol saw that it is one
         async for part in request.stream():
-            body += part
-            if len(body) > limit:
+            size += len(part)
+            body += part if size <= limit else b""
+            if size > limit + _THROWN_AWAY:
                 break
-        else:
+        if size <= limit:
             return bytes(body)
     raise RequestError(f"a request for this model has at most {limit:,} bytes.", status=413)
 
