@@ -569,9 +569,15 @@ GUARDS = [
     ),
     Guard(
         "reports/watch/server.py",
-        'return self.server.names is None or name.strip("[]") in self.server.names',
+        "return self.server.names is None or host_in(self._host) in self.server.names",
         "return True",
         "test_watch.py::test_no_request_reaches_another_file",
+    ),
+    Guard(
+        "reports/watch/server.py",
+        "        elif self._is_of_another_site():\n",
+        "        elif False:\n",
+        "test_watch.py::test_other_sites_reach_nothing",
     ),
     Guard(
         "reports/watch/files.py",

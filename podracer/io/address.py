@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names by which a machine reaches itself alone."""
@@ -28,11 +28,11 @@ def host_in(authority: str) -> str | None:
     return (match[1] or match[2]).lower() if match else None
 
 
-def is_of_another_site(headers: Mapping[str, str]) -> bool:
+def is_of_another_site(header: Callable[[str], str | None]) -> bool:
     """Return whether a browser says that a page of another site or port made a request.
 
     A link that its user followed is no such request: the other page cannot read what it opens.
     """
-    purpose = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
-    is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+    purpose = (header("Sec-Fetch-Mode"), header("Sec-Fetch-Dest"))
+    is_other = header("Sec-Fetch-Site") not in (None, "none", "same-origin")
     return is_other and purpose != ("navigate", "document")

@@ -104,7 +104,7 @@ def _refusal(request: Request, hosts: tuple[str, ...]) -> Response | None:
         wrong, status = repr(host), 400
     elif origin is not None and host_in(origin.partition("://")[2]) not in hosts:
         wrong, status = repr(origin), 403
-    elif origin is None and is_of_another_site(headers):
+    elif origin is None and is_of_another_site(headers.get):
         wrong, status = "a page of another site", 403
     else:
         return None
