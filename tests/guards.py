@@ -560,6 +560,24 @@ GUARDS = [
         "decision.model",
         "test_serve.py::test_a_directory_of_models_is_known_by_more_than_its_numbers",
     ),
+    Guard(
+        "experiments/training.py",
+        '"experiment": redact_settings(to_json(self.experiment)),',
+        '"experiment": to_json(self.experiment),',
+        "test_secrets.py::test_only_the_configuration_of_a_run_holds_its_secrets",
+    ),
+    Guard(
+        "experiments/run_setup.py",
+        "    remember_secrets(to_json(experiment))\n",
+        "",
+        "test_secrets.py::test_an_error_that_quotes_a_secret_is_written_without_it",
+    ),
+    Guard(
+        "experiments/peers.py",
+        "        if error.errno == errno.EADDRINUSE:\n",
+        "        if False:\n",
+        "test_hosts.py::test_a_number_that_is_taken_is_refused_before_it_joins",
+    ),
     # --- pages ---
     Guard(
         "reports/page.py",
