@@ -27,7 +27,6 @@ from podracer.serve.service import Question, Service
 _INLINE = 2**16  # bytes of a body that the event loop parses itself
 _THROWN_AWAY = 64 * 2**20  # bytes of a body that is too long
 _PATIENCE = 30.0  # seconds in which a request arrives, from its first byte to its last
-_BURST = 1.0  # seconds in which a new connection may stay silent, however many there are
 _HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
 
 logger = logging.getLogger("podracer")
@@ -153,23 +152,21 @@ def listen(host: str, port: int) -> socket.socket:
 class _Connection(H11Protocol):
     """Connection that is closed if a request takes long to arrive, however slowly it comes.
 
-    Where half of the files that the process may open wait for a request, the oldest gives way.
+    Where three quarters of the files that the process may open are such, the oldest gives way.
     """
 
-    _deadline: asyncio.TimerHandle | None = None
+    _deadline: asyncio.TimerHandle | None = None  # while it waits for a request
+    _since = 0.0  # when the wait began
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect(True)
-        waiting = [
-            (other._deadline.when(), other.transport)
-            for other in self.connections
-            if isinstance(other, _Connection) and other._deadline is not None
-        ]
-        if len(waiting) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
-            deadline, oldest = min(waiting, key=lambda item: item[0])
-            if deadline < self.loop.time() + _PATIENCE - _BURST:
-                oldest.abort()
+        connections = (other for other in self.connections if isinstance(other, _Connection))
+        waiting = [other for other in connections if other._deadline is not None]
+        if len(waiting) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4:
+            oldest = min(waiting, key=lambda other: other._since)
+            oldest._expect(False)
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(False)
@@ -186,6 +183,7 @@ class _Connection(H11Protocol):
 
     def _expect(self, more: bool) -> None:
         if more and self._deadline is None:
+            self._since = self.loop.time()
             self._deadline = self.loop.call_later(_PATIENCE, self.transport.abort)
         elif not more and self._deadline is not None:
             self._deadline.cancel()
