@@ -24,6 +24,8 @@ from podracer.io.run_directory import copy_file, write_json
 from podracer.io.sinks import Sinks
 from podracer.io.text import redact, redact_settings, remember_secrets
 from podracer.reports.run import write_report
+from podracer.tournament.events import Header
+from podracer.tournament.leaderboard import LOG, Leaderboard
 from podracer.types import ConfigError
 
 SECRET, PASSWORD = "k3y-0f-a-user", "pa55-0f-a-user"
@@ -112,6 +114,15 @@ def test_checkpoints_with_and_without_a_secret_are_of_the_same_experiment():
 def test_a_file_is_for_its_owner_alone_if_a_secret_is_inside(content, expected, tmp_path):
     write_json(tmp_path / "some.json", {"run": content})
     assert mode(tmp_path / "some.json") == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [(NAME, 0o600), ("catch", 0o644)])
+def test_the_log_of_a_tournament_is_for_its_owner_alone_if_a_secret_is_inside(
+    name, expected, tmp_path
+):
+    tournament = {"experiments": [{"environment": name}]}
+    with Leaderboard(tmp_path, Header(tournament, 0, 2, 2, "e", 1)):
+        assert mode(tmp_path / LOG) == expected
 
 
 def test_messages_of_the_log_have_no_secret(caplog, monkeypatch):
