@@ -9,8 +9,11 @@ nothing. `__init__.pyi` lists the names, for type checkers and for this file.
 
 import ast
 import importlib
+import logging
 from pathlib import Path
 from typing import Any
+
+from podracer.io.text import clean_record
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _MODULES = {
@@ -20,6 +23,8 @@ _MODULES = {
     for alias in node.names
 }
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+logging.getLogger("podracer").addFilter(clean_record)  # in Python as in the command line
 
 
 def __getattr__(name: str) -> Any:

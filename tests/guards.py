@@ -548,6 +548,36 @@ GUARDS = [
         "    if False:\n",
         "test_check_agent.py::test_learners_that_would_drift_apart_are_refused",
     ),
+    Guard(
+        "io/steps.py",
+        "    check_promoted(run)\n",
+        "",
+        "test_trading_delivery.py::test_nobody_reads_a_model_that_was_exchanged",
+    ),
+    Guard(
+        "serve/service.py",
+        "(decision.model, decision.files, marks_of(path))",
+        "decision.model",
+        "test_serve.py::test_a_directory_of_models_is_known_by_more_than_its_numbers",
+    ),
+    Guard(
+        "experiments/training.py",
+        '"experiment": redact_settings(to_json(self.experiment)),',
+        '"experiment": to_json(self.experiment),',
+        "test_secrets.py::test_only_the_configuration_of_a_run_holds_its_secrets",
+    ),
+    Guard(
+        "experiments/run_setup.py",
+        "    remember_secrets(to_json(experiment))\n",
+        "",
+        "test_secrets.py::test_an_error_that_quotes_a_secret_is_written_without_it",
+    ),
+    Guard(
+        "experiments/peers.py",
+        "        if error.errno == errno.EADDRINUSE:\n",
+        "        if False:\n",
+        "test_hosts.py::test_a_number_that_is_taken_is_refused_before_it_joins",
+    ),
     # --- pages ---
     Guard(
         "reports/page.py",
@@ -557,9 +587,15 @@ GUARDS = [
     ),
     Guard(
         "reports/watch/server.py",
-        'return self.server.names is None or name.strip("[]") in self.server.names',
+        "return self.server.names is None or host_in(self._host) in self.server.names",
         "return True",
         "test_watch.py::test_no_request_reaches_another_file",
+    ),
+    Guard(
+        "reports/watch/server.py",
+        "        elif self._is_of_another_site():\n",
+        "        elif False:\n",
+        "test_watch.py::test_other_sites_reach_nothing",
     ),
     Guard(
         "reports/watch/files.py",

@@ -12,7 +12,6 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from podracer.io.crash import retire_crash, write_crash
-from podracer.io.run_directory import write_json
 from podracer.io.text import printable, redact
 from podracer.tournament import pod
 from podracer.types import CheckpointError, ConfigError
@@ -166,11 +165,9 @@ def test_a_long_word_is_left_out_as_a_whole(monkeypatch) -> None:
     assert redact("session x7Qp") == "session [redacted]"
 
 
-def test_others_cannot_read_a_crash_nor_a_configuration(tmp_path: Path) -> None:
+def test_others_cannot_read_a_crash(tmp_path: Path) -> None:
     crash(tmp_path, ValueError("x"))
-    write_json(tmp_path / "config.json", {})
-    modes = [stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.iterdir()]
-    assert modes == [0o600, 0o600]
+    assert stat.S_IMODE(os.stat(tmp_path / "crash.json").st_mode) == 0o600
 
 
 def test_a_retired_crash_is_kept_under_another_name(tmp_path: Path) -> None:

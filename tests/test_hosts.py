@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
+import zlib
 
 import jax
 import pytest
@@ -16,6 +19,7 @@ import podracer
 from podracer.experiments import peers
 from podracer.experiments.hosts import Hosts, initialize_devices, use_compilation_cache
 from podracer.experiments.serialization import read_experiment
+from podracer.io.cache import prepare_cache
 from podracer.types import ConfigError
 
 RUN = (
@@ -229,6 +233,31 @@ def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
         initialize_devices(hosts, 0)
 
 
+def test_a_number_that_is_taken_is_refused_before_it_joins():
+    claims = [peers._claim_number("127.0.0.1:1", number) for number in (0, 1)]
+    with pytest.raises(ConfigError, match=r"process 1 of the run at 127\.0\.0\.1:1 is on this"):
+        peers._claim_number("127.0.0.1:1", 1)
+    os.close(claims[1])  # as at the end of the process
+    claims[1] = peers._claim_number("127.0.0.1:1", 1)
+    for claim in claims:
+        os.close(claim)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_listens")
+def test_a_third_process_with_a_number_that_is_taken_harms_no_run(tmp_path):
+    run = tmp_path / "run"
+    processes = hosts((*RUN, "--frames", 10**9, "--run-dir", run))
+    wait_for_lines(processes[0], run, 2)
+    code, _, error = finish(start(*processes[1].args[3:]))
+    assert code == 78
+    assert "process 1 of the run at 127.0.0.1:" in error
+    updates = len(records(run))
+    wait_for_lines(processes[0], run, updates + 1)  # the run goes on
+    processes[1].send_signal(signal.SIGTERM)
+    end(processes, 75)
+
+
 def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
@@ -238,6 +267,29 @@ def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):
         assert use_compilation_cache() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", kept)
+
+
+def test_the_folder_of_compiled_programs_is_private_and_whole(tmp_path):
+    folder = tmp_path / "podracer" / "xla"
+    mask = os.umask(0)
+    try:
+        assert prepare_cache(folder)
+    finally:
+        os.umask(mask)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700] * 2
+    whole = zlib.compress(bytes(range(256)) * 100)
+    contents = {"whole": whole, "half": whole[:50], "empty": b"", "flipped": whole[:-1] + b"x"}
+    for name, content in contents.items():
+        (folder / f"jit_{name}-cache").write_bytes(content)
+        os.utime(folder / f"jit_{name}-cache", (1e9, 1e9))
+    (folder / "jit_writing-cache").write_bytes(whole[:50])  # by another process, now
+    folder.chmod(0o777)
+    (folder / ".checked").unlink()
+    assert prepare_cache(folder)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".checked", "jit_whole-cache", "jit_writing-cache"}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not prepare_cache(folder / "jit_whole-cache" / "xla")
 
 
 @pytest.mark.slow

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 
 import jax
 import numpy as np
@@ -18,12 +20,14 @@ from walk import Walk
 import podracer
 from podracer.experiments import recipes
 from podracer.experiments.loading import reopen
+from podracer.io.models import Decision
 from podracer.policy import Policy
+from podracer.serve import server as servers
 from podracer.serve.arrays import arrays_of
-from podracer.serve.server import MAX_BYTES, listen, make_server
+from podracer.serve.server import listen, make_server
 from podracer.serve.service import Model, RequestError, Service, load_model
 from podracer.trading import delivery
-from podracer.types import ArraySpec, ConfigError, Discrete
+from podracer.types import ArraySpec, CheckpointError, ConfigError, Discrete
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float32)
 
@@ -140,7 +144,17 @@ def test_constants_that_an_agent_carries_are_no_memory(tmp_path, agent):
         assert service.act(request)["model"] == "run"
 
 
-def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, caplog, monkeypatch):
+def models_of(directory, name):
+    """Make a directory of models, or promote one more in it, without its checkpoint."""
+    (directory / name).mkdir(parents=True)
+    (directory / name / "config.json").touch()
+    with (directory / "record.jsonl").open("a") as record:
+        decision = Decision("promote", name, {"config.json": "0"})
+        record.write(json.dumps(dataclasses.asdict(decision)) + "\n")
+    return directory
+
+
+def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, caplog):
     failures = [OSError("the disk is away"), OSError("the disk is away"), ConfigError("unfit")]
 
     def load(path):
@@ -148,9 +162,8 @@ def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, ca
             raise failures.pop(0)
         return model_of(path.name, "a2c")
 
-    (tmp_path / "000001").mkdir()
-    service = Service(tmp_path / "000001", load)
-    monkeypatch.setattr("podracer.serve.service.current_model", lambda path: tmp_path / "000002")
+    service = Service(models_of(tmp_path, "000001"), load)
+    models_of(tmp_path, "000002")
     for _ in range(2):
         service.refresh()
     assert caplog.text.count("stays: the disk is away") == 1
@@ -158,9 +171,46 @@ def test_a_model_that_cannot_be_read_for_a_moment_is_taken_up_later(tmp_path, ca
         service.refresh()
     assert service.model.name == "000001"
     assert caplog.text.count("stays: unfit") == 1
-    monkeypatch.setattr("podracer.serve.service.current_model", lambda path: tmp_path / "000003")
+    models_of(tmp_path, "000003")
     service.refresh()
     assert service.model.name == "000003"
+
+
+def test_a_model_that_was_seen_half_copied_is_tried_again(tmp_path):
+    def load(path):
+        if not (path / "state").exists():
+            raise CheckpointError("'state' is missing")
+        return model_of(path.name, "a2c")
+
+    models = models_of(tmp_path, "000001")
+    (models / "000001" / "state").touch()
+    service = Service(models, load)
+    models_of(tmp_path, "000002")
+    service.refresh()
+    assert service.model.name == "000001"
+    (models / "000002" / "state").touch()
+    service.refresh()
+    assert service.model.name == "000002"
+
+
+def test_a_directory_of_models_is_known_by_more_than_its_numbers(tmp_path):
+    """`ln -sfn` exchanges it while it is served."""
+    for name in ("one", "two"):
+        models_of(tmp_path / name, "000001")
+    (tmp_path / "link").symlink_to("one")
+    loads = []
+
+    def load(path):
+        loads.append(path.resolve().parent.name)
+        return model_of(path.name, "a2c", seed=len(loads))
+
+    service = Service(tmp_path / "link", load)
+    service.refresh()
+    (tmp_path / "new").symlink_to("two")
+    (tmp_path / "new").replace(tmp_path / "link")
+    service.refresh()
+    service.refresh()
+    assert loads == ["one", "two"]
 
 
 def test_memory_needs_a_session_and_a_lost_one_is_told(recurrent):
@@ -249,9 +299,10 @@ def test_http_answers_and_errors(service):
             status, answer = ask(act, body)
             assert status == 400
             assert "request" in answer["error"]
-        assert ask(act, b" " * (MAX_BYTES + 1))[0] == 413
+        assert ask(act, b" " * (service.max_bytes + 1))[0] == 413
         assert ask(act)[0] == 405
-        assert ask(act, b"{}", Host="evil.example")[0] == 400
+        for host in ("evil.example", "evil.example@127.0.0.1", "127.0.0.1/evil.example", ""):
+            assert ask(act, b"{}", Host=host)[0] == 400
         assert ask(f"{address}/health", Host="[::1]:8000")[0] == 200
         observation = b'{"observation": [0.1, 0.2]}'
         for origin in ("https://evil.example", "null", "https://localhost.evil.example", "//["):
@@ -259,9 +310,90 @@ def test_http_answers_and_errors(service):
             assert status == 403
             assert "only 127.0.0.1, ::1, localhost may ask" in answer["error"]
         assert ask(f"{address}/health", Origin="http://localhost:3000")[0] == 200
+        assert ask(f"{address}/health", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
         status, health = ask(f"{address}/health")
     assert (status, health["requests"], health["errors"], health["status"]) == (200, 7, 6, "ok")
     assert health["milliseconds_p50"] > 0
+
+
+def test_a_large_body_is_parsed_while_others_are_answered(service, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    parse = servers.parse
+
+    def slow_parse(body):
+        if len(body) > 2**16:
+            begun.set()
+            assert go_on.wait(60)
+        return parse(body)
+
+    monkeypatch.setattr(servers, "parse", slow_parse)
+    batch = {"observation": [[0.1, 0.2]] * 4096, "reward": [0.0123456789] * 4096}
+    answers = []
+    with serving(service) as address:
+        body = json.dumps(batch, indent=0).encode()
+        assert 2**16 < len(body) < service.max_bytes
+        client = threading.Thread(target=lambda: answers.append(ask(f"{address}/act", body)))
+        client.start()
+        assert begun.wait(60)
+        assert ask(f"{address}/health")[0] == 200
+        assert ask(f"{address}/act", b'{"observation": [0.1, 0.2]}')[0] == 200
+        assert not answers
+        go_on.set()
+        client.join()
+    assert answers[0][0] == 200
+    assert len(answers[0][1]["actions"]) == 4096
+
+
+@pytest.mark.parametrize(
+    ("spec", "largest"),
+    [
+        (ArraySpec((4,)), 4096 * (5 * 32 + 64)),
+        (ArraySpec((84, 84, 4), np.uint8), 8 * 2**20),
+        (ArraySpec((600, 600, 3), np.uint8), 1_080_001 * 32),  # of which one is larger
+    ],
+)
+def test_bodies_are_limited_by_the_observations_of_the_model(spec, largest, tmp_path):
+    model = model_of("run", "a2c")
+    spec = dataclasses.replace(model.policy.spec, observation=spec)
+    model.policy.spec = spec
+    assert Service(tmp_path, lambda path: model).max_bytes == largest + 1024
+
+
+def test_a_long_body_is_refused_before_it_is_sent(service, caplog):
+    with serving(service) as address, closing(socket.create_connection(parts(address))) as client:
+        head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+        client.sendall(head % 10**12)
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
+        with closing(socket.create_connection(parts(address))) as leaver:
+            leaver.sendall(head % 100 + b'{"observation"')
+        assert ask(f"{address}/health")[0] == 200
+        while ask(f"{address}/health")[1]["errors"] < 2:
+            pass
+    assert "Traceback" not in caplog.text
+
+
+def test_slow_connections_give_way(service, monkeypatch):
+    """A body that never ends ends its connection, and silent ones leave room for others."""
+    monkeypatch.setattr(servers, "_PATIENCE", 1.0)
+    limit = (12, 12)
+    with serving(service) as address:
+        head = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        slow = [socket.create_connection(parts(address)) for _ in range(3)]
+        slow[0].sendall(head)
+        slow[1].sendall(b"GET /health HTTP/1.1\r\nHo")
+        assert [client.recv(1) for client in slow] == [b"", b"", b""]
+        monkeypatch.setattr(servers, "_PATIENCE", 60.0)
+        monkeypatch.setattr(servers.resource, "getrlimit", lambda which: limit)
+        slow += [socket.create_connection(parts(address)) for _ in range(10)]
+        assert slow[3].recv(1) == b""  # the oldest
+        assert ask(f"{address}/health")[0] == 200
+        for client in slow:
+            client.close()
+
+
+def parts(address):
+    host, port = address.removeprefix("http://").split(":")
+    return host, int(port)
 
 
 @pytest.fixture(scope="module")
@@ -357,6 +489,7 @@ def test_a_damaged_model_does_not_replace_a_good_one(models, trading_runs, monke
 def test_an_error_that_nobody_foresaw_keeps_the_model(models, caplog):
     loaded = iter([model_of("000001", "a2c")])
     service = Service(models, lambda path: next(loaded))  # StopIteration at the second
+    delivery.rollback(models)
     service.refresh()
     assert service.model.name == "000001"
     assert "Traceback" in caplog.text

@@ -1,5 +1,6 @@
 """Experiment trackers get every record, and a resumed run goes on in the run that it began."""
 
+import dataclasses
 import os
 import sqlite3
 import sys
@@ -60,10 +61,15 @@ def test_a_tracker_gets_settings_and_records(library, info, monkeypatch):
     fake = types.ModuleType(library)
     fake.init, fake.__spec__ = init, types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, library, fake)
+    rented = "gymnasium:Maze-v0,api_key=k3y-value,size=3"
+    experiment = dataclasses.replace(info.experiment, environment=rented)
+    info = dataclasses.replace(info, experiment=experiment)
     write(info, library)
     write(info, library)  # as after a resume
     first, second = runs
     assert first.settings["config"]["agent.learning_rate"] > 0
+    environment = first.settings["config"]["environment"]
+    assert environment == "gymnasium:Maze-v0,api_key=[redacted],size=3"
     assert first.settings["project"] == "podracer"
     assert first.settings["resume"] == "allow"
     assert {**first.settings} == {**second.settings}

@@ -19,9 +19,10 @@ from podracer.agents.ppo import PPO
 from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.loading import load_run
+from podracer.experiments.loading import load_run, reopen
 from podracer.io.checkpoint import fingerprint
-from podracer.io.seal import read_sealed_json, seal_json, verify_seal
+from podracer.io.seal import read_sealed_json, seal, seal_json, verify_seal
+from podracer.serve.service import Model, Service, load_model
 from podracer.trading import delivery
 from podracer.trading.backtest import backtest
 from podracer.trading.delivery import current_model, promote, rollback
@@ -271,6 +272,41 @@ def test_what_is_no_longer_what_it_was(pair: tuple[Path, Path], tmp_path: Path) 
     with pytest.raises(CheckpointError, match="000002"):
         promote(tmp_path, pair[1])
     (tmp_path / "record.jsonl").write_text("{}\n")
+    with pytest.raises(CheckpointError, match="not a record of models"):
+        current_model(tmp_path)
+
+
+def test_nobody_reads_a_model_that_was_exchanged(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    promote(models, pair[0])
+    model = current_model(models)
+    shutil.rmtree(model)
+    shutil.copytree(pair[1], model)
+    seal(model / "checkpoints")  # valid as a run
+    (tmp_path / "link").symlink_to(model)
+    for path in (model, tmp_path / "link"):
+        with pytest.raises(CheckpointError, match="000001 is not the model that"):
+            podracer.load(path)
+    for read in (current_model, lambda models: Service(models, load_served)):
+        with pytest.raises(CheckpointError, match="000001 is not the model that"):
+            read(models)
+    for command in ("eval", "backtest"):
+        assert called(command, model) == 65
+        assert "000001 is not the model that" in capsys.readouterr().err
+    shutil.copytree(model, tmp_path / "run")  # a run again, of which no record tells
+    assert len(podracer.load(tmp_path / "run")) == 2
+
+
+def load_served(directory: Path) -> Model:
+    return load_model(directory, reopen(directory))
+
+
+@pytest.mark.parametrize("line", ['{"action": "rollback", "model": "000001"}', '{"model": "../x"}'])
+def test_a_record_that_cannot_be_is_refused(line: str, tmp_path: Path) -> None:
+    decision = {"action": "promote", "files": {}, "window": [], **json.loads(line)}
+    (tmp_path / "record.jsonl").write_text(json.dumps(decision) + "\n")
     with pytest.raises(CheckpointError, match="not a record of models"):
         current_model(tmp_path)
 

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -14,6 +15,7 @@ import time
 import pytest
 
 from podracer.reports.watch import files
+from podracer.reports.watch import server as servers
 from podracer.reports.watch.files import Tail
 from podracer.reports.watch.runs import WatchedRun
 from podracer.reports.watch.server import LiveServer, live_page
@@ -283,7 +285,97 @@ def test_nothing_that_a_file_says_is_run_or_ends_the_page(tmp_path, cases):
         assert Watcher(run).parts()
 
 
+@pytest.mark.figure(16)
+def test_an_odd_run_hides_nothing_of_the_others(tmp_path, cases):
+    odd = make_run(tmp_path / os.fsdecode(b"bad\xff"), [record(1)])
+    (odd / "crash.json").write_text(json.dumps({"message": "no file x\udcff.png"}))
+    for name in ("good", "late"):
+        (make_run(tmp_path / name, [record(1)]) / "play.gif").write_bytes(name.encode())
+    watcher = Watcher(tmp_path)
+    live_page(watcher).encode(errors="replace")
+    whole = watcher.parts()
+    assert list(whole)[-1] == "metrics"
+    hostile = [
+        '{"experiment": {"pods": 5}}', '{"experiment": {"pods": [{"hyperparameters": [5]}]}}',
+        '{"experiment": {"pods": [5]}}', '{"experiment": {"driver": 5, "frames": "x"}}',
+    ]  # fmt: skip
+    for text in cases(hostile):
+        (odd / "config.json").write_text(text)
+        parts = Watcher(tmp_path).parts()
+        assert set(whole) <= set(parts)
+        assert "good" in parts["overview"]
+        assert "bad" in "".join(parts.values())
+        assert parts["films"].count("<img") == 2
+        assert ">Loss</text>" in parts["metrics"]
+    (odd / "config.json").write_text(hostile[0])
+    films = Watcher(tmp_path)
+    films.parts()
+    assert [films.film(number).read_bytes() for number in (0, 1)] == [b"good", b"late"]
+
+
 # --- the server -----------------------------------------------------------------------------------
+
+
+def test_a_page_with_a_name_that_is_no_text_is_sent(tmp_path):
+    run = make_run(tmp_path / os.fsdecode(b"bad\xff"), [record(1)])
+    with served(run) as server:
+        page = get(server, "/")
+        assert page.status == 200
+        assert b"bad?" in page.read()
+
+
+@pytest.mark.figure(16)
+def test_other_sites_reach_nothing(tmp_path, cases):
+    run = make_run(tmp_path / "run", [record(1)])
+    (run / "play.gif").write_bytes(b"GIF89a")
+    foreign = [
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+        {"Origin": "http://evil.test"}, {"Origin": "null"}, {"Origin": "http://localhost:1"},
+    ]  # fmt: skip
+    own = [
+        {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
+         "Sec-Fetch-Dest": "document"},
+    ]  # fmt: skip
+    with served(run) as server:
+        get(server, "/").read()
+        for headers in cases(foreign):
+            for path in ("/", "/film/0", "/events"):
+                assert get(server, path, **headers).status == 403
+        for headers in [*own, {"Origin": server.address.rstrip("/")}]:
+            assert get(server, "/film/0", **headers).status == 200
+        assert get(server, "/nothing").headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert get(server, "/", Host="evil.test@127.0.0.1").status == 421
+
+
+def test_a_client_cannot_take_the_places_of_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "_VIEWERS_OF_CLIENT", 2)
+    run = make_run(tmp_path / "run", [record(1)])
+    with served(run) as server:
+        viewers = [get(server, "/events") for _ in range(2)]
+        assert [next_event(viewer)["order"][0] for viewer in viewers] == ["overview"] * 2
+        assert get(server, "/events").status == 503
+        connection = http.client.HTTPConnection(
+            *server.server_address[:2], timeout=20, source_address=("127.0.0.2", 0)
+        )
+        connection.request("GET", "/events", headers={"Host": "localhost"})
+        assert connection.getresponse().status == 200
+
+
+def test_slow_connections_do_not_shut_others_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "_CONNECTIONS", 3)
+    with served(make_run(tmp_path / "run", [record(1)])) as server:
+        slow = [socket.create_connection(server.server_address[:2]) for _ in range(5)]
+        for connection in slow[:2]:
+            assert connection.recv(1) == b""  # the oldest have ended
+        assert get(server, "/").status == 200
+        monkeypatch.setattr(servers, "_SLOWEST_REQUEST", 0.0)
+        slow[4].sendall(b"GE")
+        assert slow[4].recv(1) == b""
+        for connection in slow:
+            connection.close()
 
 
 @pytest.mark.figure(17)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from podracer.io.names import nearest
 from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop
-from podracer.io.text import explain_error, print_stderr, printable, redact
+from podracer.io.text import explain_error, print_stderr
 
 _STDOUT = 1  # its descriptor
 
@@ -88,7 +88,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Closed, as by a supervisor: the next file that is opened would take its place.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
-    logging.getLogger("podracer").addFilter(_clean)
     if arguments is None:
         _log_to_stderr()
     try:
@@ -138,12 +137,6 @@ def _explain_error(error: Exception) -> int:
 
         error = classify_error(error)
     return explain_error(error)
-
-
-def _clean(record: logging.LogRecord) -> bool:
-    """Take secrets and control characters out of a message of the log."""
-    record.msg, record.args = printable(redact(record.getMessage())), ()
-    return True
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ from podracer.cli.arguments import (
 from podracer.cli.run_options import RunOptions
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 from podracer.io.directories import is_tournament
+from podracer.io.text import redact_settings
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
@@ -221,5 +222,5 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
         outcomes[result.exit_code],
         reason=_reason(experiment, result),
         next_command=next_command,
-        options={"recipe": recipe, "environment": environment},
+        options={"recipe": recipe, "environment": redact_settings(environment)},
     )

@@ -210,6 +210,8 @@ ADAPTERS = {
     ),
 }
 
+_ADDRESS = re.compile(r"=(?:https?|wss?|tcp)://[^,]*")
+
 
 def make(name: str, **options: Any) -> Any:
     """Make the environment `name`, such as `catch`, `probe:memory` or `gymnax:Breakout-MinAtar`.
@@ -270,11 +272,15 @@ def imported_module(name: str) -> str | None:
     """Return the module that the name of an environment can have imported, None if none.
 
     That is what stands before the id in `gymnasium:MODULE:ID`; an option of the environment may
-    name a module too (Gymnasium's wrappers of older libraries take `MODULE:ID`).
+    name a module too (Gymnasium's wrappers of older libraries take `MODULE:ID`), but the address of
+    a server names none.
     """
     _, prefix, suffix = name.partition("gymnasium:")
-    module, colon, _ = suffix.rpartition(":")
-    return module.rpartition("=")[2] if prefix and colon else None
+    for part in _ADDRESS.sub("=", suffix).split(",") if prefix else ():
+        module, colon, _ = part.rpartition(":")
+        if colon:
+            return module.rpartition("=")[2]
+    return None
 
 
 def names() -> list[tuple[str, str, str]]:

@@ -130,9 +130,11 @@ def _launched_by_cluster() -> bool:
 def use_compilation_cache() -> Path | None:
     """Keep compiled programs between processes and return where, unless the user set a cache.
 
-    A user without a home directory has none.
+    Only the user can read or write the folder. Who has no home directory that allows it has none.
     """
     import jax
+
+    from podracer.io.cache import prepare_cache
 
     configured = getattr(jax.config, "jax_compilation_cache_dir", None)
     if configured is not None:
@@ -140,6 +142,8 @@ def use_compilation_cache() -> Path | None:
     try:
         cache = Path.home() / ".cache" / "podracer" / "xla"
     except RuntimeError:  # HOME is not set and nobody knows the user, as in some containers
+        return None
+    if not prepare_cache(cache):
         return None
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -10,6 +10,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import json
@@ -37,8 +38,8 @@ NOTICE_SECONDS = 5.0  # a process that waits for longer says what it waits for
 REPORT_SECONDS = 1.0  # for `crash.json`, before a process ends
 LINGER_SECONDS = 1.0  # process 0 ends after the others, as its end is a loss to them
 LOST = (
-    "another process of the run is lost: it was killed, failed or hangs, or the network did. "
-    "Start all processes again with `podracer resume`."
+    "another process of the run is lost: it was killed, failed or hangs, the network did, or one "
+    "more process joined under its number. Start all processes again with `podracer resume`."
 )
 
 
@@ -87,7 +88,8 @@ def join(
     """Join the other processes of the run; the arguments are None where a launcher sets them.
 
     Returns when all have joined. If some have not after so many seconds, the process ends with
-    exit code 77. Raises `ConfigError` if process 0 cannot listen on the coordinator's address.
+    exit code 77. Raises `ConfigError` if process 0 cannot listen on the coordinator's address, or
+    if this machine has a process of this number already.
     """
     place = "those that the launcher started" if coordinator is None else coordinator
     others = f"all {num_processes or ''} processes of the run to join at {place}".replace("  ", " ")
@@ -108,8 +110,30 @@ def join(
     )
     if process_id == 0 and bind_address:
         _check_can_listen(bind_address)
+    if coordinator is not None:
+        _claim_number(coordinator, process_id)
     _call_in_thread(initialize, f"waits for {others}, for at most {seconds:g} s.")
     _on_abort.error = PeerLostError(LOST)
+
+
+def _claim_number(coordinator: str, process_id: int | None) -> int:
+    """Claim the number until the process ends; return the descriptor of the claim.
+
+    JAX's service would take another process with the same number, and end the run of the first. A
+    name that the kernel keeps tells them apart where both are on one machine; nothing listens, and
+    of other machines nobody knows. Raises `ConfigError` if the number is taken.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0podracer {coordinator} {process_id}")
+    except OSError as error:  # or a system without such names
+        if error.errno == errno.EADDRINUSE:
+            claim.close()
+            raise ConfigError(
+                f"process {process_id} of the run at {coordinator} is on this machine already: "
+                "give each process a --process-id of its own."
+            ) from None
+    return claim.detach()
 
 
 def _check_can_listen(address: str) -> None:

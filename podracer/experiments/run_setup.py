@@ -36,6 +36,7 @@ from podracer.experiments.serialization import (
 )
 from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
+from podracer.io.text import remember_secrets
 from podracer.mesh import (
     Device,
     find_devices,
@@ -55,6 +56,7 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
     """Return the agent, made for its environment, and the environment."""
     check_fields(experiment.agent)
     env = experiment.environment
+    remember_secrets(to_json(experiment))
     if isinstance(env, str):
         env = make_environment(env, experiment)
     agent = cast(Any, over_run(experiment.agent, experiment.num_steps))  # a dataclass, of any class

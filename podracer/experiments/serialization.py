@@ -27,6 +27,7 @@ from podracer.experiments.field_types import fits, refusal
 from podracer.io.differences import differences
 from podracer.io.run_directory import encode_json, read_limited
 from podracer.io.seal import CONFIG, check_is_run, read_sealed_json, seal_json
+from podracer.io.text import redact_settings
 from podracer.networks import Table, TorsoNetwork
 from podracer.types import CheckpointError, ConfigError
 
@@ -244,7 +245,11 @@ def experiment_of(
 
 
 def check_same_experiment(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raise `ConfigError` with the differences if a checkpoint is of another computation."""
+    """Raise `ConfigError` with the differences if a checkpoint is of another computation.
+
+    Secrets are no part of it, as checkpoints hold none.
+    """
+    saved, current = redact_settings(saved), redact_settings(current)
     changed = [
         f"{name} was {old} and is {new}"
         for name, (old, new) in differences(saved, current).items()

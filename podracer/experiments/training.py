@@ -48,6 +48,7 @@ from podracer.io.run_directory import RunLock, expand_home
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
+from podracer.io.text import redact_settings
 from podracer.mesh import any_process, wait_for_all_processes
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
@@ -358,7 +359,7 @@ class Run:
         best = self.recorder.best
         metadata = {
             "totals": dataclasses.asdict(self.totals),
-            "experiment": to_json(self.experiment),
+            "experiment": redact_settings(to_json(self.experiment)),
             **dataclasses.asdict(self.history),
             "records": {name: file.seal() for name, file in self._files.items()},
             "best": None if best is None else dataclasses.asdict(best),

@@ -24,6 +24,7 @@ from podracer.export.stablehlo import PLATFORMS, to_stablehlo
 from podracer.io.checkpoint import Choice
 from podracer.io.run_directory import encode_json, expand_home, write_bytes
 from podracer.io.steps import identity_of
+from podracer.io.text import redact_settings
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, PodracerError
 
 Format = Literal["onnx", "stablehlo", "html"]
@@ -130,7 +131,7 @@ def _origin(
 ) -> dict[str, Any]:
     """Return where a policy came from, as plain JSON."""
     environment = experiment.environment
-    return {
+    about = {
         "run": str((identity_of(directory) or {}).get("id", "")),
         "experiment": experiment_digest(experiment),
         "recipe": experiment.recipe,
@@ -144,6 +145,7 @@ def _origin(
         "onnx_opset": OPSET,
         "platforms": PLATFORMS,
     }
+    return redact_settings(about)
 
 
 def onnx_runner(data: bytes) -> Runner:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.run_directory import write_json
-from podracer.io.text import REDACTED, is_sensitive, print_stderr, redact
+from podracer.io.text import REDACTED, is_named_secret, print_stderr, redact
 
 CRASH = "crash.json"
 PREVIOUS_CRASH = "crash.previous.json"
@@ -47,7 +47,8 @@ def write_crash(
         **facts,
     }
     try:
-        write_json(Path(directory) / CRASH, _redacted(crash) | {"versions": _versions()})
+        facts = _redacted(crash) | {"versions": _versions()}
+        write_json(Path(directory) / CRASH, facts, mode=0o600)
     except OSError as failure:
         print_stderr(f"{CRASH} could not be written: {failure}")
 
@@ -77,11 +78,10 @@ def _versions() -> dict[str, str]:
 def _redacted(value: Any) -> Any:
     """Return a JSON-serializable copy of `value` with secrets redacted."""
     if isinstance(value, Mapping):
-        return {
-            redact(str(key)): REDACTED if is_sensitive(str(key)) else _redacted(item)
-            for key, item in value.items()
-        }
+        return {redact(str(key)): _redacted([key, item])[1] for key, item in value.items()}
     if isinstance(value, list | tuple):
+        if is_named_secret(value):
+            return [value[0], REDACTED]
         return [_redacted(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value

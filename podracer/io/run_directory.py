@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from podracer.io.text import mode_of
 from podracer.types import CheckpointError, ConfigError, StorageError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -120,13 +121,14 @@ def _holder(record: bytes) -> str:
         return "another process"
 
 
-def write_json(path: Path, obj: Any) -> None:
-    """Write `obj` as JSON atomically, for the eyes of the user alone.
+def write_json(path: Path, obj: Any, *, mode: int | None = None) -> None:
+    """Write `obj` as JSON atomically, for the eyes of the user alone if a secret is inside.
 
     A reader sees the old or the new file, even after a power cut. Raises `OSError`
     if the write fails; the old file then stays.
     """
-    write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode(), mode=0o600)
+    mode = mode_of(obj) if mode is None else mode
+    write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode(), mode=mode)
 
 
 def encode_json(obj: Any) -> bytes:
@@ -156,9 +158,10 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file of any size and make it durable; a link in the place of `target` is replaced."""
+    """Copy a file and its mode durably; a link in the place of `target` is replaced."""
     target.unlink(missing_ok=True)
     with naming(source), source.open("rb") as reading, target.open("xb") as writing:
+        os.fchmod(writing.fileno(), stat.S_IMODE(os.fstat(reading.fileno()).st_mode))
         shutil.copyfileobj(reading, writing)
         writing.flush()
         os.fsync(writing.fileno())

@@ -25,11 +25,12 @@ from podracer.io.run_directory import (
     read_limited,
     write_bytes,
 )
+from podracer.io.text import mode_of
 from podracer.types import CheckpointError, ConfigError, StorageError
 
 T = TypeVar("T")
 
-CONFIG, MANIFEST = "config.json", "manifest.json"
+CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 _RETRY_SECONDS = (0.1, 0.4, 1.5)  # before the second, third and last attempt to read
 # Errors that tell what is there. Any other is an error of reading, which tells nothing.
 _IS_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
@@ -42,8 +43,8 @@ def check_is_run(directory: Path) -> None:
 
 
 def seal_json(path: Path, body: dict[str, Any]) -> None:
-    """Write `body` as a sealed file, atomically, for the eyes of the user alone."""
-    write_bytes(path, _encode(body), mode=0o600)
+    """Write `body` as a sealed file, atomically, as `write_json` does."""
+    write_bytes(path, _encode(body), mode=mode_of(body))
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:

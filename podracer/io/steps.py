@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from podracer.io.models import check_promoted
 from podracer.io.run_directory import own_directory, read_limited, unused
 from podracer.io.seal import (
+    CHECKPOINTS,
     CONFIG,
     is_there,
     read_sealed_json,
@@ -24,7 +26,6 @@ Report = Callable[[str], None]
 Choice = Literal["newest", "best"] | int
 """Checkpoint of a run: the newest valid one, that of its best evaluation, or by its updates."""
 
-CHECKPOINTS = "checkpoints"
 SAVED = "saved.json"  # outlives `checkpoints/`, so that its loss is noticed
 FORMAT = 2
 _STEP = re.compile(r"[0-9]{12}")
@@ -34,9 +35,10 @@ _RETRIES = 4  # where a run deletes what is read
 def read_chosen(run: Path, choice: Choice, report: Report, read: Callable[[Path], T]) -> T:
     """Return `read(path)` of the step of a choice, which is whole and of this run.
 
-    A run that goes on may delete the step meanwhile: then it is chosen again. Raises as
-    `chosen_step` and `read` do.
+    A model of a directory must be what was promoted, see `check_promoted`. A run that goes on may
+    delete the step meanwhile: then it is chosen again. Raises as `chosen_step` and `read` do.
     """
+    check_promoted(run)
     directory = run / CHECKPOINTS
 
     def attempt() -> T:

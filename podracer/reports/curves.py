@@ -27,6 +27,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from podracer.experiments.statistics import ENOUGH, bootstrap_interval, score_of_seeds
 from podracer.io.differences import leaves
 from podracer.io.sinks import best_return, whole_return
+from podracer.io.text import redact_settings
 from podracer.reports.console import acting_text
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
@@ -119,7 +120,11 @@ def _number(record: Mapping[str, Any], key: str) -> float | None:
 
 
 def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return the leaves of nested JSON by dotted name, as JSON except for strings."""
+    """Return the leaves of nested JSON by dotted name, as JSON except for strings.
+
+    Secrets are redacted, since pages are shown to others.
+    """
+    tree = redact_settings(tree)
     return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
 
 

@@ -20,6 +20,7 @@ from podracer.experiments.serialization import to_json
 from podracer.io.differences import leaves
 from podracer.io.sinks import Record, Sink, scalars
 from podracer.io.steps import identity_of
+from podracer.io.text import redact_settings
 from podracer.types import ConfigError
 
 _PROJECT = "podracer"  # where nothing else is set
@@ -58,7 +59,7 @@ class _WandbSink:
     close_seconds = 60.0  # to send what is left
 
     def __init__(self, library: str, info: RunInfo, settings: dict[str, Any]) -> None:
-        config = {**dict(leaves(to_json(info.experiment))), "devices_used": info.devices}
+        config = {**_settings(info), "devices_used": info.devices}
         self._open = partial(
             _init, library, **{"name": info.run_dir.name, **settings}, config=config, resume="allow"
         )
@@ -121,10 +122,15 @@ class _MlflowSink:
                 number, run_name=self._info.run_dir.name, tags={"podracer": run_id}
             )
             self._run = run.info.run_id
-            settings = leaves(to_json(self._info.experiment))
+            settings = _settings(self._info).items()
             params = [Param(key, str(value)[:500]) for key, value in settings]
             client.log_batch(self._run, params=params)
         return client
+
+
+def _settings(info: RunInfo) -> dict[str, Any]:
+    """Return the settings by dotted name, without secrets: others read them."""
+    return dict(leaves(redact_settings(to_json(info.experiment))))
 
 
 def _run_id(info: RunInfo) -> str:

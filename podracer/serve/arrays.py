@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -39,6 +40,14 @@ def arrays_of(specs: PyTree, value: Any, name: str = "observation") -> PyTree:
         ]
         return type(specs)(parts)
     raise RequestError(f"{name} is a {type(specs).__name__}, which JSON cannot hold.", status=501)
+
+
+def text_size(specs: PyTree) -> int:
+    """Return a number of characters in which JSON can hold an observation, with room to spare."""
+    leaves = jax.tree_util.tree_flatten_with_path(specs)[0]
+    return sum(
+        32 * (1 + math.prod(spec.shape)) + len(jax.tree_util.keystr(path)) for path, spec in leaves
+    )
 
 
 def least_values(specs: PyTree) -> PyTree:

@@ -1,6 +1,7 @@
 """A service that answers observations with actions: models, sessions and requests.
 
-It knows nothing of HTTP. One thread calls `Service.act`; another may replace the model meanwhile.
+It knows nothing of HTTP. Any thread calls `Service.read`, one alone `Service.answer`; another may
+replace the model meanwhile.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import numpy as np
 
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.loading import load_run
+from podracer.io.models import RECORD, current_promotion, marks_of
 from podracer.io.steps import Choice
 from podracer.policy import Policy, batch_size_of
-from podracer.serve.arrays import RequestError, arrays_of, least_values, pad
-from podracer.trading.delivery import RECORD, current_model
+from podracer.serve.arrays import RequestError, arrays_of, least_values, pad, text_size
 from podracer.types import ArraySpec, ConfigError, PodracerError, StorageError
 
 MAX_SESSIONS = 10_000
 MAX_SESSION_ROWS = 100_000  # in all sessions together: each has a memory
 MAX_ROWS = 4096
+MAX_BYTES = 8 * 2**20  # of a request, which is parsed as one piece
 KEYS = ("observation", "session", "reset", "reward")
 
 logger = logging.getLogger("podracer")
@@ -53,6 +55,18 @@ class Session:
     model: Model
     policy: Policy
     rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A request that fits the models' observations."""
+
+    observation: Any  # arrays [rows, ...]
+    rewards: np.ndarray  # [rows]
+    rows: int
+    is_batch: bool
+    session: Any
+    reset: bool | list[Any]
 
 
 def load_model(
@@ -96,14 +110,23 @@ class Service:
     def __init__(self, directory: Path, load: Callable[[Path], Model]) -> None:
         self._directory, self._load = directory, load
         self._follows = (directory / RECORD).is_file()
-        path = current_model(directory) if self._follows else directory
+        path, self._serving = self._current() if self._follows else (directory, ())
         self.model = load(path)
-        self._refused: Path | None = None
+        self._refused: Any = None
         self._complaint = ""
         self._batch_sizes = {1}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._served = (self.model, self.model)  # the last but one and the last that answered
         self._seeds = itertools.count()
+
+    @property
+    def max_bytes(self) -> int:
+        """Number of bytes that a request may have: those of a batch, but at most 8 MiB.
+
+        One observation is always answered, and no model needs more than `MAX_ROWS` of them.
+        """
+        row = text_size(self.model.policy.spec.observation)
+        return 1024 + max(row, min((row + 64) * MAX_ROWS, MAX_BYTES))
 
     @property
     def num_sessions(self) -> int:
@@ -134,6 +157,10 @@ class Service:
 
         Raises `RequestError` for what is wrong with it.
         """
+        return self.answer(self.read(request))
+
+    def read(self, request: dict[str, Any]) -> Question:
+        """Return the arrays of a request, in any thread. Raises `RequestError` as `act` does."""
         for key in request:
             if key not in KEYS:
                 raise RequestError(f"unknown key {key!r}: there are {', '.join(KEYS)}.")
@@ -148,24 +175,30 @@ class Service:
         rows = 1 if batch_size is None else batch_size
         if not 1 <= rows <= MAX_ROWS:
             raise RequestError(f"a batch has 1 to {MAX_ROWS} observations, not {rows}.")
-        rewards = _rewards(request, rows)
-        model, policy = self._policy_of(request, rows)
-        size = 1 << (rows - 1).bit_length()  # so that few programs are compiled
-        self._batch_sizes.add(size)
         if batch_size is None:
             observation = jax.tree.map(lambda x: x[None], observation)
-        actions = policy(pad(observation, size), pad(rewards, size))
+        reset = request.get("reset", False)
+        if not isinstance(reset, bool | list):
+            raise RequestError('"reset" is true, false, or a list of rows of the batch.')
+        rewards, session = _rewards(request, rows), request.get("session")
+        return Question(observation, rewards, rows, batch_size is not None, session, reset)
+
+    def answer(self, question: Question) -> dict[str, Any]:
+        """Answer a question, in the one thread that does. Raises `RequestError` as `act` does."""
+        rows = question.rows
+        model, policy = self._policy_of(question)
+        size = 1 << (rows - 1).bit_length()  # so that few programs are compiled
+        self._batch_sizes.add(size)
+        actions = policy(pad(question.observation, size), pad(question.rewards, size))
         if not np.isfinite(actions).all():
             raise RequestError("the policy's action is not finite.", status=500)
         actions = actions[:rows].tolist()
-        key, value = ("action", actions[0]) if batch_size is None else ("actions", actions)
+        key, value = ("actions", actions) if question.is_batch else ("action", actions[0])
         return {key: value, "model": model.name, "updates": model.updates}
 
-    def _policy_of(self, request: dict[str, Any], rows: int) -> tuple[Model, Policy]:
-        """Return the model and the policy for a request, at the right place of its episodes."""
-        name, reset = request.get("session"), request.get("reset", False)
-        if not isinstance(reset, bool | list):
-            raise RequestError('"reset" is true, false, or a list of rows of the batch.')
+    def _policy_of(self, question: Question) -> tuple[Model, Policy]:
+        """Return the model and the policy for a question, at the right place of its episodes."""
+        name, reset, rows = question.session, question.reset, question.rows
         model = self.model  # read once: another thread replaces it
         self._keep_two_models(model)
         if name is None:
@@ -212,28 +245,36 @@ class Service:
                     del self._sessions[name]
 
     def refresh(self) -> None:
-        """Take up the current model if it is another one; keep the old one where that fails."""
-        path = None
+        """Take up the current model if it is another one; keep the old one where that fails.
+
+        What failed is tried again once its files change, or it could not be read.
+        """
+        version = None
         try:
-            path = current_model(self._directory)
-            if path.name == self.model.name or path == self._refused:
+            path, version = self._current()
+            if version in (self._serving, self._refused):
                 return
             model = self._load(path)
             prepare(model, tuple(self._batch_sizes))
             if model.policy.spec != self.model.policy.spec:
                 raise ConfigError("it has other observations or actions.")
         except Exception as error:
-            if str(error) != self._complaint:
+            if repr(error) != self._complaint:
                 is_known = isinstance(error, PodracerError)
                 text = "the model %s stays: %s"
                 logger.warning(text, self.model.name, error, exc_info=not is_known)
-            self._complaint = str(error)
-            # Where it could not be read the next attempt may succeed.
-            self._refused = None if isinstance(error, StorageError | OSError) else path
+            self._complaint = repr(error)
+            self._refused = None if isinstance(error, StorageError | OSError) else version
             return
-        self._refused, self._complaint = None, ""
+        self._serving, self._refused, self._complaint = version, None, ""
         logger.info("model %s replaces %s", model.name, self.model.name)
         self.model = model
+
+    def _current(self) -> tuple[Path, Any]:
+        """Return the directory of the current model, and what no other model equals."""
+        decision = current_promotion(self._directory)
+        path = self._directory / decision.model
+        return path, (decision.model, decision.files, marks_of(path))
 
 
 def _rewards(request: dict[str, Any], rows: int) -> np.ndarray:

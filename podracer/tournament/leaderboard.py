@@ -32,6 +32,7 @@ from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.steps import CHECKPOINTS
+from podracer.io.text import mode_of
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,
@@ -162,7 +163,7 @@ class Leaderboard:
         with contextlib.ExitStack() as stack:
             stack.enter_context(RunLock(self.directory))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.directory / LOG, flags, 0o644)
+            descriptor = os.open(self.directory / LOG, flags, mode_of(header and header.tournament))
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))
             fsync_directory(self.directory)
             events, checksums, self._size = _read(self.directory / LOG)

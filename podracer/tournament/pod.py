@@ -192,7 +192,8 @@ def _continues(directory: Path, experiment: Experiment) -> bool:
     saved = read_config(directory / "config.json")["experiment"].get("environment")
     if not isinstance(experiment.environment, str) or saved == experiment.environment:
         return True
-    print(f"The round begins anew: it was against {saved}, and is {experiment.environment}.")
+    text = f"The round begins anew: it was against {saved}, and is {experiment.environment}."
+    print(redact(text))
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -24,14 +24,26 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
+from podracer.io.models import (
+    RECORD,
+    RUN_FILES,
+    Decision,
+    active_promotions,
+    current_model,
+    current_promotion,
+    digests,
+    read_record,
+    verify,
+)
 from podracer.io.run_directory import RunLock, copy_file, expand_home, read_limited, write_bytes
-from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
+from podracer.io.seal import MANIFEST, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 
-RECORD, CURRENT = "record.jsonl", "current"
-_RUN_FILES = ("config.json", "pods.jsonl")  # what `load_run` reads besides checkpoints
+__all__ = ["Decision", "current_model", "promote", "rollback"]
+
+CURRENT = "current"
 # Settings of the trading environment that may differ between the models of one directory.
 _IGNORED_SETTINGS = {
     "kind",
@@ -42,21 +54,6 @@ _IGNORED_SETTINGS = {
     "random_start",
     "final_discount",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """A line of the record."""
-
-    action: str  # promote, refuse or rollback
-    model: str  # the current model after the decision
-    files: dict[str, str]  # SHA-256 of the files of that model, see `_digests`
-    run: str = ""  # name of the run that was compared
-    updates: int = 0  # of its checkpoint
-    window: tuple[str, ...] = ()  # first and last bar of the validation period
-    score: float | None = None  # return of the run's policy in it
-    previous_score: float | None = None  # return of the model that was current, on the same bars
-    time: str = ""  # ISO 8601, UTC
 
 
 def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest") -> Decision:
@@ -83,10 +80,10 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     }
     with RunLock(models):
         decisions = _read_and_repair(models)
-        promotions = _active_promotions(decisions)
+        promotions = active_promotions(decisions)
         if promotions:
             current = promotions[-1]
-            _verify(models, current)
+            verify(models, current)
             _check_comparable(models / current.model, run)
             agent, _, state, _ = load_run(models / current.model, environment=env)
             details["previous_score"] = _validation_return(agent, validation, state)
@@ -104,27 +101,15 @@ def rollback(models: str | Path) -> Decision:
     Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
     models = expand_home(models)
-    current_model(models)  # fails for a directory without models before a lock file is made
+    current_promotion(models)  # fails for a directory without models before a lock file is made
     with RunLock(models):
         decisions = _read_and_repair(models)
-        promotions = _active_promotions(decisions)
+        promotions = active_promotions(decisions)
         if len(promotions) < 2:
             raise ConfigError(f"{models} has no model before {promotions[-1].model} to go back to.")
         previous = promotions[-2]
-        _verify(models, previous)
+        verify(models, previous)
         return _record(models, Decision("rollback", previous.model, previous.files))
-
-
-def current_model(models: str | Path) -> Path:
-    """Return the directory of the current model: a run directory for every command.
-
-    Raises `ConfigError` if there is none.
-    """
-    models = expand_home(models)
-    promotions = _active_promotions(_read(models))
-    if not promotions:
-        raise ConfigError(f"{models} has no model yet: promote a run to it.")
-    return models / promotions[-1].model
 
 
 def _validation_return(agent: Any, validation: Trading, state: Any) -> float:
@@ -163,24 +148,10 @@ def _copy(run: Path, updates: int, model: Path) -> dict[str, str]:
             "was compared: promote it again."
         ) from None
     seal(model / CHECKPOINTS)
-    for name in _RUN_FILES:
+    for name in RUN_FILES:
         if (run / name).is_file():
             copy_file(run / name, model / name)
-    return _digests(model)
-
-
-def _verify(models: Path, decision: Decision) -> None:
-    """Raise `CheckpointError` if a model is not what was promoted; other files are ignored."""
-    model = models / decision.model
-    verify_seal(model / CHECKPOINTS)
-    if _digests(model) != decision.files:
-        raise CheckpointError(f"{model} is not the model that {models / RECORD} describes")
-
-
-def _digests(model: Path) -> dict[str, str]:
-    """Return SHA-256 digests of the configuration and of the manifest of all checkpoint files."""
-    names = (*_RUN_FILES, f"{CHECKPOINTS}/{MANIFEST}")
-    return {name: file_digest(model / name) for name in names if (model / name).is_file()}
+    return digests(model)
 
 
 # --- the record ----------------------------------------------------------------------------------
@@ -198,29 +169,7 @@ def _record(models: Path, decision: Decision) -> Decision:
 
 def _read_and_repair(models: Path) -> list[Decision]:
     """Return the record, and make `current` agree with it after a kill between the two."""
-    decisions = _read(models)
-    if promotions := _active_promotions(decisions):
+    decisions = read_record(models)
+    if promotions := active_promotions(decisions):
         write_bytes(models / CURRENT, f"{promotions[-1].model}\n".encode())
     return decisions
-
-
-def _read(models: Path) -> list[Decision]:
-    path = models / RECORD
-    if not path.exists():
-        return []
-    try:
-        lines = [json.loads(line) for line in read_limited(path).splitlines()]
-        return [Decision(**{**line, "window": tuple(line["window"])}) for line in lines]
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a record of models: {error}") from error
-
-
-def _active_promotions(decisions: list[Decision]) -> list[Decision]:
-    """Return the promotions that were not rolled back; the last one is current."""
-    promotions: list[Decision] = []
-    for decision in decisions:
-        if decision.action == "promote":
-            promotions.append(decision)
-        elif decision.action == "rollback":
-            promotions.pop()
-    return promotions

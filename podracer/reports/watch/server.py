@@ -6,19 +6,23 @@ Everything is answered from what a `Watcher` gives; no path of a request reaches
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import http.server
 import json
+import math
 import os
 import re
+import socket
 import sys
 import time
+from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from podracer.io.address import LOOPBACK, family_of, url_of
+from podracer.io.address import LOOPBACK, family_of, host_in, is_of_another_site, url_of
 from podracer.reports.page import STYLE
 from podracer.reports.watch.files import open_file
 from podracer.reports.watch.watcher import Parts, Watcher
@@ -28,20 +32,25 @@ _SECONDS = 0.5  # between two looks for changes
 _SIGN_OF_LIFE = 10.0  # seconds after which a silent connection is tried
 _PATIENCE = 30.0  # seconds in which a browser takes or sends something
 _PIECE = 1 << 20  # bytes of a film that are read at a time
-_VIEWERS = 32  # connections that wait for changes
+_VIEWERS, _VIEWERS_OF_CLIENT = 32, 16  # connections that wait for changes
+_CONNECTIONS = 32  # others that are open at a time
+_SLOWEST_REQUEST = 10.0  # seconds in which it arrives, from the first byte to the last
 
 
 class LiveServer(http.server.ThreadingHTTPServer):
     """Server of the live page at `address`, which listens from the start.
 
-    Raises `OSError` if it cannot. On the loopback it answers only requests by the name of this
-    machine, so that no page from elsewhere reads it through its visitor's browser.
+    Raises `OSError` if it cannot. It answers no page of another site in a browser, and on the
+    loopback only requests by the name of this machine. Of too many connections the oldest ends.
     """
 
     daemon_threads = True
 
     def __init__(self, watcher: Watcher, host: str, port: int) -> None:
-        self.watcher, self.viewers = watcher, 0
+        self.watcher = watcher
+        self.viewers: Counter[str] = Counter()  # by address
+        # Connections but those of viewers, oldest first, and when the wait for a request began.
+        self.begun: dict[Any, float] = {}
         self.names = LOOPBACK if host in LOOPBACK else None  # None: any
         self.address_family = family_of(host)
         super().__init__((host, port), _Handler)
@@ -51,6 +60,29 @@ class LiveServer(http.server.ThreadingHTTPServer):
         """Address for a browser."""
         host, port = self.server_address[:2]
         return f"{url_of(str(host), port)}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread; where there are many, the oldest makes room."""
+        self.begun[request] = time.monotonic()
+        for connection in list(self.begun)[:-_CONNECTIONS]:
+            self._end(connection)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection that was answered, or that left."""
+        self.begun.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End the connections whose requests take too long to arrive."""
+        for connection, begin in list(self.begun.items()):
+            if time.monotonic() - begin > _SLOWEST_REQUEST:
+                self._end(connection)
+
+    def _end(self, connection: Any) -> None:
+        self.begun.pop(connection, None)
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print a traceback, unless a browser went away."""
@@ -64,11 +96,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "podracer", ""
 
     def do_GET(self) -> None:
+        self.server.begun[self.connection] = math.inf  # it has arrived
         path = self.path.partition("?")[0]
         if not self._is_meant():
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
+        elif self._is_of_another_site():
+            self.send_error(HTTPStatus.FORBIDDEN)
         elif path == "/":
-            self._send("text/html; charset=utf-8", live_page(self.server.watcher).encode())
+            page = live_page(self.server.watcher).encode(errors="replace")
+            self._send("text/html; charset=utf-8", page)
         elif path == "/events":
             self._stream()
         elif match := _FILM.fullmatch(path):
@@ -79,17 +115,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing for each request."""
 
+    def end_headers(self) -> None:
+        """Forbid other sites to show or embed any answer."""
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
     def _is_meant(self) -> bool:
-        name = self.headers.get("Host", "").lower()
-        name = name.rpartition(":")[0] if re.search(r":[0-9]+$", name) else name
-        return self.server.names is None or name.strip("[]") in self.server.names
+        return self.server.names is None or host_in(self._host) in self.server.names
+
+    def _is_of_another_site(self) -> bool:
+        origin = self.headers.get("Origin", f"//{self._host}")
+        return origin.rpartition("//")[2] != self._host or is_of_another_site(self.headers.get)
+
+    @property
+    def _host(self) -> str:
+        return self.headers.get("Host", "")
 
     def _head(self, kind: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("X-Content-Type-Options", "nosniff")
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
@@ -127,10 +172,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _stream(self) -> None:
         """Send what changes, until the browser is gone."""
-        if self.server.viewers >= _VIEWERS:
+        client, viewers = self.client_address[0], self.server.viewers
+        if viewers.total() >= _VIEWERS or viewers[client] >= _VIEWERS_OF_CLIENT:
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE)
             return
-        self.server.viewers += 1
+        viewers[client] += 1
+        self.server.begun.pop(self.connection, None)
         try:
             self._head("text/event-stream")
             shown: Parts = {}
@@ -146,7 +193,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except OSError:
             pass  # the browser has left
         finally:
-            self.server.viewers -= 1
+            viewers.subtract([client])
 
 
 def live_page(watcher: Watcher) -> str:
@@ -187,6 +234,14 @@ _POLICY = (
     "img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 _STYLE = """
 h1 { margin-bottom: 1.5rem }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr));

@@ -7,9 +7,11 @@ import html
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from podracer.io.directories import LOG
+from podracer.reports.page import section
 from podracer.reports.watch.files import signature
 from podracer.reports.watch.runs import WatchedRun, find_runs, run_sections
 
@@ -30,6 +32,7 @@ class Watcher:
         self._directory = Path(directory)
         self._lock = threading.Lock()
         self._runs: dict[Path, WatchedRun] = {}
+        self._shown: list[WatchedRun] = []  # whose films can be asked for
         self._signature: tuple[int, ...] | None = None  # of a tournament's log
         self._parts: Parts = {}
         self._next_look = 0.0
@@ -52,8 +55,7 @@ class Watcher:
     def film(self, number: int) -> Path | None:
         """Return the film of a run by its number on the page, None if there is none."""
         with self._lock:
-            runs = list(self._runs.values())
-            return runs[number].film if 0 <= number < len(runs) else None
+            return self._shown[number].film if 0 <= number < len(self._shown) else None
 
     def _look(self) -> None:
         if log := signature(self._directory / LOG):
@@ -66,13 +68,14 @@ class Watcher:
         has_changed = paths != list(self._runs) or not self._parts
         self._runs = {path: self._runs.get(path) or WatchedRun(path) for path in paths}
         for run in self._runs.values():
-            with contextlib.suppress(OSError):  # a disk that fails for now: it stays as it was
+            with contextlib.suppress(Exception):  # the disk's, or of what a file holds: it stays so
                 has_changed = run.update() or has_changed
         if has_changed:
             runs = list(self._runs.values())
-            self._parts = _collect(lambda: run_sections(runs, len(found))) if runs else _NOTHING
+            self._parts, self._shown = _parts_of(runs, len(found)) if runs else (_NOTHING, [])
 
 
+_UNREADABLE = "unreadable"
 _NOTHING = {"overview": "<p>There is no run here yet.</p>"}
 
 
@@ -81,6 +84,25 @@ def _tournament(directory: Path) -> Iterator[tuple[str, str]]:
     from podracer.reports.watch.tournament import tournament_sections
 
     return tournament_sections(read_tournament_log(directory))
+
+
+def _parts_of(runs: list[WatchedRun], num_found: int) -> tuple[Parts, list[WatchedRun]]:
+    """Return the parts of runs, and those runs whose films they show by their places.
+
+    A run whose files end a part stands by itself, below the others.
+    """
+    parts = _collect(lambda: run_sections(runs, num_found))
+    if _UNREADABLE not in parts or len(runs) == 1:
+        return parts, runs
+    alone = [(run, _collect(partial(run_sections, [run], 1))) for run in runs]
+    sound = [run for run, own_parts in alone if _UNREADABLE not in own_parts]
+    num_left_out = num_found - len(runs)
+    parts = _collect(lambda: run_sections(sound, len(sound) + num_left_out)) if sound else {}
+    for number, (run, own_parts) in enumerate(alone):
+        if run not in sound:
+            content = "".join(part for name, part in own_parts.items() if name != "films")
+            parts[f"alone-{number}"] = section(html.escape(run.path.name), content)
+    return parts, sound
 
 
 def _collect(sections: Callable[[], Iterator[tuple[str, str]]]) -> Parts:
@@ -94,5 +116,5 @@ def _collect(sections: Callable[[], Iterator[tuple[str, str]]]) -> Parts:
             parts[name] = content
     except Exception as error:
         reason = html.escape(f"{type(error).__name__}: {error}"[:500])
-        parts["unreadable"] = f"<p>The rest cannot be shown. {reason}</p>"
+        parts[_UNREADABLE] = f"<p>The rest cannot be shown. {reason}</p>"
     return parts
