@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
     ("types",),
     ("io", "cgroups"),
-    ("environment",),
+    ("environment", "reports.console"),
     ("mesh", "agent", "host_memory"),
     ("ops", "schedules"),
     ("networks", "rollout", "replay", "checks"),

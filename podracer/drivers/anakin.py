@@ -45,6 +45,7 @@ from podracer.mesh import (
     SHARDED,
     check_divisible,
     check_program_memory,
+    fetch,
     global_grad,
 )
 from podracer.rollout import (
@@ -277,14 +278,14 @@ def run_chunks(
             state, metrics = compiled(state, requests)
         updates += config.updates_per_chunk
         if pending is not None:
-            progress = to_progress(pending[0], jax.device_get(pending[1]))
+            progress = to_progress(pending[0], fetch(pending[1]))
             agreed_request = progress.request
             yield dataclasses.replace(progress, compile_seconds=compile_seconds)
             compile_seconds = 0.0
         pending = (updates, metrics)
         current_request = agreed_request if multi_host else request()
         if current_request or updates >= num_updates or boundary(updates):
-            progress = to_progress(updates, jax.device_get(metrics))
+            progress = to_progress(updates, fetch(metrics))
             if multi_host:  # where every chunk is a boundary, only here
                 current_request = max(current_request, progress.request)
             agreed_request = Request.NONE.value  # answered; a host that still has one repeats it

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console as Terminal
@@ -29,9 +29,6 @@ from rich.table import Table
 from rich.text import Text
 
 from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
-
-if TYPE_CHECKING:
-    from podracer.experiments.result import RunInfo
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
@@ -288,24 +285,6 @@ def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
     table.add_row(*[Text(key.replace("_", " "), "dim") for key in keys])
     table.add_row(*[number(latest[key]) for key in keys])
     return table
-
-
-def console(run: RunInfo) -> Console:
-    """Return the sink that shows a run in the terminal, for `train(..., sinks=[console])`."""
-    from podracer.mesh import format_bytes  # imports JAX, which the rest of this file does not need
-
-    experiment = run.experiment
-    return Console(
-        experiment.num_updates,
-        run.run_dir.name,
-        recipe=experiment.recipe,
-        devices=run.devices,
-        memory=format_bytes(run.state_bytes),
-        resumed_from=run.resumed_from,
-        acting=acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
-        if experiment.evaluations
-        else "",
-    )
 
 
 def line(record: Record, total_updates: int) -> str:
