@@ -178,8 +178,9 @@ class StopSignals:
     ) -> None:
         self.exit_code: int | None = None
         self._stopping, self._stopped = stopping, stopped
-        self._received = self._handled = 0  # interrupts, by the thread and by the main thread
-        self._errors: list[Exception] = []  # to raise in the main thread
+        self._errors: list[BaseException] = []  # to raise in the main thread
+        self._raised: BaseException | None = None
+        self._own_interrupts = 0  # those that are to make it do so
         self._is_installed = False
 
     @contextlib.contextmanager
@@ -203,6 +204,10 @@ class StopSignals:
             with _handled([*_preemptions(), signal.SIGINT], self._handle):
                 self._is_installed = True
                 yield self
+        except Exception as error:
+            if self._raised is None or error is self._raised:
+                raise
+            raise self._raised from error  # callbacks of JAX make other errors of it
         finally:
             self._is_installed = False
             signal.set_wakeup_fd(old_fd)
@@ -220,38 +225,41 @@ class StopSignals:
 
         Nothing is raised where the signals are not handled, and in a process of our own.
         """
-        main_thread = threading.main_thread().ident
-        if self._is_installed and not _process.is_own and main_thread is not None:
-            self.exit_code = STOPPED  # so that the signal counts as a second one
-            self._errors.append(error)
-            signal.pthread_kill(main_thread, signal.SIGINT)  # which also ends a system call
+        if self._is_installed and not _process.is_own:
+            self.exit_code = STOPPED  # the next Ctrl-C is a second one
+            self._raise_in_main_thread(error)
 
-    def _handle(self, number: int, _: object) -> None:
-        if number != signal.SIGINT or _process.is_own:
-            return
-        self._handled += 1
+    def _raise_in_main_thread(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._own_interrupts += 1
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a system call
+
+    def _handle(self, *_: object) -> None:
         if self._errors:
-            raise self._errors.pop()
-        # Of signals that came while the main thread could not run, Python handles one.
-        if max(self._handled, self._received) > 1:
-            raise KeyboardInterrupt
+            self._raised = self._errors.pop()
+            raise self._raised
 
     def _watch(self, receiver: socket.socket) -> None:
         while numbers := receiver.recv(64):
             for number in numbers:
                 if number in (signal.SIGTERM, signal.SIGHUP):
                     self.exit_code = self.exit_code or PREEMPTED
+                elif number == signal.SIGINT and self._own_interrupts:
+                    self._own_interrupts -= 1
                 elif number == signal.SIGINT:
                     self._interrupt()
 
     def _interrupt(self) -> None:
-        self._received += 1
         if self.exit_code != STOPPED:
             self.exit_code = STOPPED
             print_stderr(f"{self._stopping}; interrupt again to stop at once.")
         elif _process.is_own:
             print_stderr("exits at once, without saving.")
             os._exit(STOPPED)
+        else:
+            self._raise_in_main_thread(KeyboardInterrupt("Stopped at once, without saving."))
 
 
 class Watchdog:
