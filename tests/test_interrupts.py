@@ -11,14 +11,13 @@ import threading
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from child import environment, finish, records
-from jax.experimental import io_callback
+from gate import GENEROUS, Gate
 
 import podracer
 from podracer.drivers.sebulba import SebulbaConfig
-from podracer.envs.catch import Catch
+from podracer.experiments import recipes
 from podracer.experiments.errors import StallError
 from podracer.io.run_directory import RunLock
 from podracer.io.signals import StopSignals, Watchdog, own_process
@@ -27,7 +26,6 @@ from podracer.tournament import pod as pods
 
 ANAKIN = {"num_envs": 4, "rollout_length": 2, "updates_per_chunk": 2}
 STEPS_PER_CHUNK = 4 * 2 * 2
-GENEROUS = 100.0
 SENTENCE = (
     "podracer: Stopping at the end of this chunk and saving; interrupt again to stop at once.\n"
 )
@@ -119,27 +117,6 @@ def test_training_in_a_thread_leaves_the_signals_alone(tmp_path):
 # --- while the device computes --------------------------------------------------------------------
 
 
-class Gate:
-    """Catch, whose steps wait on the device until the gate is open."""
-
-    spec, reset = Catch().spec, Catch.reset
-
-    def __init__(self):
-        self.is_open, self.waits = threading.Event(), threading.Event()
-
-    def _pass(self):
-        if not self.is_open.is_set():
-            self.waits.set()
-        self.is_open.wait(GENEROUS)
-        return np.int32(0)
-
-    def step(self, key, state, action):
-        return Catch.step(self, key, state, action + self.zero())
-
-    def zero(self):
-        return io_callback(self._pass, jax.ShapeDtypeStruct((), jnp.int32))
-
-
 @pytest.fixture
 def gate():
     gate = Gate()
@@ -170,27 +147,25 @@ def close_after_a_chunk(gate):
     return lambda boundary: gate.is_open.clear()
 
 
-def check_can_go_on(run, gate, devices):
+def check_can_go_on(run, gate):
     """In this very process: the lock is free, and no thread is left but those of the device."""
     with RunLock(run):
         pass
     names = {thread.name for thread in threading.enumerate()}
     assert not {name for name in names if name.startswith(("podracer-signals", "podracer-watch"))}
     gate.is_open.set()
-    again = train(run, environment=gate, frames=2 * STEPS_PER_CHUNK, resume=True, devices=devices)
+    again = train(run, environment=gate, frames=2 * STEPS_PER_CHUNK, resume=True, devices=2)
     assert [record["updates"] for record in records(run)] == [2, 4]
     assert again.reason == "frames"
 
 
 @pytest.mark.figure(4)
-@pytest.mark.parametrize("devices", [1, 2], ids=["in_this_thread", "beside"])
-def test_a_second_interrupt_leaves_a_chunk_that_never_ends(devices, gate, tmp_path, monkeypatch):
-    """A program that is small runs in the main thread, where Python only runs in its callbacks."""
+def test_a_second_interrupt_leaves_a_chunk_that_never_ends(gate, tmp_path, monkeypatch):
     run, callbacks = tmp_path / "run", [close_after_a_chunk(gate)]
     with pytest.raises(KeyboardInterrupt, match="at once"), user(gate, monkeypatch):
-        train(run, environment=gate, callbacks=callbacks, devices=devices)
+        train(run, environment=gate, callbacks=callbacks, devices=2)
     assert not (run / "crash.json").exists()
-    check_can_go_on(run, gate, devices)
+    check_can_go_on(run, gate)
 
 
 @pytest.mark.figure(6)
@@ -221,7 +196,7 @@ def test_a_stall_raises_and_the_process_lives_on(gate, tmp_path, monkeypatch):
             train(run, environment=gate, callbacks=callbacks, devices=2)
     crash = json.loads((run / "crash.json").read_text())
     assert (crash["code"], crash["component"]) == (76, "watchdog")
-    check_can_go_on(run, gate, devices=2)
+    check_can_go_on(run, gate)
 
 
 def test_a_watchdog_that_expires_ends_a_wait_of_the_main_thread(capfd):
@@ -269,7 +244,7 @@ def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch,
 
     monkeypatch.setattr(pods, "run", run)
     tournament = podracer.Tournament(
-        (podracer.Experiment(environment="catch", agent=podracer.A2C()),),
+        (recipes.find("catch_a2c"),),
         pods=2, rounds=2, round_frames=64, engine="inline",
     )  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Rooms from the ground up; those on one floor do not import each other.
 FLOORS = (
     ("types",),
-    ("io", "cgroups"),
+    ("io", "cgroups", "reports.notebook"),
     ("environment", "reports.console"),
     ("mesh", "agent", "host_memory"),
     ("ops", "schedules"),
