@@ -126,7 +126,7 @@ def gate():
 
 
 @contextlib.contextmanager
-def user(gate, monkeypatch):
+def user(gate, monkeypatch, opens=False):
     """Interrupt twice once the device waits, the second time after an answer."""
     answered = threading.Event()
     monkeypatch.setattr("podracer.io.signals.print_stderr", lambda text: answered.set())
@@ -136,6 +136,8 @@ def user(gate, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         assert answered.wait(GENEROUS)
         os.kill(os.getpid(), signal.SIGINT)
+        if opens:
+            gate.is_open.set()
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -166,6 +168,16 @@ def test_a_second_interrupt_leaves_a_chunk_that_never_ends(gate, tmp_path, monke
         train(run, environment=gate, callbacks=callbacks, devices=2)
     assert not (run / "crash.json").exists()
     check_can_go_on(run, gate)
+
+
+def test_an_interrupt_during_a_call_of_jax_leaves_no_setting_behind(gate, tmp_path, monkeypatch):
+    """On one device a program with a callback runs within the call, which Python cannot leave."""
+    run, before = tmp_path / "run", jax.config.jax_transfer_guard_host_to_device
+    with pytest.raises(KeyboardInterrupt) as kept, user(gate, monkeypatch, opens=True):
+        train(run, environment=gate, callbacks=[close_after_a_chunk(gate)])
+    assert jax.config.jax_transfer_guard_host_to_device == before
+    assert train(run, environment=gate, frames=2 * STEPS_PER_CHUNK, resume=True).reason == "frames"
+    assert kept.traceback  # whose frames are alive
 
 
 @pytest.mark.figure(6)

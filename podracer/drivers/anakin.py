@@ -276,6 +276,7 @@ def run_chunks(
         requests = request_array(mesh, request())
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
+            _handle_signals()
         updates += config.updates_per_chunk
         if pending is not None:
             progress = to_progress(pending[0], fetch(pending[1]))
@@ -294,3 +295,11 @@ def run_chunks(
                 progress, compile_seconds=compile_seconds, request=current_request, state=state
             )
             compile_seconds = 0.0
+
+
+def _handle_signals() -> None:
+    """Let Python run the handlers of signals that came during a call of JAX, which may raise.
+
+    It does so where a function begins. The next one would be the exit of the context around the
+    call, and its setting would stay.
+    """
