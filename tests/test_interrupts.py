@@ -246,13 +246,20 @@ def test_a_fetch_is_left_at_once(gate):
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch, capfd):
-    rounds = []
+def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch):
+    rounds, sentences, answered = [], [], threading.Event()
+
+    def answer(text):
+        sentences.append(text)
+        answered.set()
 
     def run(directory, user_experiments):
         rounds.append(directory.name)
         os.kill(os.getpid(), signal.SIGINT)
+        assert answered.wait(GENEROUS)
         return 0
+
+    monkeypatch.setattr("podracer.io.signals.print_stderr", answer)
 
     monkeypatch.setattr(pods, "run", run)
     tournament = podracer.Tournament(
@@ -266,7 +273,9 @@ def test_an_interrupt_ends_a_tournament_in_python(is_own, tmp_path, monkeypatch,
             stack.enter_context(pytest.raises(KeyboardInterrupt, match="the pods have saved"))
         assert podracer.run_tournament(tournament, tmp_path / "cup") == 130
     assert rounds == ["p0r0"]
-    assert "Stopping once all pods have saved" in capfd.readouterr().err
+    assert sentences == [
+        "Stopping once all pods have saved, within 60 s; interrupt again to stop at once."
+    ]
 
 
 # --- scripts and notebooks ------------------------------------------------------------------------
