@@ -76,7 +76,7 @@ def main(**overrides: Any) -> float:
         frames=163_840,
         evaluations=4,
     )
-    result = podracer.train(experiment, sinks=[podracer.console], **overrides)
+    result = podracer.train(experiment, **overrides)
     assert result.evaluation is not None
     return float(result.evaluation.returns.mean())
 

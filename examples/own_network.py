@@ -71,7 +71,6 @@ def main(**overrides: Any) -> float:
         "cartpole_ppo",
         recipe="cartpole_residual",
         agent=agent,
-        sinks=[podracer.console],
         **overrides,
     )
     assert result.evaluation is not None

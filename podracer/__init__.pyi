@@ -51,6 +51,7 @@ from podracer.evaluate import make_evaluator as make_evaluator
 from podracer.experiments.experiment import Experiment as Experiment
 from podracer.experiments.loading import load as load
 from podracer.experiments.loading import load_policy as load_policy
+from podracer.experiments.progress import console as console
 from podracer.experiments.result import Boundary as Boundary
 from podracer.experiments.result import Result as Result
 from podracer.experiments.result import RunInfo as RunInfo
@@ -75,7 +76,6 @@ from podracer.networks import Table as Table
 from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.policy import Policy as Policy
 from podracer.replay import Replay as Replay
-from podracer.reports.console import console as console
 from podracer.schedules import Linear as Linear
 from podracer.tournament.config import Tournament as Tournament
 from podracer.tournament.orchestrator import run_tournament as run_tournament

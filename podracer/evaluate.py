@@ -22,7 +22,7 @@ from podracer.environment import (
     evaluation_environment,
     log_first_faults,
 )
-from podracer.mesh import from_first_process, num_cores, on_one_device
+from podracer.mesh import fetch, from_first_process, num_cores, on_one_device
 from podracer.ops.action_masks import action_mask, allows_action, epsilon_greedy
 from podracer.ops.random import GOLDEN
 from podracer.rollout import (
@@ -191,7 +191,7 @@ def to_evaluation(episodes: Episodes) -> Evaluation:
 
     Raises `EnvironmentFault` if one of them is stuck.
     """
-    played: Episodes = jax.device_get(episodes)
+    played: Episodes = fetch(episodes)
     if played.stuck.any():
         raise EnvironmentFault(f"{_PLACE}: {NO_ACTION}")
     shape = played.returns.shape

@@ -219,9 +219,9 @@ def test_time_in_which_a_run_is_suspended_is_no_stall():
 def test_a_stall_ends_the_run_whatever_stderr_is(stderr):
     code = f"""
         import io, sys, time
-        from podracer.io.signals import Watchdog
+        from podracer.io.signals import Watchdog, own_process
         sys.stderr = {stderr}
-        with Watchdog(0.1, lambda message: print("stalled", flush=True)):
+        with own_process(), Watchdog(0.1, lambda message: print("stalled", flush=True)):
             time.sleep(60)
     """
     assert in_child(code) == (76, "stalled\n")

@@ -116,6 +116,9 @@ def test_ctrl_c_saves_the_last_recorded_update(tmp_path):
     process.send_signal(signal.SIGINT)
     code, out, error = finish(process)
     assert code == 130, error
+    assert error == (
+        "podracer: Stopping at the end of this chunk and saving; interrupt again to stop at once.\n"
+    )
     assert "Stopped, saved" in out
     assert f"podracer resume {run}" in out
     saved = max(int(step.name) for step in (run / "checkpoints").glob("[0-9]*"))

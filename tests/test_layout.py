@@ -13,8 +13,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Rooms from the ground up; those on one floor do not import each other.
 FLOORS = (
     ("types",),
-    ("io", "cgroups", "means"),
-    ("environment",),
+    ("io", "cgroups", "means", "reports.notebook"),
+    ("environment", "reports.console"),
     ("mesh", "agent", "host_memory"),
     ("ops", "schedules"),
     ("networks", "rollout", "replay", "checks"),

@@ -23,8 +23,7 @@ from podracer.mesh import make_mesh
 from podracer.ops.convolution import LAYOUT, convolution
 from podracer.ops.dense import dense
 from podracer.tournament.config import Tournament
-from podracer.tournament.engine import LocalEngine
-from podracer.tournament.orchestrator import _make_engine
+from podracer.tournament.engine import LocalEngine, make_engine
 
 DEFAULT = ("rainbow",)  # the others take half a minute
 
@@ -159,5 +158,5 @@ def test_a_tournament_divides_a_gpu_among_its_pods(tmp_path, monkeypatch):
     for variable in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(variable, raising=False)
     tournament = Tournament((recipes.find("catch_a2c"),), pods=4)
-    memory = _make_engine(tournament, tmp_path, ())._memory  # type: ignore[union-attr]
+    memory = make_engine(tournament, tmp_path, ())._memory  # type: ignore[attr-defined]
     assert memory["XLA_CLIENT_MEM_FRACTION"] == "0.2250"

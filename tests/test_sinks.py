@@ -17,7 +17,10 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console as Terminal
 
+from podracer.experiments.progress import console as show
+from podracer.experiments.progress import with_progress
 from podracer.io.jsonl import JsonlSink
 from podracer.io.sinks import Sinks, TensorBoardSink, group, read_metrics
 from podracer.reports.console import (
@@ -458,6 +461,44 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     assert (row in text) == bool(waits)
     assert ("waiting" in text) == bool(waits)
     assert ("faults          3 (died 2, hung 1)" in text) == bool(waits)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(80, 80), (140, 120)])
+def test_the_panel_takes_the_room_and_aligns_its_figures(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    console = Console(500, "my-run", acting="greedy", file=io.StringIO())
+    metrics = {"policy_loss": 0.125, "value_loss": 0.5, "explained_variance": 0.75, **FAULTS}
+    for updates in range(1, 41):
+        returns = {"episode_return": float(updates), "evaluation_return": 0.75}
+        counts = {"evaluation_distinct_episodes": 57.0, "actor_idle": 0.5}
+        console.write(record(updates, **returns, **counts, **metrics))
+    out = io.StringIO()
+    Terminal(file=out, width=columns).print(console._panel())
+    lines = {text[3:17].strip(): text for text in out.getvalue().splitlines()}
+    assert {len(text) for text in lines.values()} == {width}
+    about = "best 0.750  57 distinct episodes" if width > 80 else "best 0.750  5…"
+    assert about in lines["evaluation"]
+    assert "█" in lines["episode return"]  # the newest
+    assert "…" not in lines["episode return"]
+    left = lines["evaluation"].index("0.750") + len("0.750")
+    right = lines["evaluation"].index("frames/second")
+    assert lines["policy loss"].index("0.125") + len("0.125") == left
+    assert lines["policy loss"].index("value loss") == right
+    start = lines["faults"].index("3 (died")
+    assert lines["waiting"].index("actors") == start
+
+
+def test_progress_is_shown_where_somebody_watches(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stdout, sinks in ((Terminal(), [show]), (io.StringIO(), []), (None, [])):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert list(with_progress([], None)) == sinks
+        assert list(with_progress([], True)) == [show]
+        assert list(with_progress([], False)) == []
+        assert list(with_progress([show], None)) == [show]
 
 
 def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):

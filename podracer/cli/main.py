@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from podracer.io.names import nearest
-from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop
+from podracer.io.signals import STOPPED, exit_despite_threads, exit_on_stop, own_process
 from podracer.io.text import explain_error, print_stderr
 
 _STDOUT = 1  # its descriptor
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         _log_to_stderr()
     try:
-        with exit_on_stop():
+        with own_process(), exit_on_stop():
             code = _run(name, remaining)
     except KeyboardInterrupt:
         print_stderr("stopped by Ctrl-C.")

@@ -173,11 +173,12 @@ def run(
     import jax
 
     from podracer.experiments.training import train
-    from podracer.reports.console import console
     from podracer.reports.tracking import trackers
 
-    sinks = [console, *trackers(track)]
-    result = train(experiment, run_dir=run_dir, resume=resume, weights=weights, sinks=sinks)
+    result = train(
+        experiment, run_dir=run_dir, resume=resume, weights=weights,
+        sinks=trackers(track), progress=True,
+    )  # fmt: skip
     if jax.process_index() == 0:
         if experiment.pods and result.exit_code == 0:
             from podracer.cli.pods import finish_sweep

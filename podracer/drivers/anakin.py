@@ -47,6 +47,7 @@ from podracer.mesh import (
     SHARDED,
     check_divisible,
     check_program_memory,
+    fetch,
     global_grad_and_mean,
 )
 from podracer.rollout import (
@@ -290,9 +291,10 @@ def run_chunks(
         requests = request_array(mesh, request(), length)
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
+            _handle_signals()
         updates += length
         if pending is not None:
-            progress = to_progress(pending[0], jax.device_get(pending[1]))
+            progress = to_progress(pending[0], fetch(pending[1]))
             agreed_request = progress.request
             yield dataclasses.replace(progress, compile_seconds=compile_seconds)
             compile_seconds = 0.0
@@ -300,7 +302,7 @@ def run_chunks(
         current_request = agreed_request if multi_host else request()
         is_last = updates >= updates_of_run(num_updates, updates)
         if current_request or is_last or boundary(updates):
-            progress = to_progress(updates, jax.device_get(metrics))
+            progress = to_progress(updates, fetch(metrics))
             if multi_host:  # where every chunk is a boundary, only here
                 current_request = max(current_request, progress.request)
             agreed_request = Request.NONE.value  # answered; a host that still has one repeats it
@@ -309,3 +311,11 @@ def run_chunks(
                 progress, compile_seconds=compile_seconds, request=current_request, state=state
             )
             compile_seconds = 0.0
+
+
+def _handle_signals() -> None:
+    """Let Python run the handlers of signals that came during a call of JAX, which may raise.
+
+    It does so where a function begins. The next one would be the exit of the context around the
+    call, and its setting would stay.
+    """

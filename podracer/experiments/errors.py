@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from podracer.experiments.peers import LOST, PeerLostError
+from podracer.io.signals import STALLED
 from podracer.types import PodracerError
 
 
@@ -25,6 +26,13 @@ class FileError(PodracerError):
     """A file could not be read or written."""
 
     exit_code = 73
+
+
+class StallError(PodracerError):
+    """A chunk, an evaluation or a save has not ended in time."""
+
+    exit_code = STALLED
+    component = "watchdog"
 
 
 _DISK = (

@@ -37,7 +37,7 @@ Callback = Callable[[Boundary], bool | None]
 class Result(Boundary):
     """State of a run at its end."""
 
-    exit_code: int  # 0 done; 75 preempted, 130 stopped by the user, both saved
+    exit_code: int  # 0 done; in the command line 75 preempted, 130 stopped by the user, both saved
     reason: str  # `frames`, `target_return`, `max_seconds`, `callback` or `signal`
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
 from podracer.experiments.budget import Budget
 from podracer.experiments.claim import claim_run_directory
-from podracer.experiments.errors import classify_error, tag_component
+from podracer.experiments.errors import StallError, classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
 from podracer.experiments.history import History
 from podracer.experiments.hosts import use_compilation_cache
+from podracer.experiments.progress import with_progress
 from podracer.experiments.records import Best, Recorder, Totals, check_metadata, shows_saves
 from podracer.experiments.result import Boundary, Callback, MakeSink, Result, RunInfo
 from podracer.experiments.run_setup import (
@@ -50,7 +52,7 @@ from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
 from podracer.io.text import redact_settings
 from podracer.mesh import any_process, wait_for_all_processes
-from podracer.types import CheckpointError, ConfigError, PodracerError
+from podracer.types import CheckpointError, ConfigError
 
 _LOG = logging.getLogger("podracer")
 
@@ -65,6 +67,7 @@ def train(
     begin: Begin | None = None,
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     **overrides: Any,
 ) -> Result:
     """Run an experiment, or a recipe by its name, to its end; write everything to `run_dir`.
@@ -75,17 +78,22 @@ def train(
 
     With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
     begins with what the agent of the run `weights` has learned, see `Weights`, or with the state
-    that `begin` returns. SIGTERM and Ctrl-C save the run and end it after the current chunk.
+    that `begin` returns.
 
+    Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
+    `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.
+    SIGTERM saves and raises `SystemExit` of code 75. In the main thread only.
+
+    `progress` shows the run; by default where somebody watches, in a terminal or in a notebook.
     `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
-    of its own; a function is called with the `RunInfo` and returns one. `podracer.console` shows
-    the run in the terminal. `callbacks` are called in order at each boundary, that is where the run
-    evaluates or saves; the run is saved and ends there if one of them returns True. With several
-    processes, each calls its own, and the run ends if one returns True in any process.
+    of its own; a function is called with the `RunInfo` and returns one. `callbacks` are called in
+    order at each boundary, that is where the run evaluates or saves; the run is saved and ends
+    there if one of them returns True. With several processes, each calls its own, and the run ends
+    if one returns True in any process.
 
     Raises `ConfigError` before anything is compiled if the run is impossible; later
-    `NonFiniteError`, `CheckpointError`, `StorageError` or `DeviceError`, with the reason in
-    `crash.json`.
+    `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
+    reason in `crash.json`.
     """
     run_dir = None if run_dir is None else expand_home(run_dir)
     if isinstance(experiment, str):
@@ -97,6 +105,7 @@ def train(
     check_types(experiment)
     experiment.check()
     check_functions(sinks, callbacks)
+    sinks = with_progress(sinks, progress)
     use_compilation_cache()
     saved = saved_devices(run_dir) if resume and run_dir is not None else 0
     if resume and run_dir is not None and (name := recipe_name(run_dir)):
@@ -121,7 +130,8 @@ def train(
             return run.execute(resume)
         except Exception as error:
             error = classify_error(error)
-            if not (resume and isinstance(error, ConfigError)):  # a refusal harms no run
+            is_refusal = resume and isinstance(error, ConfigError)  # which harms no run
+            if not is_refusal and not isinstance(error, StallError):  # reported with its stacks
                 run.report_fault(error)
             raise error from error.__cause__
 
@@ -152,13 +162,12 @@ class Run:
 
     def execute(self, resume: bool) -> Result:
         """Run from the first or the restored state to the end."""
-        signals = StopSignals()
+        signals = StopSignals(stopped=f"Saved in {self.directory}; train with resume=True goes on.")
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.installed())
-            watchdog = Watchdog(self.experiment.stall_seconds, self._stalled)
-            stack.enter_context(watchdog)
-            checkpointer = checkpoint.Checkpointer(self.directory)
-            stack.enter_context(checkpointer)
+            stalled = partial(self._stalled, signals)
+            watchdog = stack.enter_context(Watchdog(self.experiment.stall_seconds, stalled))
+            checkpointer = stack.enter_context(checkpoint.Checkpointer(self.directory))
             state = self._restored_state(checkpointer) if resume else None
             if state is None:
                 state = self._initial_state()
@@ -367,20 +376,19 @@ class Run:
         checkpointer.save(self.totals.updates, state, metadata)
         self.saved = self.totals.updates
 
-    def _stalled(self, message: str) -> None:
-        self.report_fault(PodracerError(message), "watchdog", 76)
+    def _stalled(self, signals: StopSignals, message: str) -> None:
+        error = StallError(f"{message}: the run in {self.directory} is ended, and can be resumed.")
+        self.report_fault(error)
+        signals.abort(error)
 
-    def report_fault(
-        self, error: Exception, component: str = "learner", code: int | None = None
-    ) -> None:
+    def report_fault(self, error: Exception) -> None:
         """Write `crash.json`; the loss of a process is not written over the fault that it had."""
         if isinstance(error, peers.PeerLostError) and (self.directory / CRASH).exists():
             return
         write_crash(
             self.directory,
             error,
-            code=code,
-            component=getattr(error, "component", component),
+            component=getattr(error, "component", "learner"),
             last_update=self.totals.updates,
             last_checkpoint=self.saved,
             experiment=to_json(self.experiment),

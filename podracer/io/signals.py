@@ -19,9 +19,33 @@ from typing import Any, NoReturn
 from podracer.io.text import print_stderr
 
 PREEMPTED = 75
+STALLED = 76
 STOPPED = 130
 _PR_SET_PDEATHSIG = 1
 _THREAD_SECONDS = 5.0  # for threads that go on after the main thread
+
+
+class _Process:
+    """Whether this process is the library's own, to end at any moment: see `own_process`."""
+
+    is_own = False
+
+
+_process = _Process()
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """Let a second Ctrl-C and a stall end the process at once within the context.
+
+    It is for the command line and for the process of a pod. Elsewhere, as in a notebook, the
+    process has variables of the user: there both raise in the main thread.
+    """
+    previous, _process.is_own = _process.is_own, True
+    try:
+        yield
+    finally:
+        _process.is_own = previous
 
 
 def request_signal_at_parent_death(number: int) -> None:
@@ -139,18 +163,33 @@ def _preemptions() -> list[int]:
 
 
 class StopSignals:
-    """Record of preemptions (SIGTERM, SIGHUP) and Ctrl-C; a second Ctrl-C ends the process at once.
+    """Record of preemptions (SIGTERM, SIGHUP) and of Ctrl-C.
 
-    Signals are read from a wakeup socket by a thread, so they count even while the main thread
-    is inside a compiled program and could not run a Python handler.
+    The first Ctrl-C prints what it does, `stopping`. A second one raises `KeyboardInterrupt` in the
+    main thread; in a process of our own it ends the process at once. Signals are read from a wakeup
+    socket by a thread, so they count even while the main thread is inside a compiled program and
+    could not run a Python handler.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        stopping: str = "Stopping at the end of this chunk and saving",
+        stopped: str = "Stopped and saved.",
+    ) -> None:
         self.exit_code: int | None = None
+        self._stopping, self._stopped = stopping, stopped
+        self._errors: list[BaseException] = []  # to raise in the main thread
+        self._raised: BaseException | None = None
+        self._own_interrupts = 0  # those that are to make it do so
+        self._is_installed = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopSignals]:
-        """Handle the signals within the context. Off the main thread this does nothing."""
+        """Handle the signals within the context. Off the main thread this does nothing.
+
+        After a signal it ends with `KeyboardInterrupt(stopped)` or, for a preemption, `SystemExit`
+        of code 75; in a process of our own it just ends.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -162,30 +201,72 @@ class StopSignals:
         watcher.start()
         old_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         try:  # the socket before the handlers, or a signal between them would be lost
-            with _handled([*_preemptions(), signal.SIGINT], lambda *_: None):
+            with _handled([*_preemptions(), signal.SIGINT], self._handle):
+                self._is_installed = True
                 yield self
+        except Exception as error:
+            if self._raised is None or error is self._raised:
+                raise
+            raise self._raised from error  # callbacks of JAX make other errors of it
         finally:
+            self._is_installed = False
             signal.set_wakeup_fd(old_fd)
             sender.close()  # ends the watcher
             watcher.join(timeout=5)
             receiver.close()
+        if self.exit_code == STOPPED and not _process.is_own:
+            raise KeyboardInterrupt(self._stopped)
+        if self.exit_code and not _process.is_own:
+            print_stderr(self._stopped)
+            raise SystemExit(self.exit_code)
+
+    def abort(self, error: Exception) -> None:
+        """Raise an error in the main thread as soon as that can be interrupted.
+
+        Nothing is raised where the signals are not handled, and in a process of our own.
+        """
+        if self._is_installed and not _process.is_own:
+            self.exit_code = STOPPED  # the next Ctrl-C is a second one
+            self._raise_in_main_thread(error)
+
+    def _raise_in_main_thread(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._own_interrupts += 1
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a system call
+
+    def _handle(self, *_: object) -> None:
+        if self._errors:
+            self._raised = self._errors.pop()
+            raise self._raised
 
     def _watch(self, receiver: socket.socket) -> None:
         while numbers := receiver.recv(64):
             for number in numbers:
-                if number == signal.SIGINT and self.exit_code == STOPPED:
-                    print_stderr("exits at once, without saving.")
-                    os._exit(STOPPED)
                 if number in (signal.SIGTERM, signal.SIGHUP):
                     self.exit_code = self.exit_code or PREEMPTED
+                elif number == signal.SIGINT and self._own_interrupts:
+                    self._own_interrupts -= 1
                 elif number == signal.SIGINT:
-                    self.exit_code = STOPPED
+                    self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.exit_code != STOPPED:
+            self.exit_code = STOPPED
+            print_stderr(f"{self._stopping}; interrupt again to stop at once.")
+        elif _process.is_own:
+            print_stderr("exits at once, without saving.")
+            os._exit(STOPPED)
+        else:
+            self._raise_in_main_thread(KeyboardInterrupt("Stopped at once, without saving."))
 
 
 class Watchdog:
-    """Guard that ends the process with exit code 76 if `alive` is not called in time.
+    """Guard that prints all stacks and calls `on_expiry` if `alive` is not called in time.
 
-    The stacks of all threads are printed. Time in which the process is suspended does not count.
+    A process of our own then ends with exit code 76. Time in which the process is suspended does
+    not count.
     """
 
     def __init__(self, seconds: float, on_expiry: Callable[[str], None]) -> None:
@@ -218,7 +299,9 @@ class Watchdog:
                     faulthandler.dump_traceback(all_threads=True)
                 with contextlib.suppress(Exception):
                     self._on_expiry(message)
-                os._exit(76)
+                if _process.is_own:
+                    os._exit(STALLED)
+                return
 
 
 class Stopwatch:

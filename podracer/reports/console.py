@@ -1,4 +1,4 @@
-"""Progress on the terminal: a live panel, or aligned lines of text where there is no terminal.
+"""Progress of a run: a live panel on the terminal or in a notebook, elsewhere lines of text.
 
 Also the closing lines of a run, and how numbers are formatted for people.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import math
 import shlex
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console as Terminal
@@ -29,13 +30,12 @@ from rich.table import Table
 from rich.text import Text
 
 from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
-
-if TYPE_CHECKING:
-    from podracer.experiments.result import RunInfo
+from podracer.reports.notebook import NotebookPanel
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm")
-_MAX_WIDTH = 92
+_MAX_WIDTH = 120
+_NUM_METRICS = 6
 
 
 def compact(value: float | None) -> str:
@@ -101,9 +101,10 @@ def sparkline(values: list[float]) -> str:
 class Console:
     """Sink that shows progress on `file` and restores the terminal when closed, also at exit.
 
-    `expected_updates` returns the updates of the whole run, from those so far and their frames.
-    Without a terminal it prints a line every `interval` seconds, and always for an evaluation and
-    for the last record. The panel appears at once and stays until `close`.
+    `expected_updates` returns the updates of the whole run, from those so far and their frames. In
+    a notebook the panel is in the output of the cell. Without a terminal it prints a line every
+    `interval` seconds, and always for an evaluation and for the last record. The panel appears at
+    once and stays until `close`.
     """
 
     def __init__(
@@ -158,8 +159,12 @@ class Console:
         elif self._unprinted is not None:
             self._print()
 
-    def _start(self) -> Live | None:
+    def _start(self) -> Live | NotebookPanel | None:
         terminal = self._terminal
+        if terminal.is_jupyter and self._file is sys.stdout:
+            panel = NotebookPanel(self._panel)
+            panel.start()
+            return panel
         unicode = (terminal.encoding or "").lower().startswith("utf")
         if not terminal.is_terminal or terminal.is_dumb_terminal or not unicode:
             acting = self._acting and f"{self._acting} evaluation"
@@ -195,6 +200,10 @@ class Console:
             return None
         return max(0, self._total - last) * (until - since) / (last - first)
 
+    @property
+    def _width(self) -> int:
+        return min(_MAX_WIDTH, self._terminal.width)
+
     def _panel(self) -> RenderableType:
         with self._lock:
             body = self._body() if self._pace else self._waiting()
@@ -207,7 +216,7 @@ class Console:
             box=box.ROUNDED,
             border_style="cyan",
             padding=(1, 2),
-            width=min(_MAX_WIDTH, self._terminal.width),
+            width=self._width,
         )
 
     def _waiting(self) -> RenderableType:
@@ -217,15 +226,11 @@ class Console:
 
     def _body(self) -> RenderableType:
         parts = [self._progress(), Text(), self._figures()]
+        width = self._label_width()
         if {"actor_idle", "learner_idle"} & self._latest.keys():
-            parts.append(_waiting_row(self._latest))
+            parts.append(_waiting_row(self._latest, width))
         if faults := faults_text(self._latest):
-            parts.append(Text.assemble((f"{'faults':16}", "dim"), (faults, "bold yellow")))
-        metrics = [key for key in self._latest if group(key) == "learn"]
-        metrics.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
-        if metrics:
-            room = (min(_MAX_WIDTH, self._terminal.width) - 6) // 17
-            parts += [Text(), _metrics_row(self._latest, metrics[: max(room, 1)])]
+            parts.append(Text.assemble((f"{'faults':{width}}  ", "dim"), (faults, "bold yellow")))
         return Group(*parts)
 
     def _progress(self) -> Table:
@@ -251,7 +256,8 @@ class Console:
             f"{distinct:g} distinct episodes" if distinct is not None else "",
         ]
         about = Text("  ".join(filter(None, evaluated)), "dim")
-        trend = Text(sparkline(list(self._returns)), "green")
+        room = 16 if self._width < 100 else 32
+        trend = Text(sparkline(list(self._returns)[-room:]), "green")
         rows = [
             ("episode return", number(latest.get("episode_return")), trend,
              "frames", compact(latest.get("frames"))),
@@ -260,19 +266,35 @@ class Console:
             ("episode length", number(latest.get("episode_length")), Text(), "updates", updates),
             ("episodes", compact(latest.get("episodes")), Text(),
              "time", clock(latest.get("seconds"))),
+            *self._metrics_rows(),
         ]  # fmt: skip
         table = Table.grid(expand=True, padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
+        table.add_column(style="dim", no_wrap=True, min_width=self._label_width())
         table.add_column(style="bold", justify="right", no_wrap=True)
-        table.add_column(ratio=1, no_wrap=True, overflow="crop")
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         table.add_column(style="dim", no_wrap=True)
         table.add_column(style="bold", justify="right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         return table
 
+    def _metrics(self) -> list[str]:
+        names = [key for key in self._latest if group(key) == "learn"]
+        names.sort(key=lambda key: _FIRST_METRICS.index(key) if key in _FIRST_METRICS else 9)
+        return names[:_NUM_METRICS]
 
-def _waiting_row(latest: dict[str, Any]) -> Text:
+    def _metrics_rows(self) -> list[tuple[str, ...]]:
+        """Return the agent's metrics in the columns of the other figures, two in a row."""
+        cells = [(name.replace("_", " "), number(self._latest[name])) for name in self._metrics()]
+        pairs = itertools.zip_longest(cells[::2], cells[1::2], fillvalue=("", ""))
+        return [(*left, "", *right) for left, right in pairs]
+
+    def _label_width(self) -> int:
+        """Return the width of the first column, with which rows below the figures are aligned."""
+        return max(map(len, ["episode return", *self._metrics()[::2]]))
+
+
+def _waiting_row(latest: dict[str, Any], width: int) -> Text:
     """Format the idle shares of actors and learner of a Sebulba run as a row of the panel."""
     columns = {
         "actors": percent(latest.get("actor_idle")),
@@ -280,38 +302,10 @@ def _waiting_row(latest: dict[str, Any]) -> Text:
         " lag": f"{latest['lag_mean']:.1f}" if "lag_mean" in latest else "-",
         " queue": percent(latest.get("queue_occupancy")),
     }
-    row = Text(f"{'waiting':14}", "dim", no_wrap=True, overflow="ellipsis")
+    row = Text(f"{'waiting':{width}}", "dim", no_wrap=True, overflow="ellipsis")
     for name, value in columns.items():
         row.append(f"  {name} ").append(value, "not dim bold")
     return row
-
-
-def _metrics_row(latest: dict[str, Any], keys: list[str]) -> Table:
-    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    for _ in keys:
-        table.add_column(ratio=1, no_wrap=True)
-    table.add_row(*[Text(key.replace("_", " "), "dim") for key in keys])
-    table.add_row(*[number(latest[key]) for key in keys])
-    return table
-
-
-def console(run: RunInfo) -> Console:
-    """Return the sink that shows a run in the terminal, for `train(..., sinks=[console])`."""
-    from podracer.mesh import format_bytes  # imports JAX, which the rest of this file does not need
-
-    experiment = run.experiment
-    return Console(
-        experiment.num_updates,
-        run.run_dir.name,
-        expected_updates=experiment.expected_updates,
-        recipe=experiment.recipe,
-        devices=run.devices,
-        memory=format_bytes(run.state_bytes),
-        resumed_from=run.resumed_from,
-        acting=acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
-        if experiment.evaluations
-        else "",
-    )
 
 
 def line(record: Record, total_updates: int) -> str:

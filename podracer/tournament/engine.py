@@ -22,12 +22,20 @@ from podracer.types import ConfigError, PodracerError
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
+    from podracer.tournament.config import Tournament
 
 
 class EngineLost(PodracerError):
     """The engine's cluster or helper process is gone; the tournament can be resumed."""
 
     exit_code = 77
+
+
+class RoundStopped(Exception):
+    """A round in this process was stopped by a signal and has saved, with this exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
 
 
 class Engine(Protocol):
@@ -57,14 +65,25 @@ class Engine(Protocol):
         ...
 
 
+def make_engine(tournament: Tournament, directory: Path, recipes: Sequence[str]) -> Engine:
+    """Return the engine that a tournament names; see `LocalEngine` for `recipes`."""
+    match tournament.engine:
+        case "inline":
+            return InlineEngine(tournament.experiments)
+        case "local":
+            return LocalEngine(recipes, gpu_share=1 / tournament.pods)
+        case "ray":
+            return RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus, recipes)
+
+
 class InlineEngine:
     """Engine that runs each round in this process when it is started, and raises its errors.
 
     Pods end in the order of their starts, so the same tournament gives the same entries: for
     experiments with tournaments, and for `user_experiments` that no other process can import, see
     `config.restore_experiment`. Nothing runs between two calls, so there is nothing to stop. Raises
-    `KeyboardInterrupt` with the exit code of a round that was stopped in its training and has
-    saved; one that is scored or plays ends first.
+    `RoundStopped` for a round that was stopped in its training, or what `train` raises then; one
+    that is scored or plays ends first.
     """
 
     def __init__(self, user_experiments: Sequence[Experiment] = ()) -> None:
@@ -75,7 +94,7 @@ class InlineEngine:
         from podracer.tournament.pod import run  # slow to import, and not needed by `cluster.py`
 
         if code := run(directory, self._user_experiments):
-            raise KeyboardInterrupt(code)
+            raise RoundStopped(code)
         self._done.append(token)
 
     def poll(self) -> dict[int, int]:

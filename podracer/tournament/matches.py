@@ -16,6 +16,7 @@ from podracer.envs.common import strongly_typed
 from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import load_game
 from podracer.experiments.opponents import Move, find_game_name, trained_move
+from podracer.mesh import fetch
 from podracer.tournament.ratings import Ratings, rate
 from podracer.types import ConfigError, PyTree
 
@@ -93,7 +94,7 @@ def play_matches(game_name: str, players: Sequence[Player], games: int, seed: in
     play = make_play_games(game_name, players, games)
     for i, j in itertools.combinations(range(num), 2):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), j)
-        outcomes = np.asarray(play(i, j, key))
+        outcomes = fetch(play(i, j, key))
         wins[i, j], wins[j, i] = (outcomes > 0).sum(), (outcomes < 0).sum()
         draws[i, j] = draws[j, i] = (outcomes == 0).sum()
     counts = games * (1 - np.eye(num, dtype=int))

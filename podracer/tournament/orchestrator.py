@@ -23,7 +23,7 @@ from podracer.drivers.population import hyperparameters, with_hyperparameters
 from podracer.experiments import recipes as recipes_by_name
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.serialization import to_json
-from podracer.io.signals import PREEMPTED, STOPPED, StopSignals
+from podracer.io.signals import PREEMPTED, StopSignals
 from podracer.tournament import selection
 from podracer.tournament.capacity import CapacityFile, weakest_first
 from podracer.tournament.config import (
@@ -34,7 +34,7 @@ from podracer.tournament.config import (
     with_pod_seeds,
     with_values,
 )
-from podracer.tournament.engine import Engine, InlineEngine, LocalEngine, RayEngine
+from podracer.tournament.engine import Engine, RoundStopped, make_engine
 from podracer.tournament.events import (
     Absent,
     Capacity,
@@ -70,10 +70,10 @@ def run_tournament(
     that have an agent, a network or an environment of your own. With the engine `inline` none are
     needed. `watch` is called with the state whenever it changes.
 
-    Returns 0 once every pod has done all its rounds; 75 or 130 when SIGTERM or Ctrl-C stopped it,
-    after the pods had a minute to save. Raises `ConfigError` before anything is started,
-    `PodracerError` at the end if pods were quarantined, `EngineLost` when the engine's cluster or
-    helper process is gone.
+    Returns 0 once every pod has done all its rounds. Ctrl-C and SIGTERM stop it, after the pods had
+    a minute to save, with `KeyboardInterrupt` and `SystemExit`, see `train`; the command line gets
+    130 and 75. Raises `ConfigError` before anything is started, `PodracerError` at the end if pods
+    were quarantined, `EngineLost` when the engine's cluster or helper process is gone.
     """
     tournament.check()
     if tournament.train_against:
@@ -82,26 +82,19 @@ def run_tournament(
     if tournament.engine == "inline":
         user_experiments = tournament.experiments
     check_pods(tournament, user_experiments)
-    signals = StopSignals()
+    signals = StopSignals(
+        f"Stopping once all pods have saved, within {GRACE_SECONDS:g} s",
+        f"Stopped, and the pods have saved: run_tournament goes on in {directory}.",
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(signals.installed())
         board = stack.enter_context(Leaderboard(Path(directory), tournament.header()))
-        engine = _make_engine(tournament, board.directory, recipes)
+        engine = make_engine(tournament, board.directory, recipes)
         stack.callback(engine.close)
         try:
             return Orchestrator(tournament, board, engine, signals, watch).run()
-        except KeyboardInterrupt as stop:  # of a pod in this process
-            return stop.args[0] if stop.args else STOPPED
-
-
-def _make_engine(tournament: Tournament, directory: Path, recipes: Sequence[str]) -> Engine:
-    match tournament.engine:
-        case "inline":
-            return InlineEngine(tournament.experiments)
-        case "local":
-            return LocalEngine(recipes, gpu_share=1 / tournament.pods)
-        case "ray":
-            return RayEngine(directory, tournament.pod_cpus, tournament.pod_gpus, recipes)
+        except RoundStopped as stop:
+            return stop.exit_code
 
 
 class Orchestrator:

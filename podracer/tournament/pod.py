@@ -49,6 +49,7 @@ from podracer.io.run_directory import own_directory, read_limited, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.io.text import explain_error, redact
+from podracer.mesh import fetch
 from podracer.rollout import Purpose, purpose_key
 from podracer.tournament.config import experiment_of_round, restore_experiment
 from podracer.tournament.matches import (
@@ -135,6 +136,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         run_dir=directory,
         resume=_continues(directory, experiment),
         begin=partial(begin, parents, experiment, _branch(task, parents)) if parents else None,
+        progress=False,
     )
     if result.exit_code:
         return result.exit_code
@@ -317,7 +319,7 @@ def play(task: Task, path: Path, user_experiments: Sequence[Experiment] = ()) ->
             rival, rival_env = _player(opponent.name, checkpoint_path, user_experiments)
             environments = [env, rival_env]
         play_games = make_play_games(common_game(environments), (player, rival), task.episodes)
-        outcomes = np.asarray(play_games(0, 1, key))
+        outcomes = fetch(play_games(0, 1, key))
         wins, draws, losses = (int((outcomes == outcome).sum()) for outcome in (1, 0, -1))
         return Match(name, opponent.name, wins, draws, losses)
 

@@ -14,7 +14,11 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
-from podracer.io.signals import exit_despite_threads, request_signal_at_parent_death
+from podracer.io.signals import (
+    exit_despite_threads,
+    own_process,
+    request_signal_at_parent_death,
+)
 
 
 def main(directory: str, *recipes: str) -> NoReturn:
@@ -23,7 +27,8 @@ def main(directory: str, *recipes: str) -> NoReturn:
     threading.Thread(target=_watch_parent, daemon=True).start()
     from podracer.tournament import pod
 
-    exit_despite_threads(pod.run_alone(Path(directory).absolute(), recipes))
+    with own_process():
+        exit_despite_threads(pod.run_alone(Path(directory).absolute(), recipes))
 
 
 def _watch_parent() -> None:

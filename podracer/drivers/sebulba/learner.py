@@ -30,7 +30,7 @@ from podracer.drivers.sebulba.supervisor import StageTimer
 from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
-from podracer.mesh import check_program_memory, on_one_device
+from podracer.mesh import check_program_memory, fetch, on_one_device
 from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
@@ -129,7 +129,7 @@ class Learner:
 
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""
-        values = jax.device_get(self._pending.pop(0))
+        values = fetch(self._pending.pop(0))
         self.agreed_request = to_progress(self._version - len(self._pending), values).request
         self._fetched.append(values)
 
