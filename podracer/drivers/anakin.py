@@ -81,7 +81,7 @@ class AnakinConfig:
     overhead, shorter chunks report and stop sooner."""
     fused: bool = False
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
-    agents that support it."""
+    agents that support it. Sebulba has no such form, so its runs then differ by rounding."""
 
     @property
     def steps_per_update(self) -> int:
