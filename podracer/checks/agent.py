@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +73,9 @@ def check_agent(
     if agent.spec is None:
         raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
     if length is None:
-        length = getattr(agent, "rollout_length", None) or 16
+        length = int(getattr(agent, "rollout_length", None) or 16)
         if isinstance(agent, NeedsRolloutLength):
-            agent = dataclasses.replace(agent, rollout_length=length)
+            agent = dataclasses.replace(cast(Any, agent), rollout_length=length)
     key = jax.eval_shape(lambda: jax.random.key(0))
     # The agent itself is an argument: its float leaves must not steer Python control flow.
     state = _trace(name, "init", lambda a, k: a.init(k, num_envs), agent, key)

@@ -140,7 +140,7 @@ def anakin(
         state,
         mesh,
         config,
-        to_progress,
+        partial(to_progress, agent=agent, shared=state.learner.shared),
         num_updates=num_updates,
         request=request,
         boundary=boundary,
