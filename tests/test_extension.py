@@ -258,6 +258,23 @@ def test_a_callback_sees_each_boundary_and_may_end_the_run(tmp_path):
     assert fingerprint(state) == fingerprint(result.state)  # it was saved where it ended
 
 
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_a_callback_finds_its_boundary_saved(keep_best, tmp_path):
+    """The first always, later ones where the run saves; before, the first found no checkpoint."""
+    digests = []
+
+    def compare(boundary):
+        _, state = podracer.load(boundary.run_dir)
+        digests.append((fingerprint(state), fingerprint(boundary.state)))
+        return len(digests) == 2
+
+    run = tmp_path / "run"
+    result = podracer.train(CATCH, run_dir=run, keep_best=keep_best, callbacks=[compare])
+    assert len(set(digests[0])) == 1
+    assert (digests[1][0] == digests[0][0]) is not keep_best  # the second evaluation was better
+    assert fingerprint(podracer.load(run)[1]) == fingerprint(result.state) == digests[1][1]
+
+
 @pytest.mark.slow
 def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
     def fails(boundary):
