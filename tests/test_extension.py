@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from importlib.metadata import EntryPoint
 
+import jax
 import numpy as np
 import pytest
 
@@ -284,6 +285,20 @@ def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
         podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[fails])
     crash = json.loads((tmp_path / "run" / "crash.json").read_text())
     assert crash["component"] == "callback"
+
+
+def test_frames_of_any_agent_can_be_recorded_from_python():
+    env = podracer.make("catch")
+    agent = podracer.A2C(spec=env.spec)
+    params = agent.actor_params(agent.init(jax.random.key(0), 1))
+    frames, returns = podracer.record_frames(agent, env, params, jax.random.key(1))
+    assert (frames.dtype, frames.shape[0], frames.shape[-1]) == (np.uint8, 27, 3)
+    assert len(returns) == 3
+    assert set(returns) <= {-1.0, 1.0}
+    short, returns = podracer.record_frames(
+        agent, env, params, jax.random.key(1), episodes=9, max_steps=12, policy="sampled"
+    )
+    assert (len(short), len(returns)) == (12, 1)
 
 
 def test_every_public_name_exists():
