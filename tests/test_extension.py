@@ -8,10 +8,12 @@ import math
 import sys
 from functools import partial
 from importlib.metadata import EntryPoint
+from typing import Annotated
 
 import jax
 import numpy as np
 import pytest
+import tyro
 
 import podracer
 from podracer.cli.arguments import find_experiment, parse_experiment
@@ -365,3 +367,26 @@ def test_a_field_with_the_name_of_another_flag_is_refused_in_a_sentence():
     experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=Clashing())
     with pytest.raises(podracer.ConfigError, match="would have the flag frames: rename"):
         parse_experiment("train mine", [], experiment, TrainOptions())
+
+
+def test_a_second_network_has_no_flags_where_it_says_so():
+    """Its flags are not its own to rename, so the message names what leaves them out."""
+
+    @podracer.struct
+    class WithTarget(podracer.A2C):
+        target: podracer.TorsoNetwork = podracer.static(default=podracer.TorsoNetwork())
+
+    @podracer.struct
+    class WithoutFlags(podracer.A2C):
+        target: Annotated[podracer.TorsoNetwork, tyro.conf.Suppress] = podracer.static(
+            default=podracer.TorsoNetwork()
+        )
+
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=WithTarget())
+    message = r"would have the flag activation, .*Annotated\[TYPE, tyro\.conf\.Suppress\]"
+    with pytest.raises(podracer.ConfigError, match=message):
+        parse_experiment("train mine", [], experiment, TrainOptions())
+    experiment = dataclasses.replace(experiment, agent=WithoutFlags())
+    _, parsed, _ = parse_experiment("train mine", ["--hidden", "8"], experiment, TrainOptions())
+    assert parsed.agent.network.torso.hidden == (8,)
+    assert parsed.agent.target == podracer.TorsoNetwork()
