@@ -76,6 +76,7 @@ from podracer.networks import Table as Table
 from podracer.networks import TorsoNetwork as TorsoNetwork
 from podracer.policy import Policy as Policy
 from podracer.replay import Replay as Replay
+from podracer.reports.recording import record_frames as record_frames
 from podracer.schedules import Linear as Linear
 from podracer.tournament.config import Tournament as Tournament
 from podracer.tournament.orchestrator import run_tournament as run_tournament

@@ -71,7 +71,9 @@ class Agent(Protocol):
     ) -> tuple[LearnerState, Metrics]:
         """Update the state from one shard's trajectory; also return scalar metrics, or `Mean`s.
 
-        `axis` is the name of the mesh axis that the batch is sharded over, None on one device.
+        The update is applied if the shared state and the metrics `loss`, `*_loss` and
+        `*gradient_norm` are finite, else the run ends; other metrics are diagnostics. `axis` is
+        the name of the mesh axis that the batch is sharded over, None on one device.
         """
         ...
 

@@ -70,7 +70,8 @@ def find_devices(count: int = 0) -> list[Device]:
     count = count or len(devices)
     if count % jax.process_count():
         raise ConfigError(
-            f"--devices {count} cannot be split evenly over {jax.process_count()} processes."
+            f"--devices {count} cannot be split evenly over {jax.process_count()} processes: "
+            f"take a multiple of {jax.process_count()}."
         )
     share = count // jax.process_count()
     return [device for host in by_host for device in host[:share]]

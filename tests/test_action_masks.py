@@ -87,7 +87,7 @@ def _lead(tree):
 
 def test_that_fault_ends_the_run_in_one_sentence():
     with pytest.raises(EnvironmentFault, match="update 8: an action mask was all False") as fault:
-        to_progress(10, {"fault": [Fault.ACTION_MASK, 7]})
+        to_progress(10, {"fault": [Fault.ACTION_MASK, 7], "mean": {}}, A2C(spec=SPEC), ())
     assert fault.value.exit_code == 72
 
 

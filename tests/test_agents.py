@@ -165,7 +165,7 @@ def learning(change: Any) -> Any:
 )  # fmt: skip
 def test_a_broken_agent_is_refused_and_the_method_named(agent, message):
     with pytest.raises(ConfigError, match=message):
-        check_agent(agent)
+        check_agent(agent, num_envs=2)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.agents import AGENTS
 from podracer.checks import check_agent
+from podracer.experiments import recipes
+from podracer.experiments.recipes.registry import RECIPES
 from podracer.experiments.run_setup import build
 from podracer.types import (
     ArraySpec,
@@ -167,7 +170,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_a_broken_agent_is_refused_in_one_line(fault):
     mine, text = BROKEN[fault]
     with pytest.raises(ConfigError) as refusal:
-        check_agent(mine)
+        check_agent(mine, num_envs=2)
     assert text in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -289,3 +292,37 @@ def test_what_fails_on_several_devices_alone_is_named():
         ConfigError, match=r"Mine\.learn cannot be traced for several devices.*batch"
     ):
         check_agent(agent(learn=naming_another_axis), num_devices=2)
+
+
+# --- the library's own agents --------------------------------------------------------------------
+
+WORLDS = "lifetimes:worlds:small,envs=16,steps=4000"
+ENVIRONMENTS = {
+    **dict.fromkeys(("DDPG", "SAC", "QTOpt"), "pendulum"),
+    **dict.fromkeys(("LPG", "DiscoDiscovery"), WORLDS),
+    "AlphaZero": "model:catch",
+}
+WITH_FILE = ("Disco", "LPGStudent")  # of a discovered rule
+SLOW = ("AlphaZero", "MuZero", "Stacx", "LPG", "DiscoDiscovery")  # to trace
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in AGENTS
+        if name not in WITH_FILE
+    ],
+)
+def test_every_agent_passes_as_it_is(name):
+    check_agent(AGENTS[name](spec=podracer.make(ENVIRONMENTS.get(name, "catch")).spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_agent_of_every_recipe_passes_as_it_is(name):
+    try:
+        agent, _ = build(recipes.find(name))
+    except ConfigError as error:
+        pytest.skip(str(error))  # needs a package, or the file of a rule
+    check_agent(agent)

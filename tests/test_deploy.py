@@ -164,13 +164,17 @@ def test_the_slurm_script_is_sound() -> None:
     subprocess.run([shellcheck, script], check=True)
 
 
-def slurm(directory: Path, run: Path, code: int) -> tuple[int, str]:
+def slurm(directory: Path, run: Path, code: int, **variables: str) -> tuple[int, str]:
     """The script with an `srun` that ends with `code`; its exit code and what was called."""
     for name, status in (("srun", code), ("scontrol", 0)):
         stub = directory / name
         stub.write_text(f'#!/bin/sh\necho "{name} $*"\nexit {status}\n')
         stub.chmod(0o755)
-    environment = {"PATH": f"{directory}:/usr/bin:/bin", "RUN": str(run), "SLURM_JOB_ID": "7"}
+    environment = {
+        "PATH": f"{directory}:/usr/bin:/bin",
+        "RUN": str(run),
+        "SLURM_JOB_ID": "7",
+    } | variables
     done = subprocess.run(
         ["bash", str(DEPLOY / "slurm.sh"), "catch", "--seed", "1"],
         env=environment,
@@ -180,7 +184,19 @@ def slurm(directory: Path, run: Path, code: int) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("code", "queued"), [(0, ""), (75, "scontrol requeue 7\n"), (70, "")])
+QUEUED = "scontrol requeue 7\n"
+
+
+@pytest.mark.parametrize("code", [77, 137])
+@pytest.mark.parametrize(("restarts", "queued"), [(19, QUEUED), (20, "")])
+def test_the_slurm_script_goes_on_after_a_loss_a_number_of_times(
+    tmp_path: Path, code: int, restarts: int, queued: str
+) -> None:
+    output = slurm(tmp_path, tmp_path, code, SLURM_RESTART_COUNT=str(restarts))[1]
+    assert output.partition("\n")[2] == queued
+
+
+@pytest.mark.parametrize(("code", "queued"), [(0, ""), (75, QUEUED), (77, QUEUED), (70, "")])
 def test_the_slurm_script_starts_resumes_and_queues(tmp_path: Path, code: int, queued: str) -> None:
     run = tmp_path / "a run"
     started = f"srun podracer train catch --seed 1 --run-dir {run}\n"

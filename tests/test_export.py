@@ -74,6 +74,8 @@ OPERATIONS = {
     "rsqrt": lambda a: lax.rsqrt(1e-8 + lax.abs(a["x"])),
     "pow": lambda a: lax.pow(lax.abs(a["x"]), a["y"]),
     "integer_pow": lambda a: a["x"] ** 3 + (1 + a["x"] ** 2) ** -2,
+    "erfc": lambda a: lax.erfc(a["x"]),
+    "gelu": lambda a: jax.nn.gelu(a["x"], approximate=False),
     "erf_inv": lambda a: lax.erf_inv(jnp.tanh(a["x"])),
     "round": lambda a: lax.round(a["x"]),
     "round to even": lambda a: jnp.round(2 * a["x"]) / 2,
@@ -125,6 +127,9 @@ OPERATIONS = {
     "broadcast of a constant": lambda a: jnp.concatenate([a["x"], jnp.zeros((1, 4))]),
     "transpose": lambda a: a["x"].T,
     "concatenate": lambda a: jnp.concatenate([a["x"], a["y"]], axis=1),
+    "stack": lambda a: jnp.stack([a["x"], a["y"]]),
+    "stack along the last axis": lambda a: jnp.stack([a["x"], a["y"]], axis=-1),
+    "tile": lambda a: jnp.tile(a["x"], (2, 3)),
     "split": lambda a: jnp.split(a["x"], [1], axis=1)[1],
     "slice": lambda a: a["x"][1:, ::2],
     "rev": lambda a: a["x"][::-1],
@@ -132,6 +137,24 @@ OPERATIONS = {
     "pad": lambda a: jnp.pad(a["x"], ((1, 0), (0, 2)), constant_values=-jnp.inf),
     "gather": lambda a: jnp.asarray(MATRIX)[a["i"][0] % 4],
     "one_hot": lambda a: jax.nn.one_hot(a["i"], 5),
+    "take of columns": lambda a: jnp.take(a["x"], a["i"][0] % 4, axis=1),
+    "take of constant columns": lambda a: a["x"][:, jnp.array([3, 0])],
+    "take outside": lambda a: jnp.nan_to_num(jnp.take(a["x"], a["i"][0], axis=0), nan=-7.0),
+    "take_along_axis": lambda a: jnp.take_along_axis(a["x"], a["i"] % 4, axis=1),
+    "gather of entries": lambda a: a["x"][jnp.arange(3), a["i"][:, 0] % 4],
+    "gather of a row": lambda a: a["x"][a["i"][0, 0] % 3],
+    "sort": lambda a: jnp.sort(a["x"], axis=0),
+    "argsort of ties": lambda a: jnp.argsort(a["i"], axis=1),
+    "top_k": lambda a: lax.top_k(a["i"], 2)[0] + lax.top_k(a["x"], 2)[1],
+    "max-pool": lambda a: lax.reduce_window(
+        a["z"], -jnp.inf, lax.max, (3, 2, 1), (2, 2, 1), ((1, 1), (0, 1), (0, 0))
+    ),
+    "sum of windows": lambda a: lax.reduce_window(
+        a["z"], 0.0, lax.add, (3, 2, 1), (1, 2, 1), ((1, 0), (0, 1), (0, 0))
+    ),
+    "select_n of three": lambda a: lax.switch(
+        a["i"][0, 0] % 3, [lambda x: x, lambda x: -x, lambda x: 2 * x], a["x"]
+    ),
     "dot_general": lambda a: a["x"] @ MATRIX,
     "dot_general of a vector": lambda a: a["x"][0] @ MATRIX,
     "dot_general of inputs": lambda a: jnp.einsum("ij,kj->ki", a["x"], a["y"]),
@@ -221,8 +244,8 @@ def test_operators_agree_for_more_numbers(seed):
 
 
 def test_an_unknown_primitive_is_named():
-    with pytest.raises(ConfigError, match=r"no operator for 'sort', .* --format stablehlo"):
-        to_onnx(decision_of({"sort": lambda a: jnp.sort(a["x"])}), {})
+    with pytest.raises(ConfigError, match=r"no operator for 'cummax', .* --format stablehlo"):
+        to_onnx(decision_of({"cummax": lambda a: lax.cummax(a["x"])}), {})
 
 
 # --- agents --------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ import math
 import sys
 from functools import partial
 from importlib.metadata import EntryPoint
+from typing import Annotated
 
+import jax
 import numpy as np
 import pytest
+import tyro
 
 import podracer
 from podracer.cli.arguments import find_experiment, parse_experiment
@@ -258,6 +261,23 @@ def test_a_callback_sees_each_boundary_and_may_end_the_run(tmp_path):
     assert fingerprint(state) == fingerprint(result.state)  # it was saved where it ended
 
 
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_a_callback_finds_its_boundary_saved(keep_best, tmp_path):
+    """The first always, later ones where the run saves; before, the first found no checkpoint."""
+    digests = []
+
+    def compare(boundary):
+        _, state = podracer.load(boundary.run_dir)
+        digests.append((fingerprint(state), fingerprint(boundary.state)))
+        return len(digests) == 2
+
+    run = tmp_path / "run"
+    result = podracer.train(CATCH, run_dir=run, keep_best=keep_best, callbacks=[compare])
+    assert len(set(digests[0])) == 1
+    assert (digests[1][0] == digests[0][0]) is not keep_best  # the second evaluation was better
+    assert fingerprint(podracer.load(run)[1]) == fingerprint(result.state) == digests[1][1]
+
+
 @pytest.mark.slow
 def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
     def fails(boundary):
@@ -267,6 +287,20 @@ def test_a_callback_that_fails_ends_the_run_in_its_name(tmp_path):
         podracer.train(CATCH, run_dir=tmp_path / "run", callbacks=[fails])
     crash = json.loads((tmp_path / "run" / "crash.json").read_text())
     assert crash["component"] == "callback"
+
+
+def test_frames_of_any_agent_can_be_recorded_from_python():
+    env = podracer.make("catch")
+    agent = podracer.A2C(spec=env.spec)
+    params = agent.actor_params(agent.init(jax.random.key(0), 1))
+    frames, returns = podracer.record_frames(agent, env, params, jax.random.key(1))
+    assert (frames.dtype, frames.shape[0], frames.shape[-1]) == (np.uint8, 27, 3)
+    assert len(returns) == 3
+    assert set(returns) <= {-1.0, 1.0}
+    short, returns = podracer.record_frames(
+        agent, env, params, jax.random.key(1), episodes=9, max_steps=12, policy="sampled"
+    )
+    assert (len(short), len(returns)) == (12, 1)
 
 
 def test_every_public_name_exists():
@@ -333,3 +367,26 @@ def test_a_field_with_the_name_of_another_flag_is_refused_in_a_sentence():
     experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=Clashing())
     with pytest.raises(podracer.ConfigError, match="would have the flag frames: rename"):
         parse_experiment("train mine", [], experiment, TrainOptions())
+
+
+def test_a_second_network_has_no_flags_where_it_says_so():
+    """Its flags are not its own to rename, so the message names what leaves them out."""
+
+    @podracer.struct
+    class WithTarget(podracer.A2C):
+        target: podracer.TorsoNetwork = podracer.static(default=podracer.TorsoNetwork())
+
+    @podracer.struct
+    class WithoutFlags(podracer.A2C):
+        target: Annotated[podracer.TorsoNetwork, tyro.conf.Suppress] = podracer.static(
+            default=podracer.TorsoNetwork()
+        )
+
+    experiment = dataclasses.replace(recipes.find("catch_a2c"), agent=WithTarget())
+    message = r"would have the flag activation, .*Annotated\[TYPE, tyro\.conf\.Suppress\]"
+    with pytest.raises(podracer.ConfigError, match=message):
+        parse_experiment("train mine", [], experiment, TrainOptions())
+    experiment = dataclasses.replace(experiment, agent=WithoutFlags())
+    _, parsed, _ = parse_experiment("train mine", ["--hidden", "8"], experiment, TrainOptions())
+    assert parsed.agent.network.torso.hidden == (8,)
+    assert parsed.agent.target == podracer.TorsoNetwork()

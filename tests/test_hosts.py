@@ -1,8 +1,10 @@
 """Several processes as one run, on loopback."""
 
+import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import socket
 import stat
@@ -16,8 +18,14 @@ import pytest
 from child import call, environment, fingerprint, finish, records, start, wait_for_lines
 
 import podracer
+from podracer.cli import train as train_commands
 from podracer.experiments import peers
-from podracer.experiments.hosts import Hosts, initialize_devices, use_compilation_cache
+from podracer.experiments.hosts import (
+    Hosts,
+    initialize_devices,
+    use_compilation_cache,
+    warn_if_alone,
+)
 from podracer.experiments.serialization import read_experiment
 from podracer.io.cache import prepare_cache
 from podracer.types import ConfigError
@@ -72,6 +80,22 @@ def test_two_processes_train_as_one_with_the_same_devices(one, tmp_path):
         for name, value in together.items():
             assert value == pytest.approx(single[name], rel=1e-3, abs=1e-4), name
     assert json.loads((one / "config.json").read_text())["device"]["processes"] == 2
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 2), (2, 2), (3, 0)])
+def test_a_run_takes_the_devices_that_it_had_where_its_processes_can_share_them(
+    processes, devices, one, monkeypatch
+):
+    """Nobody gave --devices, so no refusal may name it: three processes take all that there are."""
+    monkeypatch.setattr(train_commands, "initialize_devices", lambda _, count: throw(Taken(count)))
+    experiment = dataclasses.replace(read_experiment(one), devices=0)
+    with pytest.raises(Taken) as error:
+        train_commands.run(experiment, one, Hosts("h:1", processes, 0), resume=True)
+    assert error.value.args == (devices,)
+
+
+class Taken(Exception):
+    """The number of devices that a command asked for."""
 
 
 @pytest.mark.figure(19)
@@ -225,6 +249,7 @@ def test_processes_with_other_flags_are_refused_before_they_train(tmp_path):
         (Hosts("127.0.0.1:0", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("127.0.0.1:65536", 2, 1), "with a port from 1 to 65,535"),
         (Hosts("192.0.2.1:1234", 2, 0), "process 0 cannot listen on 192.0.2.1:1234"),
+        (Hosts("nowhere.invalid:1234", 2, 0, 1e-9), "process 0 cannot listen on nowhere.invalid"),
     ],
 )
 def test_processes_that_cannot_join_are_told_why(hosts, message, monkeypatch):
@@ -256,6 +281,57 @@ def test_a_third_process_with_a_number_that_is_taken_harms_no_run(tmp_path):
     wait_for_lines(processes[0], run, updates + 1)  # the run goes on
     processes[1].send_signal(signal.SIGTERM)
     end(processes, 75)
+
+
+def test_a_coordinator_whose_name_is_not_known_yet_is_waited_for(monkeypatch, capsys):
+    """Kubernetes knows the name of a pod some seconds after its start; exit code 78 is final."""
+    find, errors = socket.getaddrinfo, [socket.gaierror(-2, "Name or service not known")] * 3
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *args: find(*args) if not errors else throw(errors.pop())
+    )
+    monkeypatch.setattr(peers, "NAME_SECONDS", 0)
+    monkeypatch.setattr(peers, "NOTICE_SECONDS", 0)
+    peers._check_can_listen("localhost:0", 60)
+    assert errors == []
+    notice = "podracer: waits at most 60 s for localhost to be this machine"
+    assert capsys.readouterr().err.count(notice) == 1
+
+
+def throw(error):
+    raise error
+
+
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (MPI, "one of 4 that Open MPI started"),
+        ({"PMI_SIZE": "2"}, "one of 2 that MPI started"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "number 3 of an indexed job of Kubernetes"),
+        ({"SLURM_NTASKS": "8"}, "of a Slurm job with 8 tasks, but it trains alone: .* srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_process_of_a_job_that_trains_alone_says_so(variables, sentence, monkeypatch, caplog):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    warn_if_alone(Hosts())
+    assert len(caplog.messages) == (sentence is not None)
+    assert sentence is None or re.search(f"This process is .*{sentence}", caplog.messages[0])
+    caplog.clear()
+    warn_if_alone(Hosts("10.0.0.1:1234", 4, 1))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
+def test_one_variable_of_jax_is_not_ignored(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match="JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES"):
+        initialize_devices(Hosts(), 0)
 
 
 def test_a_user_without_a_home_goes_on_without_a_cache(monkeypatch):

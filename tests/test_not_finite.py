@@ -15,10 +15,17 @@ from podracer.agents.impala import Impala
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.sweep import make_pods
 from podracer.networks import MLP, TorsoNetwork
 from podracer.types import NonFiniteError, static
 
 STEPS = 16 * 8
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 BAD = 8  # the update in which a value turns bad
 DRIVERS = {
     "anakin": AnakinConfig(16, 8, 2),
@@ -106,6 +113,35 @@ def check_finite(run, experiment):
 )
 def test_an_update_that_is_not_finite_is_neither_applied_nor_saved(driver, site, name, tmp_path):
     assert check_stopped(tmp_path / "run", experiment(driver, site=site), name) == BAD
+
+
+@pytest.mark.figure(9)
+@pytest.mark.parametrize(
+    ("driver", "site", "message"),
+    [
+        ("anakin", "params", r"gradient \(first shared\.params.*\.weight\)"),
+        ("sebulba", "policy_loss", r"loss \(first policy_loss\)\. The update"),
+        slow("anakin", "loss", r"loss\. The update"),
+        slow("sebulba", "gradient_norm", r"gradient \(first gradient_norm\)\. The update"),
+    ],
+)
+def test_what_is_not_finite_is_named(driver, site, message, tmp_path):
+    with pytest.raises(NonFiniteError, match=rf"update {BAD}: not finite: {message}"):
+        podracer.train(experiment(driver, site=site), run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("driver", ["anakin", "sebulba", slow("population")])
+def test_a_diagnostic_that_is_not_finite_ends_no_run(driver, tmp_path, caplog):
+    """It is null in the record of its chunk, and a warning names it once."""
+    pods = make_pods((), range(2), 0, 0) if driver == "population" else ()
+    run, bad = tmp_path / "run", experiment(driver.replace("population", "anakin"), site="entropy")
+    bad = dataclasses.replace(bad, frames=(BAD + 6) * STEPS, pods=pods)
+    assert podracer.train(bad, run_dir=run).exit_code == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["updates"] for r in records if r["entropy"] is None] == [BAD]
+    assert records[-1]["updates"] == BAD + 6
+    (warning,) = (text for text in caplog.messages if "not finite" in text)
+    assert f"update {BAD}: the metric 'entropy' is not finite" in warning
 
 
 @pytest.mark.slow

@@ -240,9 +240,9 @@ def test_refuses_a_network_with_memory():
 def test_refuses_rollouts_of_another_length_than_its_memories_have():
     agent, _ = agent_and_env("r2d2")
     with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
-        check_agent(agent, length=3)
+        check_agent(agent, num_envs=4, length=3)
     with pytest.raises(ConfigError, match="R2D2 has no `rollout_length`: give it that"):
-        check_agent(dataclasses.replace(agent, rollout_length=None), length=3)
+        check_agent(dataclasses.replace(agent, rollout_length=None), num_envs=4, length=3)
 
 
 # --- what they learn from ------------------------------------------------------------------------

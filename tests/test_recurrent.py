@@ -243,9 +243,9 @@ def test_they_keep_the_contract(name):
     agent = AGENTS[name]
     check_agent(agent, num_envs=4, length=8)
     with pytest.raises(ConfigError, match="rollout_length is 8, but a rollout has 3 steps"):
-        check_agent(agent, length=3)
+        check_agent(agent, num_envs=4, length=3)
     with pytest.raises(ConfigError, match=r"(SAC|DDPG) has no `rollout_length`: give it that"):
-        check_agent(dataclasses.replace(agent, rollout_length=None), length=3)
+        check_agent(dataclasses.replace(agent, rollout_length=None), num_envs=4, length=3)
 
 
 @pytest.mark.slow

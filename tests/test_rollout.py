@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.agents.a2c import A2C
 from podracer.drivers.common import reduce_metrics, to_progress
 from podracer.ops.returns import generalized_advantages, lambda_returns
 from podracer.rollout import (
@@ -271,4 +272,4 @@ def test_lengths_of_many_long_episodes_do_not_overflow():
     )
     sums = {"frames": jnp.int32(0)}
     values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), sums, 1, jnp.int32(0), None)
-    assert to_progress(1, values).metrics["episode_length"] == 20_000
+    assert to_progress(1, values, A2C(), ()).metrics["episode_length"] == 20_000

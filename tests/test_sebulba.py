@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -34,6 +35,9 @@ from podracer.drivers.sebulba.trajectory import RolloutStart, empty_buffer, fini
 from podracer.envs import make
 from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import make_evaluator
+from podracer.experiments import recipes
+from podracer.experiments.recipes.registry import RECIPES
+from podracer.experiments.training import train
 from podracer.io.checkpoint import fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.rollout import zero_episode_stats
@@ -113,6 +117,32 @@ def test_lock_step_equals_anakin_to_the_bit(name, learners):
         for metric, value in other.metrics.items():
             expect = value if value is None else pytest.approx(value, rel=1e-5, abs=1e-7)
             assert one.metrics[metric] == expect, metric
+
+
+ROOT = Path(__file__).parents[1]
+FUSED = [name for name in RECIPES if getattr(recipes.find(name).driver, "fused", False)]
+
+
+def test_the_docs_name_the_recipes_that_lock_step_equals_without_fusion_only():
+    """A fused recipe equals lock-step Sebulba with --no-fused only."""
+    for page in ("numerics", "sebulba"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        assert [name for name in (*FUSED, "--no-fused") if f"`{name}`" not in text] == [], page
+
+
+@pytest.mark.parametrize(
+    "name", [FUSED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FUSED[1:])]
+)
+def test_a_fused_recipe_equals_lock_step_without_its_fused_form(name, tmp_path):
+    fields = {"devices": 1, "frames": 8192, "evaluations": 0}
+    recipe = dataclasses.replace(recipes.find(name), **fields)
+    lag = {"driver": {"policy_lag": 0, "threads_per_actor": 1}}
+    anakin_run = recipe.with_fields({"driver": {"fused": False}})
+    sebulba_run = recipe.with_arch("sebulba").with_fields(lag)
+    with optimized():
+        digests = {fingerprint(train(run, run_dir=tmp_path / run.arch).state)
+                   for run in (anakin_run, sebulba_run)}  # fmt: skip
+    assert len(digests) == 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ orthogonal (scaled by sqrt 2, the policy's last layer by 0.01), not uniform; act
 one learning rate. Batch, hidden layers and learning rate are those of TD3's published code.
 Different from DDPG's paper: Gaussian noise, not an Ornstein-Uhlenbeck process; the action enters
 the critic's first layer; no batch normalization; tau is 0.005, not 0.001. Distributional critics
-and AdamW's weight decay are those of FastTD3 (Seo et al. 2025, arXiv 2505.22642).
+and AdamW's weight decay come from FastTD3 (Seo et al. 2025, arXiv 2505.22642), which projects the
+critics' distributions before it takes the smaller.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Agent, MetaLearner, policy_params
+from podracer.agent import Agent, MetaLearner, NeedsRolloutLength, policy_params
 from podracer.checks.errors import describe_error
 from podracer.environment import action_struct
 from podracer.io.sinks import group
@@ -60,16 +60,23 @@ def check_fields(agent: Any) -> None:
             raise ConfigError(f"{field} is a {_kind(leaf)}: declare it with podracer.static.")
 
 
-def check_agent(agent: Any, *, num_envs: int = 2, length: int = 3, num_devices: int = 1) -> None:
+def check_agent(
+    agent: Any, *, num_envs: int = 256, length: int | None = None, num_devices: int = 1
+) -> None:
     """Raise `ConfigError` that names the method if an agent breaks the contract of `Agent`.
 
     The agent is built for an environment: its `spec` is that of the environment. It is traced with
-    `num_envs` environments and rollouts of `length` steps on each of `num_devices` devices.
+    `num_envs` environments and rollouts of `length` steps on each of `num_devices` devices: by
+    default of the agent's own `rollout_length`, or 16. Nothing is computed.
     """
     check_fields(agent)
     name = type(agent).__name__
     if agent.spec is None:
         raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
+    if length is None:
+        length = int(getattr(agent, "rollout_length", None) or 16)
+        if isinstance(agent, NeedsRolloutLength):
+            agent = dataclasses.replace(cast(Any, agent), rollout_length=length)
     key = jax.eval_shape(lambda: jax.random.key(0))
     # The agent itself is an argument: its float leaves must not steer Python control flow.
     state = _trace(name, "init", lambda a, k: a.init(k, num_envs), agent, key)

@@ -73,8 +73,8 @@ def parse(
         names = list(flag_names(default))
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ConfigError(
-            f"podracer {command}: several fields would have the flag {', '.join(twice)}: "
-            "rename those of your own."
+            f"podracer {command}: several fields would have the flag {', '.join(twice)}: rename "
+            "those of your own, or leave a part without flags: Annotated[TYPE, tyro.conf.Suppress]."
         ) from error
 
 

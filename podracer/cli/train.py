@@ -19,7 +19,12 @@ from podracer.cli.arguments import (
     parse_experiment,
 )
 from podracer.cli.run_options import RunOptions
-from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
+from podracer.experiments.hosts import (
+    Hosts,
+    disable_async_dispatch,
+    initialize_devices,
+    warn_if_alone,
+)
 from podracer.io.directories import is_tournament
 from podracer.io.text import redact_settings
 
@@ -166,10 +171,14 @@ def run(
     if resume and run_dir is not None:
         from podracer.experiments.serialization import saved_devices
 
-        devices = devices or saved_devices(run_dir)
+        saved = saved_devices(run_dir)
+        processes = hosts.with_environment().num_processes or 1
+        devices = devices or (saved if saved % processes == 0 else 0)  # 0: all, if they fit no more
     if experiment.arch == "sebulba" and devices <= 1:
         disable_async_dispatch()
     initialize_devices(hosts, devices)
+    if not experiment.pods:  # a sweep is one process anyway
+        warn_if_alone(hosts)
     import jax
 
     from podracer.experiments.training import train

@@ -84,7 +84,7 @@ class AnakinConfig:
     overhead, shorter chunks report and stop sooner."""
     fused: bool = False
     """Differentiate through the rollout and reuse its forward pass (the paper's minimal unit), for
-    agents that support it."""
+    agents that support it. Sebulba has no such form, so its runs then differ by rounding."""
 
     @property
     def steps_per_update(self) -> int:
@@ -146,7 +146,7 @@ def anakin(
         state,
         mesh,
         config,
-        to_progress,
+        partial(to_progress, agent=agent, shared=state.learner.shared),
         num_updates=num_updates,
         request=request,
         boundary=boundary,

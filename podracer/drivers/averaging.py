@@ -35,7 +35,8 @@ class Averaging:
 
     peers: Peers
     """`all` pods; in turn each neighbor of a `hypercube`, so that after log2(P) rounds a number has
-    reached all pods; or the pod before in a directed `ring`, as in GALA."""
+    reached all pods; or the pod before in a directed `ring`, as in GALA. Averages keep the mean of
+    all pods, but in a ring beside a failed pod: the pod after it keeps what it has."""
     every: int
     """Number of updates between two averages: whole chunks."""
 
@@ -72,7 +73,8 @@ def average_states(
 ) -> PyTree:
     """Return the averages of the float leaves `[P, ...]` of sound pods, bool `[P]`, in a round.
 
-    Pods that are not sound, and other leaves, stay as they are.
+    Pods that are not sound, and other leaves, stay as they are. A sound pod whose partner is not
+    stays, too: pairs keep their mean, while a ring with a gap gives its neighbors unequal weights.
     """
     whole, sharded = (NamedSharding(mesh, spec) for spec in (REPLICATED, PartitionSpec(POD)))
     num_pods = is_sound.shape[0]

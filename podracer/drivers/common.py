@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.agent import Agent
+from podracer.agent import Agent, require_spec
 from podracer.environment import Environment
 from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.means import Mean
@@ -65,6 +65,9 @@ class Fault(enum.IntFlag):
     ACTION_MASK = 32
 
 
+_LEAF_SHIFT = 8  # bits below are those of `Fault`
+
+
 @struct
 class TrainState:
     """Complete state of a run: what a checkpoint holds and a resumed run continues from."""
@@ -72,7 +75,7 @@ class TrainState:
     learner: LearnerState
     actor: PyTree  # `rollout.ActorState`, or () where environments cannot be saved
     update: jax.Array  # u32 scalar, number of updates done
-    fault: jax.Array  # u32 [2]: bits of `Fault` and the number of the update, for the first fault
+    fault: jax.Array  # u32 [2]: of the first fault, see `_fault_bits`, and the number of the update
     key: jax.Array  # the run's key, from which all other keys are folded
 
 
@@ -256,25 +259,51 @@ def _fault_bits(
     metrics: Metrics,
     axis: Axis,
 ) -> jax.Array:
-    """Return the bits of `Fault` of this update on any shard."""
+    """Return the bits of `Fault` of this update on any shard.
+
+    From `_LEAF_SHIFT` on they are one more than the place of the first leaf of `_checked_leaves`
+    that is not finite.
+    """
     final, steps = trajectory.final, trajectory.steps.timestep
-    losses = {name: value for name, value in metrics.items() if name != "gradient_norm"}
-    gradient = metrics.get("gradient_norm", ())
-    passed = {
-        Fault.OBSERVATION: _all_finite((steps.observation, final.observation)),
-        Fault.REWARD: _all_finite((steps.reward, final.reward)),
-        Fault.LOSS: _all_finite(losses),
-        Fault.GRADIENT: _all_finite((gradient, learner.shared)),
-        Fault.RESTART: jnp.all(trajectory.next_timesteps().first | trajectory.valid()),
-    }
+    observations, rewards = (steps.observation, final.observation), (steps.reward, final.reward)
+    leaves = _checked_leaves(observations, rewards, metrics, learner.shared)
+    restarts = jnp.all(trajectory.next_timesteps().first | trajectory.valid())
+    passed = [(flag, _all_finite(leaf)) for flag, _, leaf in leaves]
+    passed.append((Fault.RESTART, restarts))
     if (mask := action_mask(steps.observation)) is not None:
         assert agent.spec is not None
         allowed = allows_action(agent.spec.action, mask)
-        passed[Fault.ACTION_MASK] = jnp.all(allowed | steps.last)
-    failures = (~jnp.stack(list(passed.values()))).astype(jnp.float32)
-    failures = jax.lax.psum(failures, axis) if axis else failures
-    bits = jnp.asarray([flag.value for flag in passed], jnp.uint32)
-    return jnp.sum(jnp.where(failures > 0, bits, jnp.uint32(0)))
+        passed.append((Fault.ACTION_MASK, jnp.all(allowed | steps.last)))
+    failures = (~jnp.stack([x for _, x in passed])).astype(jnp.float32)
+    has_failed = (jax.lax.psum(failures, axis) if axis else failures) > 0
+    flags = np.asarray([flag.value for flag, _ in passed], np.uint32)
+    bits = jnp.bitwise_or.reduce(jnp.where(has_failed, flags, np.uint32(0)))
+    place = jnp.where(jnp.any(has_failed[: len(leaves)]), jnp.argmax(has_failed) + 1, 0)
+    return bits | place.astype(jnp.uint32) << _LEAF_SHIFT
+
+
+def _checked_leaves(
+    observations: Sequence[PyTree], reward: PyTree, metrics: Mapping[str, Any], shared: PyTree
+) -> list[tuple[Fault, str, Any]]:
+    """Return the `Fault`, the name and the value of each part of an update that must be finite.
+
+    Metrics that are neither losses nor norms of gradients are diagnostics and may be anything.
+    """
+
+    def leaves(flag: Fault, name: str, tree: PyTree) -> list[tuple[Fault, str, Any]]:
+        paths = jax.tree_util.tree_leaves_with_path(tree)
+        return [(flag, name + jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+
+    names = sorted(metrics)
+    losses = [name for name in names if name == "loss" or name.endswith("_loss")]
+    norms = [name for name in names if name.endswith("gradient_norm")]
+    return [
+        *(x for tree in observations for x in leaves(Fault.OBSERVATION, "observation", tree)),
+        (Fault.REWARD, "reward", reward),
+        *((Fault.LOSS, name, metrics[name]) for name in losses),
+        *((Fault.GRADIENT, name, metrics[name]) for name in norms),
+        *leaves(Fault.GRADIENT, "shared", shared),
+    ]
 
 
 def _all_finite(tree: PyTree) -> jax.Array:
@@ -324,15 +353,20 @@ def reduce_metrics(
     }
 
 
-def to_progress(updates: int, values: Any) -> Progress:
+def to_progress(updates: int, values: Any, agent: Agent, shared: PyTree) -> Progress:
     """Return the report on a chunk from the output of `reduce_metrics`, on the host.
 
     If an update had a `Fault`, raises `NonFiniteError`, `ConfigError` for an environment that does
-    not restart, or `EnvironmentFault` for one that allows no action.
+    not restart, or `EnvironmentFault` for one that allows no action. `shared` has the structure of
+    the learner's shared state, by which what is not finite is named.
     """
     bits, failed_update = (int(x) for x in values["fault"])
     if bits:
-        _raise_fault(Fault(bits), failed_update + 1)
+        observation = require_spec(agent.spec).observation
+        names = [
+            name for _, name, _ in _checked_leaves([observation] * 2, (), values["mean"], shared)
+        ]
+        _raise_fault(bits, failed_update + 1, names)
     episodes = int(values["episodes"])
     metrics: dict[str, float | None] = {
         "episodes": episodes,
@@ -350,7 +384,8 @@ def _value(mean: Any) -> float | None:
     return float(mean.total) / float(mean.share) if mean.share else None
 
 
-def _raise_fault(faults: Fault, update: int) -> NoReturn:
+def _raise_fault(bits: int, update: int, leaves: Sequence[str]) -> NoReturn:
+    faults, place = Fault(bits % (1 << _LEAF_SHIFT)), bits >> _LEAF_SHIFT
     if Fault.RESTART in faults:
         raise ConfigError(
             f"update {update}: an episode ended and the environment did not restart: "
@@ -358,5 +393,6 @@ def _raise_fault(faults: Fault, update: int) -> NoReturn:
         )
     if Fault.ACTION_MASK in faults:
         raise EnvironmentFault(f"update {update}: {NO_ACTION}")
-    names = ", ".join(str(fault.name).lower() for fault in faults)
+    names, first = ", ".join(str(fault.name).lower() for fault in faults), leaves[place - 1]
+    names += "" if first == names else f" (first {first})"
     raise NonFiniteError(f"update {update}: not finite: {names}. The update was not applied.")

@@ -47,7 +47,7 @@ from podracer.host_memory import host_leaves
 from podracer.io.names import nearest
 from podracer.means import Mean
 from podracer.mesh import POD, Device, check_program_memory, make_mesh
-from podracer.types import ConfigError, Metrics
+from podracer.types import ConfigError, Metrics, PyTree
 
 PODS = PartitionSpec(POD)
 
@@ -210,7 +210,7 @@ def population(
     """
 
     def to_progress(updates: int, values: Any) -> Progress:
-        progress = _to_progress(updates, values)
+        progress = _to_progress(updates, values, agent, state.learner.shared)
         if not isinstance(exchange, Selection):
             return progress
         if not is_due(exchange.every, updates - int(values["updates"][0])):
@@ -354,11 +354,12 @@ def make_evaluator(
     return lambda state: to_evaluation(run(agents, state))
 
 
-def _to_progress(updates: int, values: Any) -> Progress:
+def _to_progress(updates: int, values: Any, agent: Agent, shared: PyTree) -> Progress:
     """Return the report on a chunk of all pods; metrics of a pod without a value are NaN."""
     failed = values["fault"][:, 0] != 0
     if failed.all():
-        driver.to_progress(updates, jax.tree.map(lambda x: x[0], values))  # raises the fault
+        first = jax.tree.map(lambda x: x[0], values)
+        driver.to_progress(updates, first, agent, shared)  # raises the fault
     num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
     metrics = {
         "episodes": values["episodes"],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import logging
 import os
 import re
 from pathlib import Path
 
+_LOG = logging.getLogger("podracer")
 MAX_LOCAL_DEVICES = 1024  # no host has more, and JAX takes minutes to make so many virtual ones
 MAX_JOIN_SECONDS = 7 * 24 * 3600  # a queue may start processes days apart; JAX takes no infinity
 
@@ -38,10 +40,11 @@ class Hosts:
             return int(texts[0]) if texts and texts[0].isdigit() else None
 
         is_set = (self.coordinator, self.num_processes, self.process_id) != (None, None, None)
-        if is_set or "JAX_COORDINATOR_ADDRESS" not in os.environ:
+        names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+        if is_set or not any(name in os.environ for name in names):
             return self
         return Hosts(
-            os.environ["JAX_COORDINATOR_ADDRESS"],
+            os.environ.get("JAX_COORDINATOR_ADDRESS"),
             number("JAX_NUM_PROCESSES"),
             number("JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"),
             self.join_seconds,
@@ -65,7 +68,10 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     settings = [hosts.coordinator, hosts.num_processes, hosts.process_id]
     is_multi_process = any(x is not None for x in settings)
     if is_multi_process and any(x is None for x in settings):
-        raise ConfigError("give --coordinator, --num-processes and --process-id together.")
+        raise ConfigError(
+            "give --coordinator, --num-processes and --process-id together, or "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+        )
     if is_multi_process and not 0 <= hosts.process_id < hosts.num_processes:  # type: ignore[operator]
         raise ConfigError(
             f"--process-id {hosts.process_id} must lie below --num-processes {hosts.num_processes}."
@@ -85,7 +91,8 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     if devices:
         if is_multi_process and devices % hosts.num_processes:  # type: ignore[operator]
             raise ConfigError(
-                f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes."
+                f"--devices {devices} cannot be split evenly over {hosts.num_processes} processes: "
+                f"take a multiple of {hosts.num_processes}."
             )
         local_devices = devices // (hosts.num_processes or 1)
         if local_devices > MAX_LOCAL_DEVICES and not _launched_by_cluster():
@@ -125,6 +132,27 @@ def _launched_by_cluster() -> bool:
     """Return whether a launcher whose variables JAX reads by itself started several processes."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     return (tasks.isdigit() and int(tasks) > 1) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+
+
+def warn_if_alone(hosts: Hosts) -> None:
+    """Log a warning if this process seems to be one of a job, but shares its run with no other."""
+    job = _visible_job()
+    if job and hosts.with_environment().coordinator is None and not _launched_by_cluster():
+        _LOG.warning("This process is %s, but it trains alone: for one run of all %s.", *job)
+
+
+def _visible_job() -> tuple[str, str] | None:
+    """Return of which job of several processes this one seems to be, and how they would join."""
+    flags = "give --coordinator, --num-processes and --process-id"
+    for launcher, name in (("Open MPI", "OMPI_COMM_WORLD_SIZE"), ("MPI", "PMI_SIZE")):
+        if (size := os.environ.get(name, "1")) not in ("", "0", "1"):
+            return f"one of {size} that {launcher} started ({name})", flags
+    if (index := os.environ.get("JOB_COMPLETION_INDEX")) is not None:
+        return f"number {index} of an indexed job of Kubernetes (JOB_COMPLETION_INDEX)", flags
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    if "SLURM_STEP_NUM_TASKS" not in os.environ and tasks.isdigit() and int(tasks) > 1:
+        return f"the only one of a Slurm job with {tasks} tasks", "start it with srun"
+    return None
 
 
 def use_compilation_cache() -> Path | None:

@@ -35,6 +35,7 @@ from podracer.types import ConfigError, PodracerError
 
 HEARTBEAT_SECONDS = 10  # a process that is silent for longer is lost
 NOTICE_SECONDS = 5.0  # a process that waits for longer says what it waits for
+NAME_SECONDS = 1.0  # between two looks whether a name is known
 REPORT_SECONDS = 1.0  # for `crash.json`, before a process ends
 LINGER_SECONDS = 1.0  # process 0 ends after the others, as its end is a loss to them
 LOST = (
@@ -109,7 +110,7 @@ def join(
         coordinator_bind_address=bind_address,
     )
     if process_id == 0 and bind_address:
-        _check_can_listen(bind_address)
+        _check_can_listen(bind_address, seconds)
     if coordinator is not None:
         _claim_number(coordinator, process_id)
     _call_in_thread(initialize, f"waits for {others}, for at most {seconds:g} s.")
@@ -136,20 +137,35 @@ def _claim_number(coordinator: str, process_id: int | None) -> int:
     return claim.detach()
 
 
-def _check_can_listen(address: str) -> None:
+def _check_can_listen(address: str, seconds: float) -> None:
     """Raise `ConfigError` if this machine does not have the address, or the port is in use.
 
-    JAX may die of a segmentation fault there.
+    JAX may die of a segmentation fault there. A name may become one of this machine after the
+    process has started, as in Kubernetes, so for that it waits so many seconds.
     """
     host, _, port = address.rpartition(":")
-    try:
-        family, _, _, _, name = socket.getaddrinfo(host.strip("[]"), int(port))[0]
-        socket.create_server(name[:2], family=family).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"process 0 cannot listen on {address} ({error}): --coordinator must be an address of "
-            "its machine, with a free port."
-        ) from error
+    start, has_noticed = time.monotonic(), False
+    while True:
+        try:
+            family, _, _, _, name = socket.getaddrinfo(host.strip("[]"), int(port))[0]
+            socket.create_server(name[:2], family=family).close()
+            return
+        except (OSError, OverflowError) as error:
+            waited, is_taken = time.monotonic() - start, error.args[0] == errno.EADDRINUSE
+            if _is_number(host) or is_taken or waited >= seconds:
+                raise ConfigError(
+                    f"process 0 cannot listen on {address} ({error}): --coordinator must be an "
+                    "address of its machine, with a free port."
+                ) from error
+            if waited >= NOTICE_SECONDS and not has_noticed:
+                has_noticed = True
+                _print(f"waits at most {seconds:g} s for {host} to be this machine ({error}).")
+        time.sleep(NAME_SECONDS)
+
+
+def _is_number(host: str) -> bool:
+    """Return whether an address is one of IP, which no directory of names will change."""
+    return ":" in host or host.replace(".", "").isdigit()
 
 
 def _call_in_thread(function: Callable[[], None], notice: str) -> None:

@@ -18,7 +18,7 @@ from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.history import is_history
 from podracer.io.signals import Stopwatch
-from podracer.io.sinks import read_metrics
+from podracer.io.sinks import group, read_metrics
 from podracer.schedules import current_values, over_run
 from podracer.types import CheckpointError, PodracerError
 
@@ -128,7 +128,7 @@ class Recorder:
         self._steps_per_update = experiment.driver.steps_per_update
         self._collected_before = 0  # by the resumed run
         self._num_faults = 0  # of environments
-        self._warnings = set[str]()  # that were given, of evaluations
+        self._warnings = set[str]()  # subjects of which it has warned
 
     def restore(self, totals: Totals, best: Best | None = None) -> None:
         """Continue from these totals; steps that were in flight when the run stopped are lost."""
@@ -148,6 +148,7 @@ class Recorder:
         self.totals.frames += progress.frames
         self.totals.seconds += sum(lap.values()) + compiling
         self._warn_of_faults(progress.metrics)
+        self._warn_of_diagnostics(progress)
         return {
             "updates": progress.updates,
             "frames": self.totals.frames,
@@ -197,7 +198,7 @@ class Recorder:
             )
 
     def _warn(self, subject: str, text: str) -> None:
-        """Warn of evaluations, once of each subject."""
+        """Warn once of each subject."""
         if subject not in self._warnings and jax.process_index() == 0:
             self._warnings.add(subject)
             _LOG.warning(text)
@@ -214,6 +215,16 @@ class Recorder:
         highest = self.best.mean_return if self.best else -math.inf
         if math.isfinite(score) and score >= highest:
             self.best = Best(progress.updates, score)
+
+    def _warn_of_diagnostics(self, progress: Progress) -> None:
+        """Name the agent's metrics that are not finite: the run goes on, see `Fault`."""
+        pods = progress.pods or {}
+        has_failed = np.isnan(pods["episodes"]) if pods else np.False_
+        for name, value in {**progress.metrics, **pods}.items():
+            if group(name) != "learn" or value is None or np.all(np.isfinite(value) | has_failed):
+                continue
+            text = f"update {progress.updates}: the metric {name!r} is not finite; its records are "
+            self._warn(name, text + "null where it is not, and the run goes on.")
 
     def _warn_of_faults(self, metrics: dict[str, Any]) -> None:
         """Say new faults of environments in a process whose records nobody sees."""

@@ -30,7 +30,9 @@ class Boundary:
 
 
 Callback = Callable[[Boundary], bool | None]
-"""Function that is called at each boundary of a run; where it returns True, the run ends."""
+"""Function that is called at each boundary of a run, after its save; the first one is always saved.
+
+Where it returns True, the run is saved and ends."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

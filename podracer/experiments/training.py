@@ -87,9 +87,9 @@ def train(
     `progress` shows the run; by default where somebody watches, in a terminal or in a notebook.
     `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
     of its own; a function is called with the `RunInfo` and returns one. `callbacks` are called in
-    order at each boundary, that is where the run evaluates or saves; the run is saved and ends
-    there if one of them returns True. With several processes, each calls its own, and the run ends
-    if one returns True in any process.
+    order at each boundary, that is where the run evaluates or saves, after its save; the run is
+    saved and ends there if one returns True. With several processes, each calls its own, and the
+    run ends if one returns True in any process.
 
     Raises `ConfigError` before anything is compiled if the run is impossible; later
     `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
@@ -267,7 +267,7 @@ class Run:
         signals: StopSignals,
         watchdog: Watchdog,
     ) -> Result:
-        """Record each chunk; at boundaries evaluate, call back, save and stop."""
+        """Record each chunk; at boundaries evaluate, save, call back and stop."""
         record: dict[str, Any] = {}
         evaluation: Evaluation | None = None
         times, exit_code, learner = Stopwatch(), 0, state.learner
@@ -291,18 +291,21 @@ class Run:
                     times.add("time_evaluate")
                     watchdog.alive()
                 self._write(sinks, record, progress)
-                boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
                 # Decided together: clocks and signals of several processes differ.
-                done, stopped, is_best = any_process(
-                    self._call_back(boundary) or bool(self._reason_to_end()),
-                    signals.exit_code is not None,
-                    self._is_best(),
+                done, stopped, is_due = any_process(
+                    bool(self._reason_to_end()), signals.exit_code is not None, self._is_save_due()
                 )
-                if done or stopped or is_best or progress.request:
-                    with tag_component("checkpointer"):
-                        self._save(checkpointer, progress.state)
+                is_saved = done or stopped or is_due or bool(progress.request)
+                if is_saved:
+                    self._save(checkpointer, progress.state)
+                boundary = Boundary(self.agent, learner, record, evaluation, self.directory)
+                (ended,) = any_process(self._call_back(boundary, checkpointer))
+                if ended and not is_saved:
+                    self._save(checkpointer, progress.state)
+                if ended or is_saved:
                     times.add("time_save")
                     watchdog.alive()
+                done = done or ended
                 if done or stopped:
                     exit_code = 0 if done else signals.exit_code or PREEMPTED
                     break
@@ -342,15 +345,19 @@ class Run:
             boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
         )
 
-    def _call_back(self, boundary: Boundary) -> bool:
-        """Call all callbacks, and return whether one of them ends the run."""
+    def _call_back(self, boundary: Boundary, checkpointer: checkpoint.Checkpointer) -> bool:
+        """Call all callbacks, with the last save done; return whether one of them ends the run."""
+        if self.callbacks:
+            with tag_component("checkpointer"):
+                checkpointer.wait()
         with tag_component("callback"):
             return any([callback(boundary) for callback in self.callbacks])
 
-    def _is_best(self) -> bool:
-        """Return whether this update has the best evaluation so far, to be kept."""
+    def _is_save_due(self) -> bool:
+        """Return whether this update has the best evaluation so far, or calls back unsaved."""
         best = self.recorder.best
-        return best is not None and best.updates == self.totals.updates
+        is_best = best is not None and best.updates == self.totals.updates
+        return is_best or (bool(self.callbacks) and self.saved is None)
 
     def _reason_to_end(self, unrecorded_seconds: float = 0.0) -> str:
         """Return the field of the experiment by which the run is done, "" if it is not."""
@@ -373,7 +380,8 @@ class Run:
             "records": {name: file.seal() for name, file in self._files.items()},
             "best": None if best is None else dataclasses.asdict(best),
         }
-        checkpointer.save(self.totals.updates, state, metadata)
+        with tag_component("checkpointer"):
+            checkpointer.save(self.totals.updates, state, metadata)
         self.saved = self.totals.updates
 
     def _stalled(self, signals: StopSignals, message: str) -> None:

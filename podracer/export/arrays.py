@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from podracer.export.elementwise import Operator
-from podracer.export.graph import Graph, narrowed, widened
+from podracer.export.graph import SMALL, Graph, narrowed, widened
 from podracer.types import ConfigError
 
 # --- reductions ----------------------------------------------------------------------------------
@@ -88,6 +88,16 @@ def _split(graph: Graph, equation: Any, name: str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+def _stack(graph: Graph, equation: Any, *names: str) -> str:
+    axis, shape = int(equation.params["axis"]), equation.invars[0].aval.shape
+    row = [*shape[:axis], 1, *shape[axis:]]
+    return graph.add("Concat", *(graph.reshape(name, row) for name in names), axis=axis)
+
+
+def _tile(graph: Graph, equation: Any, name: str) -> str:
+    return graph.add("Tile", name, graph.constant(equation.params["reps"], np.int64))
+
+
 def _unstack(graph: Graph, equation: Any, name: str) -> list[str]:
     axis = int(equation.params["axis"])
     return [
@@ -129,29 +139,94 @@ def _pad(graph: Graph, equation: Any, name: str, value: str) -> str:
 
 
 def _gather(graph: Graph, equation: Any, name: str, indices: str) -> str:
-    """Take rows of an array, as `array[indices]` does; other gathers are refused."""
+    """Take entries or whole slices at indices along some axes; parts of slices are refused."""
     dims, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     shape, index_shape = (x.aval.shape for x in equation.invars)
+    batch, is_clipped = list(dims.operand_batching_dims), "CLIP" in str(equation.params["mode"])
+    # An index of a whole axis is clipped to 0, as those of a `dynamic_slice` are.
+    columns = [k for k, i in enumerate(dims.start_index_map) if sizes[i] == 1 or not is_clipped]
+    picked = [dims.start_index_map[k] for k in columns]
+    whole = [i for i in range(len(shape)) if i not in (*batch, *picked)]
+    is_take = all(sizes[i] == 1 for i in picked) and not set(dims.collapsed_slice_dims) & set(whole)
+    if not is_take or any(str(sizes[i]) != str(shape[i]) for i in whole):
+        raise ConfigError("ONNX can take entries or whole slices of an array, not parts of slices.")
+    *axes, last = range(len(index_shape))
+    axes.sort(key=lambda i: i not in dims.start_indices_batching_dims)
+    place = _permute(graph, graph.cast(indices, np.int64), [*axes, last])
+    if len(columns) < len(dims.start_index_map):
+        place = graph.add("Gather", place, graph.constant(columns, np.int64), axis=-1)
+    largest = graph.constant([shape[i] - 1 for i in picked], np.int64)
+    inside = graph.add("Min", graph.add("Max", place, graph.constant(0, np.int64)), largest)
+    source = _permute(graph, name, [*batch, *picked, *whole])
+    if batch or len(picked) > 1:
+        rows = graph.add("GatherND", source, inside, batch_dims=len(batch))
+    else:  # an operator that pages have, too
+        rows = graph.add("Gather", source, graph.reshape(inside, index_shape[:-1]), axis=0)
+    if "FILL" in str(equation.params["mode"]) and equation.outvars[0].aval.dtype == np.float32:
+        is_inside = graph.cast(graph.add("Equal", place, inside), np.int32)
+        is_inside = graph.add("ReduceMin", is_inside, graph.constant([-1], np.int64), keepdims=0)
+        lengths = [*(index_shape[i] for i in axes), *[1] * len(whole)]
+        is_inside = graph.reshape(graph.cast(is_inside, bool), lengths)
+        rows = graph.add("Where", is_inside, rows, graph.constant(np.nan, np.float32))
     result = equation.outvars[0].aval.shape
-    is_take = (
-        dims.collapsed_slice_dims == (0,)
-        and dims.start_index_map == (0,)
-        and not dims.operand_batching_dims
-        and tuple(sizes) == (1, *shape[1:])
-        and tuple(dims.offset_dims) == tuple(range(len(index_shape) - 1, len(result)))
-    )
-    if not is_take:
-        raise ConfigError("ONNX can take rows of an array only, not gather otherwise.")
-    place = graph.reshape(graph.cast(indices, np.int64), index_shape[:-1])
-    last = graph.constant(shape[0] - 1, np.int64)
-    inside = graph.add("Min", graph.add("Max", place, graph.constant(0, np.int64)), last)
-    rows = graph.add("Gather", name, inside, axis=0)
-    if "FILL" not in str(equation.params["mode"]) or equation.outvars[0].aval.dtype != np.float32:
-        return rows
-    is_inside = graph.reshape(
-        graph.add("Equal", place, inside), (*index_shape[:-1], *[1] * (len(shape) - 1))
-    )
-    return graph.add("Where", is_inside, rows, graph.constant(np.nan, np.float32))
+    kept = [i for i in range(len(shape)) if i not in (*batch, *dims.collapsed_slice_dims)]
+    place_of = dict(zip(kept, dims.offset_dims, strict=True))
+    others = [i for i in range(len(result)) if i not in dims.offset_dims]
+    targets = [*(others[i] for i in axes), *(place_of[i] for i in whole)]
+    rows = _permute(graph, rows, np.argsort(targets).tolist())
+    return rows if len(targets) == len(result) else graph.reshape(rows, result)
+
+
+def _sort(graph: Graph, equation: Any, *names: str) -> list[str]:
+    """Sort by the first array; the others follow it."""
+    axis = int(equation.params["dimension"])
+    if equation.params["num_keys"] != 1:
+        raise ConfigError("ONNX can sort by one array only.")
+    names = tuple(widened(graph, equation, names))
+    size = graph.constant([equation.invars[0].aval.shape[axis]], np.int64)
+    first, order = graph.add("TopK", names[0], size, outputs=2, axis=axis, largest=0)
+    others = [graph.add("GatherElements", name, order, axis=axis) for name in names[1:]]
+    outputs = zip([first, *others], equation.outvars, strict=True)
+    return [graph.cast(x, y.aval.dtype) if y.aval.dtype in SMALL else x for x, y in outputs]
+
+
+def _top_k(graph: Graph, equation: Any, name: str) -> list[str]:
+    size = graph.constant([equation.params["k"]], np.int64)
+    axis = len(equation.invars[0].aval.shape) - 1
+    values, places = graph.add("TopK", name, size, outputs=2, axis=axis)
+    return [values, graph.cast(places, equation.outvars[1].aval.dtype)]
+
+
+# --- pooling -------------------------------------------------------------------------------------
+
+
+def _pool(kind: str) -> Operator:
+    """Reduce windows of floats, which ONNX has as `[N, channels, ...]`."""
+
+    def write(graph: Graph, equation: Any, name: str) -> str:
+        params, shape = equation.params, equation.invars[0].aval.shape
+        is_dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
+        if is_dilated or equation.invars[0].aval.dtype != np.float32:
+            raise ConfigError("ONNX can pool only floats, in windows without gaps.")
+        parts = zip(params["window_dimensions"], params["window_strides"], params["padding"],
+                    strict=True)  # fmt: skip
+        windows = {i: x for i, x in enumerate(parts) if x != (1, 1, (0, 0))}
+        if not windows:
+            return name
+        order = [*(i for i in range(len(shape)) if i not in windows), *windows]
+        images = _permute(graph, name, order)
+        images = graph.reshape(images, ["B", 1, *(shape[i] for i in windows)])
+        sizes, strides, padding = (list(x) for x in zip(*windows.values(), strict=True))
+        pads = [low for low, _ in padding] + [high for _, high in padding]
+        counts = {"count_include_pad": 1} if kind == "AveragePool" else {}
+        pooled = graph.add(kind, images, kernel_shape=sizes, strides=strides, pads=pads, **counts)
+        if kind == "AveragePool":
+            count = graph.constant(math.prod(sizes), np.float32)
+            pooled = graph.add("Mul", pooled, count)
+        pooled = graph.reshape(pooled, [equation.outvars[0].aval.shape[i] for i in order])
+        return _permute(graph, pooled, np.argsort(order).tolist())
+
+    return write
 
 
 # --- products ------------------------------------------------------------------------------------
@@ -221,11 +296,17 @@ ARRAYS: dict[str, Operator] = {
     "transpose": _transpose,
     "concatenate": _concatenate,
     "split": _split,
+    "stack": _stack,
     "unstack": _unstack,
+    "tile": _tile,
     "slice": _slice,
     "rev": _reverse,
     "pad": _pad,
     "gather": _gather,
+    "sort": _sort,
+    "top_k": _top_k,
+    "reduce_window_max": _pool("MaxPool"),
+    "reduce_window_sum": _pool("AveragePool"),
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
 }

@@ -69,6 +69,11 @@ def _exp2(graph: Graph, equation: Any, name: str) -> str:
     return graph.add("Pow", graph.constant(2.0, np.float32), name)
 
 
+def _erfc(graph: Graph, equation: Any, name: str) -> str:
+    """Compute `1 - erf(x)`, exact to the rounding of 1."""
+    return graph.add("Sub", graph.constant(1.0, np.float32), graph.add("Erf", name))
+
+
 def _log1p(graph: Graph, equation: Any, name: str) -> str:
     """Compute `x log(u) / (u - 1)` with `u = 1 + x`, which is exact where u rounds.
 
@@ -142,8 +147,12 @@ def _clamp(graph: Graph, equation: Any, *names: str) -> str:
 
 
 def _select(graph: Graph, equation: Any, which: str, *cases: str) -> str:
-    if len(cases) != 2 or equation.invars[0].aval.dtype != bool:
-        raise ConfigError("ONNX can select between two cases only, not between more.")
+    if equation.invars[0].aval.dtype != bool:  # a number of several cases
+        _, result, *others = widened(graph, equation, [which, *cases])
+        for number, case in enumerate(others, 1):
+            is_case = graph.add("Equal", which, graph.constant(number, np.int32))
+            result = graph.add("Where", is_case, case, result)
+        return narrowed(graph, equation, result)
     dtype = equation.outvars[0].aval.dtype
     if dtype == np.bool_:
         cases = tuple(graph.cast(case, np.uint8) for case in cases)
@@ -230,6 +239,7 @@ ELEMENTWISE: dict[str, Operator] = {
     "exp2": _exp2,
     "log1p": _log1p,
     "expm1": _expm1,
+    "erfc": _erfc,
     "erf_inv": _erf_inv,
     "is_finite": _is_finite,
     "round": _round,

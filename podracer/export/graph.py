@@ -10,7 +10,7 @@ from jax.extend.core import Literal
 
 from podracer.types import ConfigError
 
-_SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # which runtimes store, but do not compute with
+SMALL = (np.uint8, np.int8, np.uint16, np.int16)  # which runtimes store, but do not compute with
 WORD = 0xFFFFFFFF
 _GROWING = {
     "add", "sub", "mul", "neg", "not", "square", "integer_pow", "shift_left", "cumsum",
@@ -130,7 +130,7 @@ class Graph:
 def widened(graph: Graph, equation: Any, names: Sequence[str]) -> list[str]:
     """Cast small integers to int32."""
     pairs = zip(equation.invars, names, strict=True)
-    return [graph.cast(n, np.int32) if x.aval.dtype in _SMALL else n for x, n in pairs]
+    return [graph.cast(n, np.int32) if x.aval.dtype in SMALL else n for x, n in pairs]
 
 
 def narrowed(graph: Graph, equation: Any, name: str) -> str:
@@ -138,4 +138,4 @@ def narrowed(graph: Graph, equation: Any, name: str) -> str:
     dtype = equation.outvars[0].aval.dtype
     if dtype == np.uint32 and equation.primitive.name in _GROWING:
         return graph.add("BitwiseAnd", name, graph.constant(WORD, np.int64))
-    return graph.cast(name, dtype) if dtype in _SMALL else name
+    return graph.cast(name, dtype) if dtype in SMALL else name

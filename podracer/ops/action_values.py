@@ -178,7 +178,7 @@ class ImplicitQuantiles:
 
     The network is a function of tau, see `networks.Head.cosines`. Priorities are mean absolute
     differences between all pairs of quantiles. Source: Dabney et al. 2018b (arXiv 1806.06923); the
-    priorities: Clark et al. 2024.
+    priorities: Clark et al. 2024, whose code sums over the predicted ones instead.
     """
 
     samples: int = bounded(8, low=1)

@@ -253,7 +253,7 @@ class Console:
         evaluated = [
             self._acting,
             f"best {number(self._best)}" if self._best is not None else "",
-            f"{distinct:g} distinct episodes" if distinct is not None else "",
+            f"{round(distinct, 1):g} distinct episodes" if distinct is not None else "",
         ]
         about = Text("  ".join(filter(None, evaluated)), "dim")
         room = 16 if self._width < 100 else 32
@@ -326,7 +326,7 @@ def line(record: Record, total_updates: int) -> str:
     if record.get("evaluation_return") is not None:
         parts.append(f"eval {number(record['evaluation_return']):>6}")
     if record.get("evaluation_distinct_episodes") is not None:
-        parts.append(f"distinct {record['evaluation_distinct_episodes']:g}")
+        parts.append(f"distinct {round(record['evaluation_distinct_episodes'], 1):g}")
     return "  ".join(parts).rstrip()
 
 

@@ -50,15 +50,19 @@ def record_frames(
     run_key: jax.Array,
     update: int | jax.Array = 0,
     *,
-    episodes: int,
-    max_steps: int,
+    episodes: int = 3,
+    max_steps: int = 500,
     policy: PolicyKind = "greedy",
     epsilon: float = 0.0,
 ) -> tuple[np.ndarray, list[float]]:
-    """Return pictures of episodes, uint8 `[T, H, W, 3]`, and returns of those that ended.
+    """Return pictures of episodes played in turn, and the returns of those that ended.
 
-    `policy`, `epsilon` and `update` are as in `make_evaluator`. An environment that cannot draw
+    The pictures are uint8 `[T, H, W, 3]`, one for each timestep, at most `max_steps` + 1;
+    the recording ends there or with the last of so many episodes. An environment that cannot draw
     itself is shown by its observations, where these are images. Raises `ConfigError` for others.
+
+    `params` are those that act, `agent.actor_params(state)`. The episodes depend on `run_key`, such
+    as `jax.random.key(0)`, and on `update`; `policy` and `epsilon` are as in `make_evaluator`.
     """
     rule = ActingRule(policy, epsilon)
     rule.check(env.spec)

@@ -93,7 +93,8 @@ class CriticNetworks:
     def min_over_critics(self, outputs: jax.Array) -> jax.Array:
         """Return the outputs `[N, Z]` of the critic with the smallest value, of `[critics, N, Z]`.
 
-        A distribution is taken whole, as in FastTD3 (Seo et al. 2025, arXiv 2505.22642).
+        A distribution is taken whole, by its mean before reward, discount and projection; FastTD3
+        (Seo et al. 2025, arXiv 2505.22642) compares the projected ones (decision 0050).
         """
         if self.distribution is None:
             return jnp.min(outputs, axis=0)

@@ -39,7 +39,8 @@ class SebulbaConfig:
     cores of the host evenly."""
     policy_lag: int | None = bounded(1, low=0, high=1000)
     """Number of updates by which the parameters of a rollout are behind. 0 is
-    lock-step; 1 or more overlaps acting with learning, reproducibly; None takes the newest."""
+    lock-step, which equals Anakin without its fused form; 1 or more overlaps acting with learning,
+    reproducibly; None takes the newest."""
     refresh_params: Literal["rollout", "step"] = "rollout"
     """Whether an actor takes newer parameters before each rollout, or before each step as in the
     paper (the policy lag is then an upper bound, and runs are not reproducible to the bit)."""

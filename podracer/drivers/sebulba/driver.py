@@ -122,7 +122,7 @@ def sebulba(
         )  # fmt: skip
         program = (compile or lower_update(agent, env.spec, split, config, state))()
         hosts = host_averaging(config, split)
-        learner = Learner(split, actors, program, request, hosts)
+        learner = Learner(split, actors, program, request, hosts, agent, state.learner.shared)
         compile_seconds = time.perf_counter() - start
         actors.start()
         exit_stack.pop_all()  # from now on each thread closes its own environments

@@ -31,7 +31,7 @@ from podracer.drivers.sebulba.trajectory import TrajectoryShard, actor_shapes
 from podracer.drivers.sebulba.update import abstract_on_mesh, make_update, on_mesh
 from podracer.environment import log_first_faults
 from podracer.mesh import check_program_memory, fetch, on_one_device
-from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params
+from podracer.types import EnvironmentFault, EnvironmentSpec, Metrics, Params, PyTree
 
 # Steps of each environment, none of them valid, after which a run ends: in reports in a row that
 # all have new faults; and in any reports, for an episode broken by a fault that never ends.
@@ -80,7 +80,11 @@ class Learner:
         program: UpdateProgram,
         request: Callable[[], int],
         hosts: HostAveraging | None,
+        agent: Agent,
+        shared: PyTree,
     ) -> None:
+        """`shared` has the structure of the learner's shared state."""
+        self._agent, self._shared = agent, jax.tree.map(lambda _: 0, shared)
         self._update, self._hosts = program, hosts
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
@@ -130,8 +134,11 @@ class Learner:
     def _fetch_metrics(self) -> None:
         """Wait for the oldest update. Raises its fault, see `to_progress`."""
         values = fetch(self._pending.pop(0))
-        self.agreed_request = to_progress(self._version - len(self._pending), values).request
+        self.agreed_request = self._report(self._version - len(self._pending), values).request
         self._fetched.append(values)
+
+    def _report(self, updates: int, values: Any) -> Progress:
+        return to_progress(updates, values, self._agent, self._shared)
 
     def progress(self, updates: int) -> Progress:
         """Wait for all updates and return the report on those since the last report.
@@ -142,7 +149,7 @@ class Learner:
         while self._pending:
             self._fetch_metrics()
         self._timer.start("report")
-        progress = to_progress(updates, _total(self._fetched))
+        progress = self._report(updates, _total(self._fetched))
         num_actors = self._split.threads
         faults = Counter[str]()
         for counts in self._faults.values():

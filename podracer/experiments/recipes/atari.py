@@ -132,9 +132,10 @@ def atari_btr(game: str = "pong") -> Experiment:
     The settings are those of Clark et al. 2024 and of their code, in steps of four frames: an
     update for each step of 64 games. Different: four steps and then four updates instead of turns;
     epsilon falls linearly and stays at 0.01, where theirs falls exponentially and is 0 in the
-    second half; convolutions are initially orthogonal, not uniform; spectral norms are exact,
-    where theirs follow by a step of power iteration in each pass; the reward of the log-policy is
-    the target network's, as in Munchausen's paper.
+    second half; convolutions are initially orthogonal, not uniform; spectral norms are those
+    of 64 steps of power iteration, where theirs follow by one in each pass; priorities are means
+    over the predicted quantiles, theirs sums over the eight; the reward of the log-policy is the
+    target network's, as in Munchausen's paper.
     """
     return dataclasses.replace(
         atari_impala(game),

@@ -25,7 +25,7 @@ NETWORK = TorsoNetwork(MLP((256,)))
 
 @recipe
 def catch() -> Experiment:
-    """Greedy Q(λ) on Catch: the experiment of the published Anakin notebook, fused."""
+    """Greedy Q(λ) on Catch: the experiment of the published Anakin notebook, fused under Anakin."""
     return Experiment(
         environment="catch",
         agent=QLambda(),
@@ -36,7 +36,7 @@ def catch() -> Experiment:
 
 @recipe
 def catch_a2c() -> Experiment:
-    """A2C on Catch, fused."""
+    """A2C on Catch, fused under Anakin."""
     return Experiment(
         environment="catch",
         agent=A2C(learning_rate=2e-3, network=NETWORK),
