@@ -308,7 +308,7 @@ def _host_evaluator(
     logged = set[str]()  # kinds of faults, over all evaluations of a run
 
     def evaluate(params: Params, run_key: jax.Array, update: int | jax.Array = 0) -> Evaluation:
-        returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.int32)
+        returns, lengths = np.zeros(episodes, np.float64), np.zeros(episodes, np.int32)
         done, actions = np.zeros(episodes, bool), np.zeros(episodes, np.uint32)
         broken = np.int32(0)
         steps = host_steps(agent, env, act, params, run_key, update, done, logged)
@@ -324,6 +324,7 @@ def _host_evaluator(
                 if done.all():
                     break
         # Emulators may differ between hosts, but all hosts must take the same decisions.
+        returns = returns.astype(np.float32)
         played = Episodes(returns, lengths, done, actions, np.zeros(episodes, bool))
         played, broken = from_first_process((played, broken))
         return dataclasses.replace(to_evaluation(played), broken=int(broken))

@@ -96,6 +96,11 @@ class Policy:
             observation = np.asarray(observation)
         batch_size = batch_size_of(self.spec.observation, observation)
         rows = 1 if batch_size is None else batch_size
+        observations = jax.tree.map(
+            lambda spec, x: _as_dtype(spec, x).reshape(rows, *spec.shape),
+            self.spec.observation,
+            observation,
+        )
         if self._first is None:
             self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
         if len(self._first) != rows:
@@ -105,11 +110,6 @@ class Policy:
                     f"{rows}: call `reset` between them."
                 )
             self._memory, self._first = self._initial_memory(rows), np.ones(rows, bool)
-        observations = jax.tree.map(
-            lambda spec, x: _as_dtype(spec, x).reshape(rows, *spec.shape),
-            self.spec.observation,
-            observation,
-        )
         rewards = np.asarray(reward, np.float32)
         if rewards.shape not in ((), (rows,)):
             raise ConfigError(
@@ -129,17 +129,22 @@ class Policy:
 
 
 def _as_dtype(spec: ArraySpec, x: Any) -> np.ndarray | jax.Array:
-    """Return an array with the dtype of a spec. Raises `ConfigError` if integers would change."""
+    """Return an array with the dtype of a spec.
+
+    Raises `ConfigError` if integers would change, or floats become infinite.
+    """
     is_exact = not jnp.issubdtype(spec.dtype, jnp.floating)
     if isinstance(x, jax.Array):
         if is_exact and jnp.issubdtype(x.dtype, jnp.floating):
             raise ConfigError(f"observations are {spec.dtype}, but these are {x.dtype}.")
         return x
     array = np.asarray(x)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         converted = array.astype(spec.dtype, copy=False)
     if is_exact and array.dtype != spec.dtype and not np.array_equal(converted, array):
         raise ConfigError(f"observations are {spec.dtype}, but these have other numbers.")
+    if converted.dtype != array.dtype and (np.isinf(converted) & np.isfinite(array)).any():
+        raise ConfigError(f"observations are {spec.dtype}, but these have larger numbers.")
     return converted
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float32, Int32, Key, UInt32
 
 from podracer.agent import Agent
 from podracer.environment import Environment
+from podracer.ops.sums import compensated_sum
 from podracer.types import (
     Carry,
     EnvState,
@@ -61,16 +62,20 @@ def environment_keys(
 @unchecked
 @struct
 class EpisodeStats:
-    """Episode statistics of each environment; returns are undiscounted."""
+    """Episode statistics of each environment; returns are undiscounted, their sums compensated."""
 
     running_return: Float32[Array, "B"]
     """Return of the current episode so far."""
+    running_error: Float32[Array, "B"]
+    """Rounding error of `running_return`."""
     running_length: Int32[Array, "B"]
     """Valid transitions of the current episode so far."""
     count: Int32[Array, "B"]
     """Number of episodes that ended."""
     total_return: Float32[Array, "B"]
     """Sum of the returns of the episodes that ended."""
+    total_error: Float32[Array, "B"]
+    """Rounding error of `total_return`."""
     total_length: Int32[Array, "B"]
     """Sum of the lengths of the episodes that ended."""
 
@@ -79,9 +84,11 @@ def zero_episode_stats(num_envs: int) -> EpisodeStats:
     """Return statistics before the first step; each leaf is its own buffer, for donation."""
     return EpisodeStats(
         running_return=jnp.zeros(num_envs),
+        running_error=jnp.zeros(num_envs),
         running_length=jnp.zeros(num_envs, jnp.int32),
         count=jnp.zeros(num_envs, jnp.int32),
         total_return=jnp.zeros(num_envs),
+        total_error=jnp.zeros(num_envs),
         total_length=jnp.zeros(num_envs, jnp.int32),
     )
 
@@ -93,14 +100,20 @@ def update_episode_stats(
 
     An episode that was lost to a fault (`TimeStep.begins_after_loss`) does not count.
     """
-    reward = episodes.running_return + next_timestep.reward
+    running = compensated_sum(episodes.running_return, episodes.running_error, next_timestep.reward)
     length = episodes.running_length + (~timestep.last).astype(jnp.int32)
     ended = next_timestep.ends_episode(timestep.last)
+    begins = ended | next_timestep.first
+    total_return, total_error = compensated_sum(
+        episodes.total_return, episodes.total_error, jnp.where(ended, running[0], 0.0)
+    )
     return EpisodeStats(
-        running_return=jnp.where(ended | next_timestep.first, 0.0, reward),
-        running_length=jnp.where(ended | next_timestep.first, 0, length),
+        running_return=jnp.where(begins, 0.0, running[0]),
+        running_error=jnp.where(begins, 0.0, running[1]),
+        running_length=jnp.where(begins, 0, length),
         count=episodes.count + ended.astype(jnp.int32),
-        total_return=episodes.total_return + jnp.where(ended, reward, 0.0),
+        total_return=total_return,
+        total_error=total_error,
         total_length=episodes.total_length + jnp.where(ended, length, 0),
     )
 

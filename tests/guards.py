@@ -353,6 +353,18 @@ GUARDS = [
         "test_gymnasium.py::test_too_many_faults_end_the_run",
     ),
     Guard(
+        "envs/host/gymnasium_worker.py",
+        "if text := describe_lost_change(name, before, value):",
+        "if text := None:",
+        "test_gymnasium.py::test_float64_numbers_that_float32_cannot_tell_apart_are_refused",
+    ),
+    Guard(
+        "experiments/run_setup.py",
+        "    check_jax_settings()",
+        "    pass",
+        "test_check_environment.py::test_settings_of_jax_that_exclude_the_programs_are_refused",
+    ),
+    Guard(
         "envs/host/gymnasium.py",
         "elif sum(counts) > self._max_restarts:",
         "elif False:",

@@ -123,6 +123,19 @@ def test_scales_are_those_of_rlax_and_inverse(x):
     np.testing.assert_allclose(unsquash(squash(x)), x, rtol=1e-5, atol=1e-6)
 
 
+def test_small_numbers_survive_the_scales():
+    """Against float64; a difference of numbers near 1 would leave nothing of 1e-8."""
+    x = np.float32(np.concatenate([sign * np.logspace(-12, -2, 101) for sign in (-1, 1)]))
+    exact = np.float64(x)
+    squashed = np.sign(x) * np.expm1(0.5 * np.log1p(np.abs(exact))) + 1e-3 * exact
+    np.testing.assert_allclose(squash(jnp.asarray(x)), squashed, rtol=1e-6)
+    np.testing.assert_allclose(unsquash(squash(jnp.asarray(x))), exact, rtol=1e-6)
+    support = jnp.linspace(-5.0, 5.0, 21)
+    means = np.float64(two_hot(jnp.asarray(x), support)) @ np.float64(support)
+    np.testing.assert_allclose(means, exact, rtol=1e-6)
+    assert jax.grad(squash)(0.0) == np.float32(0.501)
+
+
 def test_two_hot_has_the_mean_that_it_stands_for():
     support = jnp.linspace(-5.0, 5.0, 21)
     x = jnp.asarray([[-7.0, -5.0, -1.3], [0.25, 4.99, 9.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podracer
 from podracer.checks import check_environment
 from podracer.environment import auto_reset, restart, transition
+from podracer.experiments import recipes
+from podracer.experiments.run_setup import build
 from podracer.types import (
     ACTION_MASK,
     ArraySpec,
@@ -455,3 +459,20 @@ def test_what_jax_remembers_of_functions_is_no_change() -> None:
 def test_resets_are_counted(number: Any) -> None:
     with pytest.raises(ConfigError, match=r"resets_per_step must be 0, 1, 2 and so on"):
         auto_reset(mutant(), resets_per_step=number)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (partial(jax.enable_x64, True), "jax_enable_x64 to be False, .* unset JAX_ENABLE_X64"),
+        (partial(jax.numpy_dtype_promotion, "strict"), "promotion to be standard"),
+        (jax.disable_jit, "jax_disable_jit to be False"),
+    ],
+)
+def test_settings_of_jax_that_exclude_the_programs_are_refused(setting, words, tmp_path):
+    """Before anything is compiled or written; whatever loads a run builds it, too."""
+    with setting(), pytest.raises(ConfigError, match=words):
+        podracer.train("catch", frames=64, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with setting(), pytest.raises(ConfigError, match=words):
+        build(recipes.find("catch"))

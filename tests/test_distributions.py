@@ -153,6 +153,15 @@ def test_the_divergence_is_the_mean_difference_of_log_probabilities(space):
     assert one.divergence(one) == 0 < other.divergence(one)
 
 
+def test_the_divergence_of_nearly_equal_normals_is_exact():
+    """Of scales alone it is about their difference squared, far less than the last digit of 1."""
+    other_log_scale = np.float32([3e-4])
+    zero = jnp.zeros(1)
+    divergence = Normal(zero, zero).divergence(Normal(zero, jnp.asarray(other_log_scale)))
+    ratio = -np.float64(other_log_scale[0])
+    np.testing.assert_allclose(divergence, 0.5 * np.expm1(2 * ratio) - ratio, rtol=1e-3)
+
+
 def test_a_policy_reads_what_num_outputs_asks_for():
     outputs = jnp.arange(12.0).reshape(1, 3, 4) - 8
     assert num_outputs(Discrete(4)) == num_outputs(BOX) == 4

@@ -280,6 +280,24 @@ class Odd(gymnasium.Env):
             raise RuntimeError(error)
 
 
+class Numbers(gymnasium.Env):
+    """Shows rows of float64 numbers, one a step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, numbers):
+        self.numbers = np.array(numbers)
+        self.observation_space = spaces.Box(-np.inf, np.inf, self.numbers.shape[1:], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self.numbers[0], {}
+
+    def step(self, action):
+        self.time += 1
+        return self.numbers[self.time], 0.0, False, False, {}
+
+
 class Spaceless(gymnasium.Env):
     observation_space = SEEN
 
@@ -835,6 +853,36 @@ def test_too_many_faults_end_the_run(batches, environment, settings, words):
     assert caught.value.exit_code == 72
     with pytest.raises(fault, match="closed"):
         batch.step(good(3))
+
+
+def test_float64_numbers_that_float32_cannot_tell_apart_are_refused(batches):
+    """Such as seconds since 1970, which would be one constant."""
+    numbers = [(0.5, 1.7e9 + i) for i in range(10)]
+    batch = batches(functools.partial(Numbers, numbers), 1, 1)
+    batch.reset(0, np.arange(1), 0)
+    batch.step(good(1))
+    with pytest.raises(library("types").EnvironmentFault) as caught:
+        batch.step(good(1))  # and the row's restarts show such numbers, too
+    words = "`out_of_space`.\nobservation changes from 17000000"
+    assert words in str(caught.value)
+    assert "one number in float32: subtract a constant" in str(caught.value)
+
+
+def test_ordinary_float64_numbers_are_rounded(batches):
+    columns = (
+        [1e7 + i for i in range(10)],  # exact
+        [0.1 + 1e-9 * i for i in range(10)],  # a small change of a small number
+        [-1e8 + 100.3 * i for i in range(10)],  # rounded, but each to another number
+        [1e8 + 0.01 * i for i in range(10)],  # the noise of a sensor
+        [3.1e12] * 10,
+        [-1e30, 1e30, 2e9, 5.0, 2e9, 7.0, 0.0, 1e20, 2e20, 1.0],
+    )
+    numbers = list(zip(*columns, strict=True))
+    batch = batches(functools.partial(Numbers, numbers), 1, 1)
+    batch.reset(0, np.arange(1), 0)
+    for row in numbers[1:]:
+        np.testing.assert_array_equal(batch.step(good(1)).observation[0], np.float32(row))
+    assert not any(batch.faults.values())
 
 
 def test_a_step_needs_a_reset(batches):

@@ -102,6 +102,8 @@ def test_what_does_not_fit_is_one_sentence():
         policy(np.zeros(5))
     with pytest.raises(ConfigError, match=r"must be float32\[2\], but it is a dict"):
         policy({"x": np.zeros(2)})
+    with pytest.raises(ConfigError, match="observations are float32, but these have larger"):
+        policy(np.array([1e39, 0.0]))
     with pytest.raises(ConfigError, match="needs a call with a batch"):
         policy.reset([0])
     policy(np.zeros((3, 2)))

@@ -7,6 +7,7 @@ from those episodes one at a time, which know nothing of rollouts, masks or rest
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ from podracer.rollout import (
     init_actor,
     purpose_key,
     rollout,
+    update_episode_stats,
     zero_episode_stats,
 )
 from podracer.types import ArraySpec, Discrete, EnvironmentSpec, TimeStep, Trajectory, struct
@@ -273,3 +275,49 @@ def test_lengths_of_many_long_episodes_do_not_overflow():
     sums = {"frames": jnp.int32(0)}
     values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), sums, 1, jnp.int32(0), None)
     assert to_progress(1, values, A2C(), ()).metrics["episode_length"] == 20_000
+
+
+@pytest.mark.parametrize(("steps", "reward"), [(1_000_000, 0.1), (20_000_000, 1.0)])
+def test_returns_of_long_episodes_are_exact(steps, reward):
+    """Plain float32 sums stop at 16,777,216; both the episode and the total over episodes."""
+
+    def timestep(last, reward):
+        return TimeStep(
+            observation=jnp.zeros((1, 1)),
+            reward=jnp.full(1, reward, jnp.float32),
+            discount=jnp.ones(1),
+            first=jnp.zeros(1, bool),
+            last=jnp.full(1, last),
+        )
+
+    def step(last, _, episodes):
+        return update_episode_stats(episodes, timestep(False, 0.0), timestep(last, reward))
+
+    @jax.jit
+    def run(last):
+        return jax.lax.fori_loop(0, steps, partial(step, last), zero_episode_stats(1))
+
+    expected = steps * float(np.float32(reward))
+    running, total = run(False), run(True)
+    np.testing.assert_allclose(running.running_return, expected, rtol=1e-7)
+    assert (running.running_length, running.count) == (steps, 0)
+    np.testing.assert_allclose(total.total_return, expected, rtol=1e-7)
+    assert (total.total_length, total.count) == (steps, steps)
+
+
+def test_means_over_many_episodes_are_exact():
+    """2^17 environments, whose returns add up to more than float32 counts in ones."""
+    num_envs = 2**17
+    returns = np.float32(np.random.default_rng(0).uniform(900, 1100, num_envs))
+    zeros = zero_episode_stats(num_envs)
+    episodes = dataclasses.replace(
+        zeros,
+        count=zeros.count + 1,
+        total_return=jnp.asarray(returns),
+        total_length=zeros.count + 999,
+    )
+    sums = {"frames": jnp.int32(0)}
+    values = reduce_metrics(episodes, jnp.zeros(2, jnp.uint32), sums, 1, jnp.int32(0), None)
+    metrics = to_progress(1, values, A2C(), ()).metrics
+    np.testing.assert_allclose(metrics["episode_return"], returns.mean(dtype=np.float64), rtol=1e-7)
+    assert metrics["episode_length"] == 999

@@ -70,6 +70,12 @@ def run(env: Any, actions: np.ndarray, seed: int = 0) -> Any:
     return jax.device_get(jax.jit(whole)(jnp.asarray(actions, jnp.float32)))
 
 
+def wealth_of(env: Trading, states: Any) -> np.ndarray:
+    """Cash and shares in float64."""
+    price = env.data.price.astype(np.float64)[states.time]
+    return states.cash.to_float64() + (states.shares * price).sum(axis=-1)
+
+
 def some_actions(steps: int, num: int, tickers: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1.1, 1.3, (steps, num, tickers)).astype(np.float32)
 
@@ -143,14 +149,15 @@ def test_every_step_equals_a_slow_reference() -> None:
     env = Trading(split_market(quarters(), 0.9, 0.95), episode_length=STEPS, **EXACT)
     actions = some_actions(STEPS, 16, 5)
     states, shown = run(env, actions)
-    assert states.cash.max() < 2**16  # or sums would not be exact
+    cash = states.cash.to_float64()
+    assert cash.max() < 2**16  # or sums would not be exact
     ignored = short = liquidated = 0
     for lane in range(16):
         slow = Slow(env, jax.tree.map(lambda x, lane=lane: x[0, lane], states))
-        assert (shown.reward[0, lane], slow.cash) == (0, states.cash[0, lane])
+        assert (shown.reward[0, lane], slow.cash) == (0, cash[0, lane])
         for t in range(STEPS + 1):
             reward = slow.step(actions[t - 1, lane]) if t else 0.0
-            assert slow.cash == states.cash[t, lane]
+            assert slow.cash == cash[t, lane]
             assert slow.shares == states.shares[t, lane].tolist()
             assert slow.steps_since_trade == states.steps_since_trade[t, lane].tolist()
             assert slow.time == states.time[t, lane]
@@ -159,7 +166,7 @@ def test_every_step_equals_a_slow_reference() -> None:
         ignored, short = ignored + slow.ignored, short + slow.short
         liquidated += slow.liquidated
     assert min(ignored, short, liquidated) > 20  # each rule was tried
-    assert (states.cash >= 0).all()
+    assert (cash >= 0).all()
 
 
 def test_the_table_is_what_the_market_shows() -> None:
@@ -187,7 +194,7 @@ def test_turbulence_sells_all_and_buys_nothing() -> None:
 money = st.floats(0.015625, 1000, width=32)
 fee_rate = st.sampled_from([0.0, 0.001, 0.002, 0.03125, 0.3])
 four = functools.partial(st.lists, min_size=4, max_size=4)
-traded = jax.jit(execute_orders)
+traded = jax.jit(execute_orders, static_argnums=4)
 
 
 @settings(max_examples=150, deadline=None)
@@ -232,11 +239,47 @@ def test_rewards_are_what_wealth_gains() -> None:
     """With the default fee, whose sums are rounded."""
     env = Trading(split_market(synthetic_market(tickers=5, bars=600)), episode_length=STEPS)
     states, shown = run(env, some_actions(STEPS, 8, 5))
-    wealth = states.cash + (states.shares * env.data.price[states.time]).sum(axis=-1)
-    assert float(env.wealth(jax.tree.map(lambda x: x[7, 3], states))) == pytest.approx(wealth[7, 3])
-    gains = np.diff(wealth.astype(np.float64), axis=0)
+    wealth = wealth_of(env, states)
+    assert float(env.wealth(jax.tree.map(lambda x: x[7, 3], states))) == np.float32(wealth[7, 3])
+    gains = np.diff(wealth, axis=0)
     assert np.abs(gains).max() > 100
-    np.testing.assert_allclose(shown.reward[1:] * 2**13, gains, atol=1.0)  # of 1e6 in float32
+    np.testing.assert_allclose(shown.reward[1:] * 2**13, gains, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cash", "price", "tickers", "max_shares", "bars"),
+    [
+        (1e6, 100, 30, 100, 700),
+        (1e9, 20, 1, 1, 4000),
+        (1e8, 3, 5, 1, 4000),
+        (1e5, 100, 5, 100, 4000),
+    ],
+)
+def test_the_account_is_exact_to_the_cent(
+    cash: float, price: float, tickers: int, max_shares: int, bars: int
+) -> None:
+    """Sizes of the paper, rich portfolios of small orders, and one whose cash is always short."""
+    rng = np.random.default_rng(0)
+    close = price * np.exp(0.001 * rng.normal(size=(bars, tickers)).cumsum(axis=0))
+    market = synthetic_market(tickers=tickers, bars=bars)
+    market = dataclasses.replace(market, open=close, high=close, low=close, close=close)
+    env = Trading(
+        split_market(market, 0.9, 0.95), cash=cash, max_shares=max_shares, random_start=False,
+        turbulence_threshold=1e9,
+    )  # fmt: skip
+    actions = rng.uniform(-1.5, 1.5, (bars * 7 // 8, 2, tickers))
+    states, shown = run(env, actions)
+    traded = np.diff(states.shares.astype(np.int64), axis=0)
+    paid = np.float64(env.data.price)[states.time[1:]]
+    spent = (traded * paid).sum(-1) + env.cost * (abs(traded) * paid).sum(-1)
+    assert (traded != 0).any(-1).mean() > 0.3
+    account = states.cash.to_float64()
+    np.testing.assert_allclose(account[1:], cash - spent.cumsum(axis=0), atol=1e-3)
+    assert account.min() >= 0
+    gains = shown.reward[1:].astype(np.float64) / env.reward_scale
+    wealth = wealth_of(env, states)
+    np.testing.assert_allclose(gains, np.diff(wealth, axis=0), atol=0.01)
+    np.testing.assert_allclose(gains.sum(axis=0), wealth[-1] - cash, atol=0.01)
 
 
 # --- episodes ------------------------------------------------------------------------------------
@@ -258,8 +301,8 @@ def test_random_starts() -> None:
     assert (state.end == state.time + 20).all()
     assert (state.shares.min(), state.shares.max()) == (0, 63)
     assert abs(state.shares.mean() - 31.5) < 0.5
-    assert 0.95e6 <= state.cash.min() < 0.951e6
-    assert 1.049e6 < state.cash.max() <= 1.05e6
+    assert 0.95e6 <= state.cash.high.min() < 0.951e6
+    assert 1.049e6 < state.cash.high.max() <= 1.05e6
     assert opening.first.all()
     assert not state.steps_since_trade.any()
 
@@ -290,8 +333,10 @@ def test_the_best_policy_of_a_wave_earns_the_optimum() -> None:
 
     for bars, gain, cost in ((50, 0.05, 0.0), (100, 0.01, 0.002)):
         optimum, states = best(bars, gain, cost)
-        held = states.cash[-1, 0] + states.shares[-1, 0] @ (100 * (1 + gain) * np.ones(2))
-        assert held <= optimum * (1 + 1e-5)  # sums in float32
+        held = states.cash.to_float64()[-1, 0] + states.shares[-1, 0] @ (
+            100 * (1 + gain) * np.ones(2)
+        )
+        assert held <= optimum * (1 + 1e-9)
         assert held == pytest.approx(optimum, rel=2e-3)  # whole shares, some cash left
 
 
@@ -330,7 +375,7 @@ def test_evaluation_is_the_whole_validation_period_from_one_start() -> None:
         assert (examined.inner.data.price == period.close.astype(np.float32)).all()
         states, shown = run(examined, np.zeros((19, 3, 8)))
         assert shown.last[-1].all()
-        assert (states.inner.cash == 1e6).all()
+        assert (states.inner.cash.to_float64() == 1e6).all()
         assert not states.inner.shares.any()
         assert examined.inner.cost == 0.002
     assert not hasattr(auto_reset(Pendulum()), "for_evaluation")

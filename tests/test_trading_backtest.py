@@ -96,7 +96,7 @@ def test_the_books_are_the_environments() -> None:
     assert (book.costs[0], book.equity[0]) == (0, 2e4)
     for bar in range(1, 180):
         state, shown = step(key, state, jnp.float32(actions[bar - 1]))
-        assert book.cash[bar] == state.cash
+        assert book.cash[bar] == float(state.cash)
         assert (book.shares[bar] == state.shares).all()
         assert book.equity[bar] == env.wealth(state)
         gain = book.equity[bar] - book.equity[bar - 1]

@@ -20,6 +20,7 @@ from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in
 from podracer.means import Mean
 from podracer.mesh import LEARNER_SPEC, REPLICATED, SHARDED, shardings
 from podracer.ops.action_masks import action_mask, allows_action
+from podracer.ops.sums import sum_of_pairs
 from podracer.rollout import (
     EpisodeStats,
     Purpose,
@@ -208,6 +209,7 @@ def reset_episode_totals(episodes: EpisodeStats) -> EpisodeStats:
     return dataclasses.replace(
         zero_episode_stats(episodes.count.shape[0]),
         running_return=episodes.running_return,
+        running_error=episodes.running_error,
         running_length=episodes.running_length,
     )
 
@@ -337,7 +339,12 @@ def reduce_metrics(
     sums = {name: metric for name, metric in sums.items() if name != "frames"}
     means = jax.tree.map(lambda x: x / num_updates / num_shards, sums)
     # Lengths as floats: episodes that began long before may add up to more than an int32 holds.
-    totals = jnp.sum(episodes.total_return), jnp.sum(episodes.total_length.astype(jnp.float32))
+    lengths = episodes.total_length.astype(jnp.float32)
+    rounded_off = (episodes.total_length - lengths.astype(jnp.int32)).astype(jnp.float32)
+    totals = (
+        sum_of_pairs(episodes.total_return, -episodes.total_error),
+        sum_of_pairs(lengths, rounded_off),
+    )
     floats, unravel = ravel_pytree((means, totals))
     means, (total_return, length) = unravel(jax.lax.psum(floats, axis) if axis else floats)
     request = jnp.where(chunk_ends > 0, Request.CHUNK_END.value, Request.NONE.value)

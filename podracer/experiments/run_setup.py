@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
-from podracer.checks import check_environment, check_fields, check_spec
+from podracer.checks import check_environment, check_fields, check_jax_settings, check_spec
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
 from podracer.drivers.selection import Selection
@@ -54,6 +54,7 @@ T = TypeVar("T")
 
 def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments]:
     """Return the agent, made for its environment, and the environment."""
+    check_jax_settings()
     check_fields(experiment.agent)
     env = experiment.environment
     remember_secrets(to_json(experiment))

@@ -138,7 +138,7 @@ class Normal:
         """Compute the Kullback-Leibler divergence KL(self || other)."""
         log_ratio = self.log_scale - other.log_scale
         z = (self.mean - other.mean) * jnp.exp(-other.log_scale)
-        return jnp.sum(0.5 * (jnp.exp(2 * log_ratio) + z**2 - 1) - log_ratio, axis=-1)
+        return jnp.sum(0.5 * (jnp.expm1(2 * log_ratio) + z**2) - log_ratio, axis=-1)
 
 
 @struct

@@ -16,9 +16,10 @@ _EPSILON = 1e-3  # ε of the squashing function
 def squash(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """Compute `h(x) = sign(x) (sqrt(|x| + 1) - 1) + ε x`: large values on a smaller scale.
 
-    Source: Pohlen et al. 2018, proposition A.2 (arXiv 1805.11593).
+    Written as a quotient: near 0 the difference would lose all digits. Source: Pohlen et al. 2018,
+    proposition A.2 (arXiv 1805.11593).
     """
-    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + _EPSILON * x
+    return x * (1.0 / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + _EPSILON)
 
 
 def unsquash(x: Float[Array, "*b"]) -> Float[Array, "*b"]:
@@ -57,4 +58,6 @@ def two_hot(x: Float[Array, "*b"], support: Float[Array, "Z"]) -> Float[Array, "
     gap = support[1] - support[0]
     x = jnp.clip(x, support[0], support[-1])
     support = support.reshape((1,) * x.ndim + support.shape)
-    return jnp.clip(1.0 - jnp.abs(x[..., None] - support) / gap, 0.0, 1.0)
+    # From the neighbors of each atom: one less the distance to it would round small weights away.
+    below, above = x[..., None] - (support - gap), (support + gap) - x[..., None]
+    return jnp.clip(jnp.minimum(below, above) / gap, 0.0, 1.0)

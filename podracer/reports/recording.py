@@ -79,8 +79,8 @@ def record_frames(
         previous = actor
         actor = step(actor, jnp.uint32(t))
         if int(actor.episodes.count[0]) > len(returns):
-            total = actor.episodes.total_return[0] - previous.episodes.total_return[0]
-            returns.append(float(total))
+            reward = float(actor.timestep.reward[0])
+            returns.append(float(previous.episodes.running_return[0]) + reward)
             if len(returns) == episodes:
                 break
     return np.stack(frames), returns

@@ -146,7 +146,7 @@ def simulate(agent: Agent, env: Trading, params: Params, key: jax.Array) -> Port
     shares, price = states.shares, env.data.price.astype(np.float64)
     traded = np.abs(np.diff(shares, axis=0, prepend=shares[:1]))
     costs = env.cost * (traded * price).sum(axis=1)
-    return PortfolioHistory(states.cash.astype(np.float64), shares, price, costs)
+    return PortfolioHistory(states.cash.to_float64(), shares, price, costs)
 
 
 def date_range(period: Period) -> list[str]:

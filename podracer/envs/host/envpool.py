@@ -21,12 +21,14 @@ import numpy as np
 
 from podracer.envs.common import narrower
 from podracer.envs.host.atari import TimestepBuilder, check_actions, row_seeds
+from podracer.envs.host.float64 import describe_lost_change, may_lose_changes
 from podracer.io.names import nearest
 from podracer.types import (
     ArraySpec,
     ConfigError,
     Continuous,
     Discrete,
+    EnvironmentFault,
     EnvironmentSpec,
     PyTree,
     TimeStep,
@@ -111,6 +113,7 @@ class EnvPoolBatch:
             num_envs, envpool.life_loss_ends_episode, envpool.clip_rewards
         )
         self._pool: Any = None
+        self._large: dict[str, np.ndarray] = {}  # the newest float64 leaves with large numbers
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Begin new episodes, `[B, ...]`, in a new pool: EnvPool takes no seeds later."""
@@ -145,11 +148,19 @@ class EnvPoolBatch:
     def _observation(self, observation: PyTree) -> PyTree:
         if self._atari:
             return np.moveaxis(observation, 1, -1)  # a view, see `AtariBatch`
+        for path, array in jax.tree_util.tree_leaves_with_path(observation):
+            if array.dtype == np.float64 and may_lose_changes(array):
+                self._compare_large(f"observation{jax.tree_util.keystr(path)}", array)
         return jax.tree.map(
             lambda leaf, array: leaf.astype(array.dtype, copy=False),
             observation,
             self._spec.observation,
         )
+
+    def _compare_large(self, name: str, array: np.ndarray) -> None:
+        before, self._large[name] = self._large.get(name, array), array
+        if text := describe_lost_change(name, before, array):
+            raise EnvironmentFault(f"{self._spec.name}: {text}.")
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import numpy as np
 from podracer.environment import AutoReset, restart, transition
 from podracer.envs.trading.indicators import INDICATORS, compute_indicators, turbulence_index
 from podracer.envs.trading.market import Period, Periods
+from podracer.ops.sums import TwoFloats, exact_products, two_floats, value_of
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, TimeStep, struct
 
 MAX_START_SHARES = 64  # a random start holds fewer shares of each ticker than this
@@ -40,7 +41,7 @@ class PeriodData(NamedTuple):
 class TradingState:
     """A portfolio at a bar."""
 
-    cash: jax.Array  # f32
+    cash: TwoFloats
     shares: jax.Array  # i32 [D]
     steps_since_trade: jax.Array  # i32 [D]
     time: jax.Array  # i32, bar of the period
@@ -154,10 +155,11 @@ class Trading:
     def reset(self, key: jax.Array) -> tuple[TradingState, TimeStep]:
         tickers, steps = len(self.bars.market.tickers), len(self.bars) - 1
         words = jax.random.bits(key, (2 + tickers,))  # a key for each would double a step's time
-        cash, shares = jnp.float32(self.cash), jnp.zeros(tickers, jnp.int32)
+        cash, shares = two_floats(self.cash), jnp.zeros(tickers, jnp.int32)
         if self.random_start:
             low, high = CASH_RANGE
-            cash *= low + (high - low) * (words[0] >> 8).astype(jnp.float32) * 2**-24
+            factor = low + (high - low) * (words[0] >> 8).astype(jnp.float32) * 2**-24
+            cash = two_floats(cash.high * factor)
             shares = (words[2:] % MAX_START_SHARES).astype(jnp.int32)
         time, length = jnp.int32(0), steps
         if self.episode_length is not None:
@@ -191,7 +193,9 @@ class Trading:
 
     def wealth(self, state: TradingState) -> jax.Array:
         """Cash and what the shares are worth, f32."""
-        return state.cash + jnp.sum(state.shares * jnp.asarray(self.data.price)[state.time])
+        price = jnp.asarray(self.data.price)[state.time]
+        held = value_of(jnp.asarray(state.shares), price)
+        return state.cash.plus(held.high, held.low).high
 
     @property
     def data(self) -> PeriodData:
@@ -227,7 +231,7 @@ class Trading:
         squashed = jnp.tanh(np.e / 2 * turbulence / threshold) * threshold / 2
         portfolio = jnp.stack(
             [
-                jnp.maximum(state.cash, self.cash_floor) * self.cash_scale,
+                jnp.maximum(state.cash.high, self.cash_floor) * self.cash_scale,
                 squashed * self.turbulence_scale,
                 (turbulence > threshold).astype(jnp.float32),
             ]
@@ -239,26 +243,38 @@ class Trading:
 
 
 def execute_orders(
-    cash: jax.Array, shares: jax.Array, orders: jax.Array, price: jax.Array, cost: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    cash: TwoFloats | jax.Array,
+    shares: jax.Array,
+    orders: jax.Array,
+    price: jax.Array,
+    cost: float,
+) -> tuple[TwoFloats, jax.Array, jax.Array]:
     """Execute orders, i32 `[D]`, at prices f32 `[D]`; return new cash, shares `[D]` and fees.
 
     Sales are first, of no more than is held; then purchases in the order of tickers, each of no
-    more than the remaining cash can pay.
+    more than the remaining cash can pay and of fewer than 2^22 shares.
     """
     sold = jnp.clip(-orders, 0, shares)
-    cash += jnp.sum(sold * price) * (1 - cost)
+    sales = value_of(sold, price)
+    cash = cash if isinstance(cash, TwoFloats) else two_floats(cash)
+    cash = cash.plus(sales.high, sales.low).minus(sales.times(cost))
+    fee = two_floats(price).times(cost)
+    price_with_fee = two_floats(price).plus(fee.high, fee.low)
 
-    def buy(cash: jax.Array, ticker: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        order, price_with_fee = ticker
-        bought = jnp.minimum(order, jnp.floor(cash / price_with_fee))
-        # The quotient may be rounded up to a share that is not quite affordable.
-        return jnp.maximum(cash - bought * price_with_fee, 0), bought
+    def buy(cash: TwoFloats, ticker: tuple[jax.Array, TwoFloats]) -> tuple[TwoFloats, jax.Array]:
+        order, price = ticker
+        # Rounded to the nearest, so at most one too many.
+        affordable = jnp.floor(cash.high / price.high + 0.5)
+        bought = jnp.minimum(order, affordable).astype(jnp.int32)
+        value = exact_products(bought, price.high)
+        remaining = cash.plus(*(-x for x in value), -bought * price.low)
+        too_many = remaining.high < 0
+        corrected = TwoFloats(remaining.high, remaining.low + price.low).plus(price.high)
+        remaining = jax.tree.map(functools.partial(jnp.where, too_many), corrected, remaining)
+        return remaining, bought - too_many
 
-    purchases = jnp.maximum(orders, 0).astype(jnp.float32)
-    cash, bought = jax.lax.scan(buy, cash, (purchases, price * (1 + cost)))
-    shares = shares - sold + bought.astype(jnp.int32)
-    return cash, shares, jnp.sum((sold + bought) * price) * cost
+    cash, bought = jax.lax.scan(buy, cash, (jnp.maximum(orders, 0), price_with_fee))
+    return cash, shares - sold + bought, jnp.sum((sold + bought) * price) * cost
 
 
 def backtest_environment(environment: Any) -> AutoReset:
