@@ -347,13 +347,13 @@ GUARDS = [
         "test_gymnasium.py::test_the_fork_server_is_replaced_too",
     ),
     Guard(
-        "envs/host/gymnasium.py",
+        "envs/host/gymnasium_faults.py",
         "if shared.consecutive_failures[row] >= limit:",
         "if False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",
     ),
     Guard(
-        "envs/host/gymnasium.py",
+        "envs/host/gymnasium_faults.py",
         "elif sum(counts) > self._max_restarts:",
         "elif False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",
