@@ -1,5 +1,7 @@
 """Settings of Sphinx for `build.py`."""
 
+import re
+
 project = "podracer"
 html_title = "podracer"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
@@ -14,3 +16,30 @@ autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
 default_role = "code"  # what is in single backticks
 suppress_warnings = ["ref.python"]  # fields of one name in several classes
+
+
+def setup(app):
+    """Show signatures without what only the library itself reads in them."""
+    app.connect("autodoc-process-signature", readable_signature)
+
+
+def readable_signature(app, kind, name, thing, options, signature, result):
+    """Return the signature of a thing: none of a protocol, and the bare types of flags."""
+    if getattr(thing, "_is_protocol", False):
+        return "", result
+    return signature and without_markers(signature), result
+
+
+def without_markers(text):
+    """Return a text with `X` in place of each `Annotated[X, ...]`."""
+    while start := re.search(r"(?:typing\.)?Annotated\[", text):
+        depth, ends = 0, []  # of the type and of the whole
+        for place in range(start.end(), len(text)):
+            character = text[place]
+            if depth == 0 and character in ",]":
+                ends.append(place)
+                if character == "]":
+                    break
+            depth += (character in "([{") - (character in ")]}")
+        text = text[: start.start()] + text[start.end() : ends[0]] + text[ends[-1] + 1 :]
+    return text

@@ -55,6 +55,10 @@ def parse(
     Exits with 78 if the flags do not fit, and with 0 after `--help`.
     """
     _refuse_other_names(kind if default is None else default, arguments)
+    if hasattr(default, "agent"):
+        from podracer.cli.foreign_flags import refuse_foreign_flags
+
+        refuse_foreign_flags(command, default, arguments)
     options: dict[str, Any] = {} if default is None else {"default": default}
     if about:
         options["description"] = about

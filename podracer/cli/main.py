@@ -148,7 +148,9 @@ def _clean(record: logging.LogRecord) -> bool:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    if name in ("-h", "--help"):
+    if name == "help" and arguments:
+        name, arguments = arguments[0], ["--help"]
+    if name in ("-h", "--help", "help"):
         print(usage())
         return 0
     if name in ("-V", "--version"):
@@ -160,7 +162,8 @@ def _run(name: str, arguments: list[str]) -> int:
         print(script(arguments[0] if arguments else ""))
         return 0
     if name not in COMMANDS:
-        hint = nearest(name, COMMANDS)
+        is_flag = name in ("version", "completion")
+        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, COMMANDS)
         print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
         return 78
     command = COMMANDS[name]
