@@ -2,6 +2,8 @@
 
 import re
 
+import podracer
+
 project = "podracer"
 html_title = "podracer"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
@@ -19,20 +21,31 @@ suppress_warnings = ["ref.python"]  # fields of one name in several classes
 
 
 def setup(app):
-    """Show signatures without what only the library itself reads in them."""
+    """Show signatures and types without what only the library itself reads in them."""
+    app.connect("builder-inited", lambda app: remove_markers())
     app.connect("autodoc-process-signature", readable_signature)
 
 
 def readable_signature(app, kind, name, thing, options, signature, result):
-    """Return the signature of a thing: none of a protocol, and the bare types of flags."""
-    if getattr(thing, "_is_protocol", False):
-        return "", result
-    return signature and without_markers(signature), result
+    """Return the signature of a thing, none of a protocol."""
+    return "" if getattr(thing, "_is_protocol", False) else signature, result
+
+
+def remove_markers():
+    """Take those of the command line out of the annotations of all public classes, texts all."""
+    for thing in (getattr(podracer, name) for name in podracer.__all__):
+        for kind in thing.__mro__ if isinstance(thing, type) else ():
+            for annotated in (kind, vars(kind).get("__init__")):
+                annotations = getattr(annotated, "__annotations__", None) or {}
+                for name, text in annotations.items():
+                    if isinstance(text, str):
+                        annotations[name] = without_markers(text)
 
 
 def without_markers(text):
-    """Return a text with `X` in place of each `Annotated[X, ...]`."""
-    while start := re.search(r"(?:typing\.)?Annotated\[", text):
+    """Return a text with `X` in place of each `Annotated[X, ...]`, and of `Derived[X]` likewise."""
+    text = re.sub(r"\bDerived\[(\w+)\]", r"\1 | None", text)
+    while start := re.search(r"\bAnnotated\[", text):
         depth, ends = 0, []  # of the type and of the whole
         for place in range(start.end(), len(text)):
             character = text[place]

@@ -18,6 +18,7 @@ import textwrap
 import time
 import typing
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -297,6 +298,43 @@ def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
     for message in (said, caplog.text):
         assert "login by [redacted] \\x1b]0;title\\x07 failed" in message
         assert not any(part in message for part in ("s3ss-10n", "\x1b", "\x07"))
+
+
+# --- a tournament's end ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (0, ["Finished  runs/cup", "Next      podracer report runs/cup"]),
+        (
+            130,
+            [
+                "Stopped   runs/cup",
+                "Next      podracer report runs/cup",
+                "          podracer resume runs/cup --recipe own:mine",
+            ],
+        ),
+    ],
+)
+def test_the_end_of_a_tournament_names_it_and_what_comes_next(
+    code, lines, monkeypatch, capsys, tmp_path
+):
+    from podracer.cli import pods
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("podracer.tournament.orchestrator.run_tournament", lambda *arguments: code)
+    monkeypatch.setattr("podracer.reports.standings.LiveStandings", MagicMock())
+    settings = podracer.Tournament((), rounds=1, round_frames=1)
+    monkeypatch.setattr(pods, "best_run", lambda directory: None)
+    assert pods._run(settings, Path("runs/cup"), ["own:mine"]) == code
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_word_for_help_and_other_names_of_a_list(outcome):
+    assert outcome("help") == outcome("--help")
+    assert outcome("help", "list") == outcome("list", "--help")
+    assert outcome("list", "envs") == outcome("list", "environments")
 
 
 # --- mistakes -------------------------------------------------------------------------------------

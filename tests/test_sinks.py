@@ -460,7 +460,7 @@ def test_the_panel_shows_the_run_and_gives_the_terminal_back(monkeypatch, waits)
     assert ("faults          3 (died 2, hung 1)" in text) == bool(waits)
 
 
-def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
+def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
     run = tmp_path / "a run"
     run.mkdir()
     sink = JsonlSink(run / "metrics.jsonl")
@@ -482,6 +482,13 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
         f"Run      {run}",
         f"Next     podracer report '{run}'",
         f"         podracer play '{run}'",
+    ]
+    monkeypatch.chdir(tmp_path)  # as the user named it
+    out = io.StringIO()
+    summarize(run, file=out)
+    assert out.getvalue().splitlines()[1:3] == [
+        "Run       a run",
+        "Next      podracer report 'a run'",
     ]
 
 

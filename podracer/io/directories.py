@@ -23,9 +23,14 @@ def holds_begun_tournament(directory: Path) -> bool:
         return file.readline().endswith(b"\n")
 
 
-def quoted_path(path: Path) -> str:
-    """Return a path as a shell takes it, relative if it lies in the working directory."""
+def short_path(path: Path) -> str:
+    """Return a path, relative if it lies in the working directory."""
     with contextlib.suppress(OSError, ValueError):  # elsewhere, or the directory is gone
-        path = path.resolve().relative_to(Path.cwd().resolve())
-    text = shlex.quote(str(path))
+        return str(path.resolve().relative_to(Path.cwd().resolve()))
+    return str(path)
+
+
+def quoted_path(path: Path) -> str:
+    """Return a path as `short_path` does, as a shell takes it."""
+    text = shlex.quote(short_path(path))
     return f"./{text}" if text.startswith("-") else text

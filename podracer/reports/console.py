@@ -28,7 +28,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from podracer.io.directories import quoted_path
+from podracer.io.directories import quoted_path, short_path
 from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def summarize(
     flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
     rows = [
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
-        ("Run", where),
+        ("Run", short_path(run)),
         ("Next", f"podracer report {where}"),
     ]
     if next_command is not None:
