@@ -342,6 +342,12 @@ GUARDS = [
     ),
     Guard(
         "envs/host/gymnasium_worker.py",
+        "if isinstance(error, KeyboardInterrupt) and not inside_worker:",
+        "if False:",
+        "test_gymnasium.py::test_ctrl_c_while_an_environment_steps_in_this_process_is_no_fault_of_it",
+    ),
+    Guard(
+        "envs/host/gymnasium_worker.py",
         "request_signal_at_parent_death(signal.SIGKILL)",
         "pass",
         "test_gymnasium.py::test_the_fork_server_is_replaced_too",
