@@ -63,6 +63,7 @@ deployment
 :caption: Extend
 add-an-agent
 add-an-environment
+reward-shaping
 contributing
 ```
 ```{toctree}

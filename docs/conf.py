@@ -1,5 +1,9 @@
 """Settings of Sphinx for `build.py`."""
 
+import re
+
+import podracer
+
 project = "podracer"
 html_title = "podracer"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
@@ -14,3 +18,41 @@ autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
 default_role = "code"  # what is in single backticks
 suppress_warnings = ["ref.python"]  # fields of one name in several classes
+
+
+def setup(app):
+    """Show signatures and types without what only the library itself reads in them."""
+    app.connect("builder-inited", lambda app: remove_markers())
+    app.connect("autodoc-process-signature", readable_signature)
+
+
+def readable_signature(app, kind, name, thing, options, signature, result):
+    """Return the signature of a thing, none of a protocol."""
+    return "" if getattr(thing, "_is_protocol", False) else signature, result
+
+
+def remove_markers():
+    """Take those of the command line out of the annotations of all public classes, texts all."""
+    for thing in (getattr(podracer, name) for name in podracer.__all__):
+        for kind in thing.__mro__ if isinstance(thing, type) else ():
+            for annotated in (kind, vars(kind).get("__init__")):
+                annotations = getattr(annotated, "__annotations__", None) or {}
+                for name, text in annotations.items():
+                    if isinstance(text, str):
+                        annotations[name] = without_markers(text)
+
+
+def without_markers(text):
+    """Return a text with `X` in place of each `Annotated[X, ...]`, and of `Derived[X]` likewise."""
+    text = re.sub(r"\bDerived\[(\w+)\]", r"\1 | None", text)
+    while start := re.search(r"\bAnnotated\[", text):
+        depth, ends = 0, []  # of the type and of the whole
+        for place in range(start.end(), len(text)):
+            character = text[place]
+            if depth == 0 and character in ",]":
+                ends.append(place)
+                if character == "]":
+                    break
+            depth += (character in "([{") - (character in ")]}")
+        text = text[: start.start()] + text[start.end() : ends[0]] + text[ends[-1] + 1 :]
+    return text

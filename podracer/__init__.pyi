@@ -24,7 +24,7 @@ from podracer.agents.common.optimizers import Optimizer as Optimizer
 from podracer.agents.common.optimizers import OptimizerBuilder as OptimizerBuilder
 from podracer.agents.common.recurrent import Recurrence as Recurrence
 from podracer.checks import check_agent as check_agent
-from podracer.checks import check_environment as check_environment
+from podracer.checks.report import EnvironmentReport as EnvironmentReport
 from podracer.drivers.anakin import AnakinConfig as AnakinConfig
 from podracer.drivers.anakin import anakin as anakin
 from podracer.drivers.common import Progress as Progress
@@ -48,6 +48,7 @@ from podracer.envs.catalog import make as make
 from podracer.envs.host.gymnasium import Gymnasium as Gymnasium
 from podracer.evaluate import Evaluation as Evaluation
 from podracer.evaluate import make_evaluator as make_evaluator
+from podracer.experiments.environment_check import check_environment as check_environment
 from podracer.experiments.experiment import Experiment as Experiment
 from podracer.experiments.loading import load as load
 from podracer.experiments.loading import load_policy as load_policy

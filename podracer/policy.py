@@ -15,15 +15,15 @@ import numpy as np
 from podracer.agent import Agent, policy_params, require_spec
 from podracer.evaluate import ActingRule
 from podracer.types import (
+    ActionSpace,
     ArraySpec,
     Carry,
     ConfigError,
+    Continuous,
     LearnerState,
     Params,
     PyTree,
     TimeStep,
-    add_start,
-    from_start,
 )
 
 
@@ -220,3 +220,16 @@ def _spell(specs: PyTree) -> str:
         return f"{spec.dtype}{list(spec.shape)}"
 
     return str(jax.tree.map(spell, specs)).replace("'", "")
+
+
+def from_start(specs: PyTree, observation: PyTree) -> PyTree:
+    """Return an observation whose numbers begin at 0, of one in the environment's own numbers."""
+    return jax.tree.map(lambda spec, x: x - spec.start if spec.start else x, specs, observation)
+
+
+def add_start(space: ActionSpace, action: Any) -> Any:
+    """Return actions `[*b, ...]` in the environment's own numbers."""
+    if isinstance(space, Continuous) or not np.any(space.start):
+        return action
+    start = np.asarray(space.start, np.int32)
+    return action + start.reshape((1,) * (action.ndim - start.ndim) + start.shape)

@@ -191,17 +191,30 @@ class Trajectory:
 
     def timesteps(self) -> TimeStep:
         """Return all timesteps `[T+1, B, ...]`: the T acted on, then the final one."""
-        return jax.tree.map(
-            lambda steps, final: jnp.concatenate([steps, final[None]]),
-            self.steps.timestep,
-            self.final,
-        )
+        timestep = self.steps.timestep
+        return jax.tree.map(lambda s, f: jnp.concatenate([s, f[None]]), timestep, self.final)
 
     def next_timesteps(self) -> TimeStep:
         """Return the timestep that each action led to, `[T, B, ...]`, without observations."""
         steps = dataclasses.replace(self.steps.timestep, observation=())
         final = dataclasses.replace(self.final, observation=())
         return jax.tree.map(lambda s, f: jnp.concatenate([s[1:], f[None]]), steps, final)
+
+    def with_rewards(self, rewards: Float32[Array, "T+1 B"]) -> Trajectory:
+        """Return the same trajectory with other rewards, in the order of `timesteps()`.
+
+        Row t + 1 is the reward of transition t. Row 0 is that of the transition before this
+        trajectory, from which agents with a replay learn now, and others did in the last rollout.
+        """
+        length, *rows = self.steps.timestep.reward.shape
+        if rewards.shape != (length + 1, *rows):
+            expected = f"{[length + 1, *rows]} as timesteps().reward is"
+            raise ConfigError(f"with_rewards needs {expected}, not {list(rewards.shape)}.")
+        rewards = rewards.astype(self.final.reward.dtype)
+        timestep = dataclasses.replace(self.steps.timestep, reward=rewards[:-1])
+        final = dataclasses.replace(self.final, reward=rewards[-1])
+        steps = dataclasses.replace(self.steps, timestep=timestep)
+        return dataclasses.replace(self, steps=steps, final=final)
 
     def valid(self) -> Bool[Array, "T B"]:
         """Return which transitions may train: all but those that start at a time-out."""
@@ -329,19 +342,6 @@ def _to_python(value: Any) -> Any:
 
 
 ActionSpace = Discrete | MultiDiscrete | Continuous
-
-
-def from_start(specs: PyTree, observation: PyTree) -> PyTree:
-    """Return an observation whose numbers begin at 0, of one in the environment's own numbers."""
-    return jax.tree.map(lambda spec, x: x - spec.start if spec.start else x, specs, observation)
-
-
-def add_start(space: ActionSpace, action: Any) -> Any:
-    """Return actions `[*b, ...]` in the environment's own numbers."""
-    if isinstance(space, Continuous) or not np.any(space.start):
-        return action
-    start = np.asarray(space.start, np.int32)
-    return action + start.reshape((1,) * (action.ndim - start.ndim) + start.shape)
 
 
 @dataclasses.dataclass(frozen=True)

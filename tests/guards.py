@@ -342,12 +342,18 @@ GUARDS = [
     ),
     Guard(
         "envs/host/gymnasium_worker.py",
+        "if isinstance(error, KeyboardInterrupt) and not inside_worker:",
+        "if False:",
+        "test_gymnasium.py::test_ctrl_c_while_an_environment_steps_in_this_process_is_no_fault_of_it",
+    ),
+    Guard(
+        "envs/host/gymnasium_worker.py",
         "request_signal_at_parent_death(signal.SIGKILL)",
         "pass",
         "test_gymnasium.py::test_the_fork_server_is_replaced_too",
     ),
     Guard(
-        "envs/host/gymnasium.py",
+        "envs/host/gymnasium_faults.py",
         "if shared.consecutive_failures[row] >= limit:",
         "if False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",
@@ -365,7 +371,7 @@ GUARDS = [
         "test_check_environment.py::test_settings_of_jax_that_exclude_the_programs_are_refused",
     ),
     Guard(
-        "envs/host/gymnasium.py",
+        "envs/host/gymnasium_faults.py",
         "elif sum(counts) > self._max_restarts:",
         "elif False:",
         "test_gymnasium.py::test_too_many_faults_end_the_run",

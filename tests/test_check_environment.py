@@ -183,7 +183,7 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("TimeLimit is an environment of Gymnasium", 'pass podracer.Gymnasium("CartPole-v1")'),
     ),
     "one without a name": (of_gymnasium("Maze"), ("pass podracer.Gymnasium(Maze)",)),
-    "an environment of the host": (HOST, ("walk runs on the host", "environments in JAX")),
+    "an environment of the host": (HOST, ("walk runs on the host", "not in JAX")),
     "one that shall restart": (auto_reset(HOST), ("walk runs on the host", "without `auto_reset`")),
     "spec of another type": (mutant(spec={"x": 3}), ("EnvironmentSpec", "dict")),
     "no reset": (without("reset"), ("`reset`",)),

@@ -18,6 +18,7 @@ import textwrap
 import time
 import typing
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -299,6 +300,43 @@ def test_what_reaches_the_terminal_has_no_secret_and_no_escape_code(
         assert not any(part in message for part in ("s3ss-10n", "\x1b", "\x07"))
 
 
+# --- a tournament's end ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (0, ["Finished  runs/cup", "Next      podracer report runs/cup"]),
+        (
+            130,
+            [
+                "Stopped   runs/cup",
+                "Next      podracer report runs/cup",
+                "          podracer resume runs/cup --recipe own:mine",
+            ],
+        ),
+    ],
+)
+def test_the_end_of_a_tournament_names_it_and_what_comes_next(
+    code, lines, monkeypatch, capsys, tmp_path
+):
+    from podracer.cli import pods
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("podracer.tournament.orchestrator.run_tournament", lambda *arguments: code)
+    monkeypatch.setattr("podracer.reports.standings.LiveStandings", MagicMock())
+    settings = podracer.Tournament((), rounds=1, round_frames=1)
+    monkeypatch.setattr(pods, "best_run", lambda directory: None)
+    assert pods._run(settings, Path("runs/cup"), ["own:mine"]) == code
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_word_for_help_and_other_names_of_a_list(outcome):
+    assert outcome("help") == outcome("--help")
+    assert outcome("help", "list") == outcome("list", "--help")
+    assert outcome("list", "envs") == outcome("list", "environments")
+
+
 # --- mistakes -------------------------------------------------------------------------------------
 
 MISTAKES = [
@@ -311,6 +349,20 @@ MISTAKES = [
     ("--completion powershell", "bash, zsh, fish"),
     ("train cartpole_pp", "did you mean cartpole_ppo"),
     ("train cartpole_a2c", "did you mean catch_a2c --environment cartpole?"),
+    ("train brax_ppo", "take pendulum_ppo --environment brax:NAME; `podracer list environments`"),
+    ("train gymnax_dqn", "take cartpole_dqn --environment gymnax:NAME; "),
+    ("train lunarlander_rainbow", "take cartpole_rainbow --environment NAME; "),
+    ("train pendlum_sac", "did you mean pendulum_sac?"),
+    ("train ppo", "did you mean cartpole_ppo?"),
+    ("completion bash", "did you mean podracer --completion?"),
+    ("version", "did you mean podracer --version?"),
+    (
+        "train catch --clip-epsilon 0.1",
+        "train catch has no flag --clip-epsilon: it belongs to PPO.",
+    ),
+    ("sweep catch --no-clip_value", "sweep catch has no flag --no-clip-value: it belongs to PPO."),
+    ("train catch --threads-per-actor=2", "it belongs to --arch sebulba."),
+    ("train catch --channels 8", "it belongs to --torso cnn, --torso resnet."),
     ("train CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
     ("train gymnasium:CartPole-v1", "such as cartpole_ppo --environment gymnasium:CartPole-v1."),
     ("train pendulum", "such as cartpole_ppo --environment pendulum."),
@@ -438,7 +490,7 @@ MISTAKES = [
 MISTAKES_ABOUT_A_RUN = [
     ("resume RUN --frames 0", "frames must be at least 1"),
     ("resume RUN --save-seconds nan", "save_seconds must be finite"),
-    ("resume RUN --learning-rate 1", "Unrecognized options"),
+    ("resume RUN --learning-rate 1", "podracer train RECIPE --learning-rate VALUE --weights RUN."),
     ("eval RUN --episodes 0", "--episodes must lie in [1, 1,048,576]"),
     ("eval RUN --episodes 99999999999", "--episodes must lie in [1, 1,048,576]"),
     ("eval RUN --seed 99999999999999999999999", "--seed must lie in [0, 4,294,967,295]"),

@@ -8,42 +8,22 @@ import re
 import shlex
 import subprocess
 import sys
-import types
 from pathlib import Path
-from typing import NamedTuple
 
-import jax
 import pytest
+from pages import ROOT, blocks, run_page
 
 import podracer
 from podracer.cli.completion import flags_of_commands, flags_of_recipes
 from podracer.cli.main import COMMANDS
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "benchmarks", "deploy", "docs", "docs/*", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
-BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<why>.+) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S
-)
 OWN_FLAGS = {"--game", "--update-rule"}  # of recipes and of rules: they come before the others
 OF_NO_COMMAND = {"--help", "--version", "--completion"}
 FOREIGN = ("--xla_",)  # how flags of other programs begin
 # Tables whose last column alone has our names: the others have earlier ones, or those of others.
 WITH_OTHER_NAMES = ("CHANGELOG", "docs/coming-from")
-
-
-class Block(NamedTuple):
-    line: int
-    code: str
-    why_not: str | None
-
-
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
-    return [
-        Block(text[: match.start("code")].count("\n"), match["code"], match["why"])
-        for match in BLOCK.finditer(text)
-    ]
 
 
 def name(page: Path) -> str:
@@ -61,6 +41,7 @@ LONG = (
     "docs/add-an-agent",
     "docs/coming-from",
     "docs/how-to",
+    "docs/reward-shaping",
 )  # they train
 
 
@@ -74,14 +55,8 @@ LONG = (
     ],
 )
 def test_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
-    for block in blocks(page):
-        if block.why_not is None:
-            # Lines keep their numbers in the page, for tracebacks.
-            with jax.numpy_rank_promotion("allow"):  # as users have it
-                exec(compile("\n" * block.line + block.code, page, "exec"), vars(module))
+    run_page(page, monkeypatch)
 
 
 def test_blocks_that_do_not_run_say_what_they_need():
@@ -192,4 +167,8 @@ def test_the_site_is_built_without_a_warning():
     build = [sys.executable, str(ROOT / "docs" / "build.py")]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (ROOT / "build" / "site" / "api" / "train.html").stat().st_size > 10_000
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        text = (ROOT / "build" / "site" / "api" / f"{page.stem}.html").read_text()
+        assert len(text) > 10_000
+        signatures = re.sub("<[^>]+>", "", text)
+        assert not re.search(r"Annotated|Suppress|\*args, \*\*kwargs", signatures), page.stem

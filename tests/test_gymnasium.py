@@ -369,7 +369,9 @@ def batches():
     made = []
 
     def make(environment, num_envs, workers, **settings):
-        batch = library().Gymnasium(environment, **settings).make(num_envs, workers)
+        if workers == 0:
+            settings["workers"] = 0
+        batch = library().Gymnasium(environment, **settings).make(num_envs, max(workers, 1))
         made.append(batch)
         return batch
 
@@ -387,7 +389,7 @@ def good(rows):
 
 @pytest.mark.parametrize(
     ("workers", "seed", "start"),
-    [pytest.param(1, 0, 0, marks=pytest.mark.slow), (3, 2**40, 7)],
+    [pytest.param(1, 0, 0, marks=pytest.mark.slow), (3, 2**40, 7), (0, 2**40, 7)],
 )
 def test_equals_a_plain_loop(batches, workers, seed, start):
     indices = np.array([4, 0, 9, 2, 3])
@@ -738,6 +740,12 @@ def test_a_row_at_fault_begins_anew_alone(batches, deed):
     run_deed(batches(Naughty, 4, 2), deed, lost={2})
 
 
+@pytest.mark.figure(8)
+@pytest.mark.parametrize("deed", BAD_ROWS)
+def test_a_row_at_fault_in_this_process_begins_anew_alone(batches, deed):
+    run_deed(batches(Naughty, 4, 0), deed, lost={2})
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -770,7 +778,7 @@ def run_deed(batch, deed, lost):
     """Row 2 does it, twice with a good step between; all rows go on as the reference does."""
     reference = Reference(Naughty, 1, range(4), 0)
     reference.agrees(batch.reset(1, np.arange(4), 0))
-    pids = list(batch.pids)
+    pids = list(getattr(batch, "pids", ()))  # of none in this process
     for step in range(25):
         actions = good(4)
         if step in (4, 6):
@@ -787,8 +795,9 @@ def run_deed(batch, deed, lost):
     assert deed != "raise" or batch.first_faults[kind].endswith(
         "2: RuntimeError: the wheel came off"
     )
-    assert batch.pids[0] == pids[0]
-    assert (batch.pids[1] == pids[1]) == (deed in BAD_ROWS)
+    if pids:
+        assert batch.pids[0] == pids[0]
+        assert (batch.pids[1] == pids[1]) == (deed in BAD_ROWS)
 
 
 @pytest.mark.figure(7)
@@ -817,6 +826,8 @@ def test_faults_in_several_workers_at_once(batches):
                 ",max_restarts=20 or",
             ),
         ),
+        (Naughty, {"workers": 0}, ("3 times without one good step", "the wheel came off")),
+        (functools.partial(Broken, "raise"), {"workers": 0}, ("`raised`", "no wheel", "in reset")),
         (Naughty, {"deed": "kill"}, ("3 times", "`died`", "SIGKILL")),
         (Naughty, {"deed": "exit", "max_restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
@@ -832,7 +843,8 @@ def test_faults_in_several_workers_at_once(batches):
 )
 def test_too_many_faults_end_the_run(batches, environment, settings, words):
     action = DEEDS.index(settings.pop("deed", "raise")) if environment is Naughty else 0
-    batch = batches(environment, 3, 2, **settings)
+    workers = settings.pop("workers", 2)
+    batch = batches(environment, 3, workers, **settings)
 
     def run():
         batch.reset(0, np.arange(3) + 10, 0)
@@ -849,7 +861,7 @@ def test_too_many_faults_end_the_run(batches, environment, settings, words):
     for word in words:
         assert word in str(caught.value)
     if environment is Naughty:
-        assert "row 2 of worker 1 (environment 12 of the run)" in sentence
+        assert f"row 2 of worker {max(workers - 1, 0)} (environment 12 of the run)" in sentence
     assert caught.value.exit_code == 72
     with pytest.raises(fault, match="closed"):
         batch.step(good(3))
@@ -885,9 +897,10 @@ def test_ordinary_float64_numbers_are_rounded(batches):
     assert not any(batch.faults.values())
 
 
-def test_a_step_needs_a_reset(batches):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_needs_a_reset(batches, workers):
     with pytest.raises(library("types").EnvironmentFault, match="`reset` must come before"):
-        batches("CartPole-v1", 2, 1).step(good(2))
+        batches("CartPole-v1", 2, workers).step(good(2))
 
 
 def kill_workers(batch, cases, seed):
@@ -926,7 +939,7 @@ class Slow(Naughty):
 
 @pytest.mark.figure(21)
 def test_an_environment_that_is_slow_is_named_once(batches, monkeypatch, caplog):
-    monkeypatch.setattr(library(), "_COMPARED_STEPS", 5)
+    monkeypatch.setattr(library("envs.host.gymnasium_faults"), "_COMPARED_STEPS", 5)
     batch = batches(Slow, 4, 1)
     batch.reset(0, np.arange(4) + 20, 0)
     for _ in range(15):
@@ -1229,4 +1242,61 @@ def test_a_script_without_a_guard_is_told_so(code, tmp_path, monkeypatch):
         [sys.executable, script], capture_output=True, text=True, timeout=GENEROUS, check=False
     )
     assert done.returncode == 1
-    assert 'under `if __name__ == "__main__":`' in done.stderr
+    assert 'under `if __name__ == "__main__":`, or take workers=0.' in done.stderr
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("script", marks=pytest.mark.slow),
+        pytest.param("session", marks=pytest.mark.slow),
+        "step",
+    ],
+)
+def test_a_class_without_a_module_runs_in_this_process(how, tmp_path):
+    """Of a script without a guard, and of a session, which has no file, as a notebook's cells."""
+    code = TRAINING_SCRIPT.replace("Mine)", "Mine, workers=0)")
+    if how == "step":
+        code = code[: code.index("podracer.train")] + (
+            "import numpy\n"
+            "batch = podracer.Gymnasium(Mine, workers=0).make(2, 1)\n"
+            "batch.reset(0, numpy.arange(2), 0), batch.step(numpy.zeros(2, 'i')), batch.close()\n"
+        )
+    code += "print(__name__, 'went on')\n"
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, *([script] if how == "script" else ["-"])]
+    done = subprocess.run(
+        command, input=code, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("__main__ went on\n"), done.stderr
+
+
+def test_a_class_of_a_session_is_told_the_remedy(monkeypatch):
+    local = type("Local", (gymnasium.Env,), {"__module__": "__main__"})
+    main = type(sys)("__main__")
+    main.Local = local
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(library("types").ConfigError, match="interactive session: take workers=0"):
+        library().Gymnasium(local)
+
+
+def test_a_local_class_is_told_the_remedy():
+    class Local(Push):
+        pass
+
+    with pytest.raises(library("types").ConfigError, match="or take workers=0, which steps it in"):
+        library().Gymnasium(Local)
+    assert library().Gymnasium(Local, workers=0).spec.name.endswith("Local")
+
+
+def test_ctrl_c_while_an_environment_steps_in_this_process_is_no_fault_of_it(batches):
+    class Interrupted(Push):
+        def step(self, action):
+            raise KeyboardInterrupt
+
+    batch = batches(Interrupted, 1, 0)
+    batch.reset(0, np.arange(1), 0)
+    with pytest.raises(KeyboardInterrupt):
+        batch.step(np.zeros((1, 2), np.float32))
+    assert not any(batch.faults.values())

@@ -642,6 +642,6 @@ def test_the_mean_of_seeds_goes_on_where_one_has_ended():
 
 
 def test_metrics_have_titles_in_words():
-    assert run_report._title("approx_kl") == "Approximate KL divergence"
-    assert run_report._title("td_error") == "TD error"
-    assert run_report._title("q") == "Q"
+    assert run_report.metric_title("approx_kl") == "Approximate KL divergence"
+    assert run_report.metric_title("td_error") == "TD error"
+    assert run_report.metric_title("q") == "Q"

@@ -44,14 +44,18 @@ def test_every_name_is_a_plain_child_of_the_root_or_refused(name: str) -> None:
     assert name.isascii()
 
 
-@pytest.mark.parametrize("name", ["a", "catch-ppo.1_2", "Z" * 80, "console", "9", "a..b", "-"])
+@pytest.mark.parametrize(
+    "name", ["a", "catch-ppo.1_2", "Z" * 80, "console", "9", "a..b", "-", "run 1"]
+)
 def test_ordinary_names_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
     assert run_directory(tmp_path, name) == tmp_path.resolve() / name
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.figure(16)
-@pytest.mark.parametrize("name", ["", ".hidden", "CON", "nul.txt", "lpt1", "a/b", "a" * 81, "a b"])
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "CON", "nul.txt", "lpt1", "a/b", "a" * 81, " a", "a ", "a\tb"]
+)
 def test_unusable_names_say_what_would_be_right(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"letters, digits|choose another"):
         run_directory(tmp_path, name)

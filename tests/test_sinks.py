@@ -501,7 +501,7 @@ def test_progress_is_shown_where_somebody_watches(monkeypatch):
         assert list(with_progress([show], None)) == [show]
 
 
-def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
+def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
     run = tmp_path / "a run"
     run.mkdir()
     sink = JsonlSink(run / "metrics.jsonl")
@@ -523,6 +523,13 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path):
         f"Run      {run}",
         f"Next     podracer report '{run}'",
         f"         podracer play '{run}'",
+    ]
+    monkeypatch.chdir(tmp_path)  # as the user named it
+    out = io.StringIO()
+    summarize(run, file=out)
+    assert out.getvalue().splitlines()[1:3] == [
+        "Run       a run",
+        "Next      podracer report 'a run'",
     ]
 
 

@@ -145,6 +145,11 @@ def test_only_regular_files_are_read(tmp_path):
 # --- the page -------------------------------------------------------------------------------------
 
 
+def test_a_metric_has_the_name_that_a_report_gives_it(tmp_path):
+    run = make_run(tmp_path / "run", [record(i, approx_kl=0.1 * i) for i in range(1, 4)])
+    assert ">Approximate KL divergence</text>" in Watcher(run).parts()["metrics"]
+
+
 def test_a_run_is_shown_and_nothing_is_written(tmp_path):
     run = make_run(
         tmp_path / "run",

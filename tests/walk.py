@@ -119,11 +119,7 @@ def values_of(metrics: Any) -> dict[str, jax.Array]:
 
 def with_rewards(trajectory: Trajectory, change: Any) -> Trajectory:
     """`change` gets the rewards of all timesteps `[T+1, B]`."""
-    reward = change(trajectory.timesteps().reward)
-    timestep = dataclasses.replace(trajectory.steps.timestep, reward=reward[:-1])
-    steps = dataclasses.replace(trajectory.steps, timestep=timestep)
-    final = dataclasses.replace(trajectory.final, reward=reward[-1])
-    return dataclasses.replace(trajectory, steps=steps, final=final)
+    return trajectory.with_rewards(change(trajectory.timesteps().reward))
 
 
 def gradient(state: LearnerState) -> Any:

@@ -39,8 +39,8 @@ def check_environment(environment: Any) -> EnvironmentSpec:
     spec = check_spec(environment)
     if isinstance(environment, HostEnvironments):
         raise ConfigError(
-            f"{spec.name} runs on the host, and `check_environment` checks environments in JAX: "
-            "train in it as it is, without `auto_reset`."
+            f"{spec.name} runs on the host, and not in JAX: train in it as it is, without "
+            "`auto_reset`."
         )
     for name in ("reset", "step"):
         if not callable(getattr(environment, name, None)):

@@ -39,8 +39,12 @@ Trackers = Annotated[
 RUN_FLAGS = (
     "frames", "seed", "run_dir", "arch", "devices", "environment", "evaluations",
     "evaluation_episodes", "evaluation_policy", "evaluation_epsilon", "fixed_evaluation",
-    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds",
+    "target_return", "max_seconds", "save_seconds", "keep_best", "stall_seconds", "torso",
 )  # fmt: skip
+_TORSO = (
+    "Layers of the network before its outputs: fully connected ones (mlp) or convolutions (cnn, "
+    "resnet), for images [H, W, C]. Their own flags are shown with this one before --help."
+)
 
 
 def parse(
@@ -51,6 +55,10 @@ def parse(
     Exits with 78 if the flags do not fit, and with 0 after `--help`.
     """
     _refuse_other_names(kind if default is None else default, arguments)
+    if hasattr(default, "agent"):
+        from podracer.cli.foreign_flags import refuse_foreign_flags
+
+        refuse_foreign_flags(command, default, arguments)
     options: dict[str, Any] = {} if default is None else {"default": default}
     if about:
         options["description"] = about
@@ -145,6 +153,7 @@ def parse_experiment(
     values = {
         field.name: getattr(parsed.run, field.name) for field in dataclasses.fields(parsed.run)
     }
+    values.pop("torso", None)  # which `find_recipe` has read
     own = {field.name: values.pop(field.name) for field in dataclasses.fields(options)}
     driver = getattr(parsed, experiment.arch)
     experiment = dataclasses.replace(experiment, agent=parsed.agent, driver=driver, **values)
@@ -155,9 +164,14 @@ def parse_experiment(
 def _run_group(options: Any, experiment: Experiment) -> Any:
     """Return the fields of both as one dataclass, but the agent and the driver.
 
-    An environment that is an object has no flag.
+    An environment that is an object has no flag, a network without a torso none for its kind.
     """
+    from podracer.experiments.torso import TorsoKind, torso_kind
+
     fields, values = {}, {}
+    if torso := torso_kind(experiment):
+        fields["torso"] = Annotated[TorsoKind, tyro.conf.arg(help=_TORSO)]
+        values["torso"] = torso
     for source in (options, experiment):
         texts = field_texts(type(source))
         hints = typing.get_type_hints(type(source), include_extras=True)
@@ -212,9 +226,11 @@ def own_recipe(name: str, flags: Sequence[str] = ()) -> str | None:
 def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]:
     """Return a recipe's experiment, made with the recipe's own flags, and the other flags.
 
-    It is in the environment that a flag names, under the architecture which that needs.
+    It is in the environment that a flag names, under the architecture which that needs, and has
+    the torso that a flag names.
     """
     from podracer.experiments import recipes
+    from podracer.experiments.torso import TorsoKind, torso_kind, with_torso
 
     environment = peek_flag(flags, "environment")
     for recipe in (name, own_recipe(name, flags)):
@@ -228,6 +244,9 @@ def find_recipe(name: str, flags: Sequence[str]) -> tuple[Experiment, list[str]]
     experiment = recipes.find(name, **options)
     if environment is not None and "environment" not in options:
         experiment = experiment.with_environment(environment)
+    torso = peek_flag(remaining, "torso")
+    if torso in get_args(TorsoKind) and torso_kind(experiment):
+        experiment = with_torso(experiment, cast(TorsoKind, torso))
     return experiment, remaining
 
 

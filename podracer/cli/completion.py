@@ -59,9 +59,12 @@ def flags_of_commands() -> dict[str, list[str]]:
 def flags_of_recipes() -> dict[str, list[str]]:
     """Return the flags that `train`, `sweep` and `plan` have for each recipe."""
     from podracer.experiments import recipes
+    from podracer.experiments.torso import torso_kind
 
     return {
-        name: flags(recipes.find(name)) + [f"--{option}" for option in recipes.options_of(name)]
+        name: flags(recipes.find(name))
+        + [f"--{option}" for option in recipes.options_of(name)]
+        + ["--torso"] * bool(torso_kind(recipes.find(name)))
         for name in sorted(recipes.RECIPES)
     }
 
@@ -71,9 +74,11 @@ def values_of_flags() -> dict[str, list[str]]:
     from podracer.drivers.selection import RULES
     from podracer.envs.catalog import ENVIRONMENTS
     from podracer.experiments import recipes
+    from podracer.experiments.torso import TorsoKind
     from podracer.tournament.selection import SELECTION_RULES
 
     values = {"arch": list(typing.get_args(Arch)), "environment": list(ENVIRONMENTS)}
+    values |= {"torso": list(typing.get_args(TorsoKind))}
     values |= {"selection": list(SELECTION_RULES), "select": list(RULES)}
     for name in recipes.RECIPES:
         values |= _choices(recipes.find(name))

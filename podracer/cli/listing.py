@@ -10,6 +10,14 @@ import tyro
 
 from podracer.cli.arguments import parse
 
+_OTHER_NAMES = {
+    "agent": "agents",
+    "env": "environments",
+    "envs": "environments",
+    "environment": "environments",
+    "recipe": "recipes",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class ListOptions:
@@ -24,7 +32,8 @@ class ListOptions:
 def list_names(arguments: Sequence[str]) -> int:
     """Run `podracer list`: print the agents, environments and recipes."""
     about = "List the agents, environments and recipes that have a name."
-    what = parse(ListOptions, "list", arguments, about=about).what
+    names = [_OTHER_NAMES.get(argument, argument) for argument in arguments]
+    what = parse(ListOptions, "list", names, about=about).what
     from podracer import envs
     from podracer.agents import AGENTS
     from podracer.experiments import recipes

@@ -44,6 +44,7 @@ COMMANDS = {
     "report": Command("runs", "report", "RUN [RUN ...]", "one HTML page; several runs compare"),
     "watch": Command("watch", "watch", "DIR", "a live page, while runs train"),
     "list": Command("listing", "list_names", "[WHAT]", "agents, environments or recipes"),
+    "check": Command("check", "check", "ENVIRONMENT", "what is wrong with an environment"),
     "export": Command("export", "export", "RUN", "the policy as a file for other programs"),
     "fingerprint": Command("runs", "fingerprint", "RUN", "SHA-256 of the whole training state"),
     "bench": Command("bench", "bench", "NAME", "measure throughput and compile time"),
@@ -140,7 +141,9 @@ def _explain_error(error: Exception) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    if name in ("-h", "--help"):
+    if name == "help" and arguments:
+        name, arguments = arguments[0], ["--help"]
+    if name in ("-h", "--help", "help"):
         print(usage())
         return 0
     if name in ("-V", "--version"):
@@ -152,7 +155,8 @@ def _run(name: str, arguments: list[str]) -> int:
         print(script(arguments[0] if arguments else ""))
         return 0
     if name not in COMMANDS:
-        hint = nearest(name, COMMANDS)
+        is_flag = name in ("version", "completion")
+        hint = f"did you mean podracer --{name}?" if is_flag else nearest(name, COMMANDS)
         print(f"podracer: There is no command {name!r}: {hint}", file=sys.stderr)
         return 78
     command = COMMANDS[name]

@@ -28,7 +28,7 @@ from podracer.cli.arguments import (
 )
 from podracer.cli.run_options import RunOptions, best_run
 from podracer.experiments.hosts import Hosts
-from podracer.io.directories import holds_begun_tournament
+from podracer.io.directories import holds_begun_tournament, quoted_path
 
 if TYPE_CHECKING:
     from podracer.agent import Agent
@@ -123,14 +123,14 @@ def finish_sweep(directory: Path, experiment: Experiment, recipe: str | None = N
         ranking = configurations(directory, experiment)
         best = write_best(directory, experiment, ranking[0])
         flag = f" --recipe {recipe}" if recipe else ""
-        outcome = f"Best      podracer train {best}{flag}"
+        outcome = f"Best      podracer train {quoted_path(best)}{flag}"
     except ConfigError as error:
         outcome = f"Not ranked: {error}"
     with suppress(OSError):  # a reader of the output that has left, as in `| head`
         if ranking:
             _print_ranking(directory, experiment, ranking)
         print(outcome)
-        print(f"Next      podracer report {directory}")
+        print(f"Next      podracer report {quoted_path(directory)}")
 
 
 def _print_ranking(
@@ -276,12 +276,14 @@ def _run(settings: Tournament, directory: Path, own_recipes: Sequence[str]) -> i
     with LiveStandings(settings.rounds, directory) as live:
         code = run_tournament(settings, directory, own_recipes, live.show)
     outcome = {0: "Finished", 75: "Preempted", 130: "Stopped"}[code]
-    print(f"{outcome:8}  podracer report {directory}")
+    where = quoted_path(directory)
+    print(f"{outcome:9} {where}")
     if best := best_run(directory):
-        print(f"Best      podracer eval {best}")
+        print(f"Best      podracer eval {quoted_path(best)}")
+    print(f"Next      podracer report {where}")
     if code:
         flag = f" --recipe {','.join(own_recipes)}" if own_recipes else ""
-        print(f"Next      podracer resume {directory}{flag}")
+        print(f"          podracer resume {where}{flag}")
     return code
 
 

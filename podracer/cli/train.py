@@ -13,6 +13,7 @@ from podracer.cli.arguments import (
     RunPath,
     Trackers,
     find_experiment,
+    flag_names,
     options_of,
     own_recipe,
     parse,
@@ -130,6 +131,7 @@ def resume(arguments: Sequence[str]) -> int:
         "Continue a run, a sweep or a tournament to its configured end. With other hyperparameters "
         "it would be another run: podracer train RECIPE --weights RUN."
     )
+    _refuse_other_settings(arguments)
     options = parse(ResumeOptions, "resume", arguments, about=about)
     changes = options.settings.changes()
     if is_tournament(options.run):
@@ -148,6 +150,20 @@ def resume(arguments: Sequence[str]) -> int:
         experiment, options.run, options.hosts,
         resume=True, recipe=options.recipe, track=options.track,
     )  # fmt: skip
+
+
+def _refuse_other_settings(arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` for a flag of `resume` that would make another run."""
+    from podracer.cli.foreign_flags import owners_of, unknown_flags
+    from podracer.types import ConfigError
+
+    for name in unknown_flags(set(flag_names(ResumeOptions)), arguments):
+        if owners_of(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"resume goes on as the run began: with another {flag} it would be another run, "
+                f"podracer train RECIPE {flag} VALUE --weights RUN."
+            )
 
 
 def run(

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from podracer.agent import Agent, policy_params, require_spec
 from podracer.export.inline import Inliner
+from podracer.policy import add_start, from_start
 from podracer.types import (
     ArraySpec,
     Carry,
@@ -22,8 +23,6 @@ from podracer.types import (
     Params,
     PyTree,
     TimeStep,
-    add_start,
-    from_start,
 )
 
 Arrays = Mapping[str, Any]

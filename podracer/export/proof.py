@@ -15,6 +15,7 @@ from podracer.agent import Agent, policy_params, require_spec
 from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.export.decision import Arrays, Decision, named_leaves
 from podracer.ops.action_masks import action_mask
+from podracer.policy import add_start
 from podracer.rollout import init_actor, step_environments
 from podracer.types import (
     ACTION_MASK,
@@ -25,7 +26,6 @@ from podracer.types import (
     LearnerState,
     PyTree,
     TimeStep,
-    add_start,
 )
 
 STEPS, ROWS = 50, 20

@@ -1,5 +1,7 @@
 """What a directory holds: a run or a tournament."""
 
+import contextlib
+import shlex
 from pathlib import Path
 
 LOG = "leaderboard.jsonl"  # in each tournament's directory, see `tournament/leaderboard.py`
@@ -19,3 +21,16 @@ def holds_begun_tournament(directory: Path) -> bool:
         return False
     with (directory / LOG).open("rb") as file:
         return file.readline().endswith(b"\n")
+
+
+def short_path(path: Path) -> str:
+    """Return a path, relative if it lies in the working directory."""
+    with contextlib.suppress(OSError, ValueError):  # elsewhere, or the directory is gone
+        return str(path.resolve().relative_to(Path.cwd().resolve()))
+    return str(path)
+
+
+def quoted_path(path: Path) -> str:
+    """Return a path as `short_path` does, as a shell takes it."""
+    text = shlex.quote(short_path(path))
+    return f"./{text}" if text.startswith("-") else text

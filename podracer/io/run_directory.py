@@ -19,7 +19,7 @@ from typing import Any
 from podracer.io.text import mode_of
 from podracer.types import CheckpointError, ConfigError, StorageError
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_NAME = re.compile(r"[A-Za-z0-9._-]([A-Za-z0-9._ -]{0,78}[A-Za-z0-9._-])?")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
 
@@ -40,13 +40,14 @@ def expand_home(path: str | Path) -> Path:
 def run_directory(root: Path, name: str) -> Path:
     """Return the path of the run `name` directly under `root`; create nothing.
 
-    Raises `ConfigError` for a name that is not 1 to 80 of `A-Z a-z 0-9 . _ -`, that starts with
-    a dot or names a device on some system, and for a path that is a symbolic link or a file.
+    Raises `ConfigError` for a name that is not 1 to 80 of `A-Z a-z 0-9 . _ -` and spaces between
+    them, that starts with a dot or names a device on some system, and for a path that is a symbolic
+    link or a file.
     """
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise ConfigError(
             f"run name {name[:80]!r} is not usable: take 1 to 80 letters, digits, '.', '_' or '-', "
-            "not starting with '.'"
+            "and spaces between them, not starting with '.'"
         )
     if _DEVICE.fullmatch(name):
         raise ConfigError(f"run name {name!r} is reserved by some systems; choose another")

@@ -29,6 +29,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from podracer.io.directories import quoted_path, short_path
 from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
 from podracer.reports.notebook import NotebookPanel
 
@@ -359,11 +360,11 @@ def summarize(
         parts.append(f"{name} {number(evaluations[-1])} (best {best})")
     if reason:
         parts.append(reason)
-    where = shlex.quote(str(run))
+    where = quoted_path(run)
     flags = [f" --{flag} {shlex.quote(x)}" for flag, x in (options or {}).items() if x is not None]
     rows = [
         (outcome, ", ".join(parts) if records else "nothing was recorded"),
-        ("Run", str(run)),
+        ("Run", short_path(run)),
         ("Next", f"podracer report {where}"),
     ]
     if next_command is not None:

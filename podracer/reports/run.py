@@ -258,7 +258,7 @@ def _learning(groups: Groups) -> Iterator[str]:
             title = f"Reward of a step in {key.removeprefix(TASK_REWARD)}"
             tasks.append(Panel(title, key, "updates"))
         elif group(key) == "learn":
-            metrics.append(Panel(_title(key), key, "frames"))
+            metrics.append(Panel(metric_title(key), key, "frames"))
     lines = caption(groups)
     names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, width, height, panels in (
@@ -272,7 +272,7 @@ def _learning(groups: Groups) -> Iterator[str]:
             lines = ""  # said once
 
 
-def _title(key: str) -> str:
+def metric_title(key: str) -> str:
     """Return a metric's name in words."""
     words = [_ABBREVIATIONS.get(word, word) for word in key.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])

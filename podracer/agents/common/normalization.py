@@ -68,12 +68,8 @@ def scale_rewards(
     returns, sums = discounted_sums(sums, next_timesteps.reward, decay, ended)
     moments = merge(moments, moments_of(returns, axis, trajectory.valid().astype(jnp.float32)))
     scale = jax.lax.rsqrt(moments.variance + 1e-8)
-
-    def scale_reward(timestep: TimeStep) -> TimeStep:
-        return dataclasses.replace(timestep, reward=jnp.clip(timestep.reward * scale, -10.0, 10.0))
-
-    steps = dataclasses.replace(trajectory.steps, timestep=scale_reward(trajectory.steps.timestep))
-    trajectory = dataclasses.replace(trajectory, steps=steps, final=scale_reward(trajectory.final))
+    rewards = jnp.clip(trajectory.timesteps().reward * scale, -10.0, 10.0)
+    trajectory = trajectory.with_rewards(rewards)
     return trajectory, moments, sums
 
 

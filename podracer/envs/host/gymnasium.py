@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import pickle
 import signal
@@ -21,12 +20,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import jax
 import numpy as np
 
 from podracer.envs.host import gymnasium_worker
+from podracer.envs.host.gymnasium_faults import FaultLog, timestep_of
+from podracer.envs.host.gymnasium_local import LocalBatch
 from podracer.envs.host.gymnasium_protocol import (
-    BAD_DATA_FAULTS,
     CALLS,
     CLOSE_SECONDS,
     FAULT_KINDS,
@@ -35,9 +34,15 @@ from podracer.envs.host.gymnasium_protocol import (
     OK,
     STEP,
     WorkerSetup,
+    anonymous_file,
     map_shared_memory,
 )
-from podracer.envs.host.gymnasium_spec import check_options, inspect_environment, with_pictures
+from podracer.envs.host.gymnasium_spec import (
+    check_options,
+    factory,
+    inspect_environment,
+    with_pictures,
+)
 from podracer.types import ConfigError, EnvironmentFault, EnvironmentSpec, TimeStep
 
 if TYPE_CHECKING:
@@ -53,11 +58,7 @@ sys.path[:] = json.loads(sys.argv[1])
 from podracer.envs.host.gymnasium_worker import run_fork_server
 run_fork_server(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
 """
-_LOG = logging.getLogger("podracer")
 _IMPORT_SECONDS = 120.0  # for the environment's code
-_COMPARED_STEPS = 200  # after which the speeds of a batch's environments are compared
-_STRAGGLER_FACTOR = 5.0  # times slower than the median of the batch
-_STRAGGLER_SECONDS = 1e-3  # a faster step holds nobody back
 # pygame, which many environments draw with, needs no screen and no sound card, and greets no one.
 _PYGAME = {
     "PYGAME_HIDE_SUPPORT_PROMPT": "1",
@@ -105,17 +106,27 @@ class Gymnasium:
     """Longest time that making and resetting one environment may take, in seconds."""
     max_restarts: int = 100
     """Largest number of restarts of rows or workers after faults, over the life of a batch."""
+    workers: int | None = None
+    """0 steps the environments in this process, each batch in the thread that calls it: so may
+    classes that are defined in a notebook, or in a script without that line. An environment that
+    hangs or crashes then takes the run with it. None starts the processes that `make` asks for."""
 
     def __post_init__(self) -> None:
         for field, low in (("step_seconds", 1e-3), ("reset_seconds", 1e-3), ("max_restarts", 0)):
             value = getattr(self, field)
             if not isinstance(value, int | float) or not low <= value < float("inf"):
                 raise ConfigError(f"{field} must be finite and {low} or more, not {value}.")
+        if self.workers not in (0, None):
+            raise ConfigError(
+                f"workers must be 0, for this process, or None, not {self.workers}: a driver says "
+                "how many processes there are (--threads-per-actor)."
+            )
         check_options(self.environment, self.options)
         self._inspect()
 
     def _inspect(self) -> tuple[EnvironmentSpec, WorkerSetup]:
-        return inspect_environment(self.environment, self.options, self.observe)
+        fields = (self.environment, self.options, self.observe)
+        return inspect_environment(*fields, in_process=self.workers == 0)
 
     @property
     def spec(self) -> EnvironmentSpec:
@@ -134,7 +145,7 @@ class Gymnasium:
         pictured = with_pictures(self.environment, self.options, self.observe)
         return dataclasses.replace(self, environment=pictured, options=(), observe=())
 
-    def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch:
+    def make(self, num_envs: int, num_threads: int) -> GymnasiumBatch | LocalBatch:
         """Make `num_envs` environments in `num_threads` processes, no more than environments.
 
         Raises `ConfigError` for numbers below 1, and inside one of those processes.
@@ -145,13 +156,17 @@ class Gymnasium:
             )
         check_not_in_worker()
         spec, setup = self._inspect()
-        parts = np.array_split(np.arange(num_envs), min(num_threads, num_envs))
+        num_parts = 1 if self.workers == 0 else min(num_threads, num_envs)
+        parts = np.array_split(np.arange(num_envs), num_parts)
         setup = dataclasses.replace(
             setup,
             row_ranges=tuple((int(part[0]), int(part[-1]) + 1) for part in parts),
             step_seconds=self.step_seconds,
             reset_seconds=self.reset_seconds,
         )
+        if self.workers == 0:
+            make = factory(spec.name, self.environment, self.options, self.observe)
+            return LocalBatch(spec.name, setup, make, self.max_restarts)
         return GymnasiumBatch(spec.name, setup, self.max_restarts)
 
 
@@ -160,7 +175,7 @@ def check_not_in_worker() -> None:
     if gymnasium_worker.inside_worker:
         raise ConfigError(
             "A worker has imported the script that starts the training: put what is not a "
-            'definition there under `if __name__ == "__main__":`.'
+            'definition there under `if __name__ == "__main__":`, or take workers=0.'
         )
 
 
@@ -173,31 +188,24 @@ class GymnasiumBatch:
     """
 
     def __init__(self, name: str, setup: WorkerSetup, max_restarts: int) -> None:
-        self.name = name
-        self.faults, self.first_faults = dict.fromkeys(FAULT_KINDS, 0), dict[str, str]()
+        self.name, self._setup = name, setup
         self.pids = [0] * len(setup.row_ranges)
-        self._setup, self._max_restarts = setup, max_restarts
         self._channels: list[socket.socket | None] = [None] * len(setup.row_ranges)
-        self._memory = _anonymous_file()
+        self._memory = anonymous_file()
         try:
             self._shared = shared = map_shared_memory(self._memory, setup)
             self._start_fork_server()
         except BaseException:
             os.close(self._memory)
             raise
-        observation = jax.tree.map(lambda leaf: shared.observation[leaf.name], setup.observation)
-        fields = (shared.reward, shared.discount, shared.first, shared.last)
-        self._timestep = TimeStep(observation, *fields)  # type: ignore[arg-type]
-        self._closed = False
-        self._num_steps, self._named_rows = 0, set[int]()
+        self._log = FaultLog(name, setup, shared, max_restarts)
+        self.faults, self.first_faults = self._log.faults, self._log.first_faults
+        self._timestep, self._closed = timestep_of(setup, shared), False
 
     def reset(self, seed: int, indices: np.ndarray, start: int) -> TimeStep:
         """Start again, in new processes. Raises `EnvironmentFault`, also after `close`."""
         self._check_open()
-        self._shared.seed[:] = seed, start
-        self._shared.env_index[:] = indices
-        self._shared.generation[:] = 0
-        self._shared.consecutive_failures[:] = 0
+        self._shared.begin(seed, indices, start)
         workers = range(len(self._channels))
         if any(self._channels):
             self._stop_fork_server()
@@ -218,24 +226,8 @@ class GymnasiumBatch:
             with contextlib.suppress(OSError):  # a death is detected when the reply is awaited
                 channel.send(STEP)
         self._await_workers(range(len(self._channels)))
-        self._num_steps += 1
-        if self._num_steps % _COMPARED_STEPS == 0:
-            self._find_straggler()
+        self._log.count_step()
         return self._timestep
-
-    def _find_straggler(self) -> None:
-        """Log an environment that is much slower than the others of the batch, once."""
-        seconds = self._shared.step_seconds / _COMPARED_STEPS
-        row, usual = int(seconds.argmax()), float(np.median(seconds))
-        is_slow = seconds[row] > max(_STRAGGLER_FACTOR * usual, _STRAGGLER_SECONDS)
-        if is_slow and row not in self._named_rows:
-            self._named_rows.add(row)
-            _LOG.warning(
-                "%s: environment %d of the run is %.0f times slower than the others, %.3g s for a "
-                "step, and all of its batch wait for it.",
-                self.name, self._shared.env_index[row], seconds[row] / usual, seconds[row],
-            )  # fmt: skip
-        self._shared.step_seconds[:] = 0
 
     def close(self) -> None:
         """End all processes, within seconds also where they hang, and free the memory."""
@@ -245,7 +237,7 @@ class GymnasiumBatch:
             for channel in filter(None, self._channels):
                 channel.close()
             os.close(self._memory)
-            del self._shared, self._timestep
+            del self._shared, self._timestep, self._log
 
     def _check_open(self) -> None:
         if self._closed:
@@ -264,8 +256,8 @@ class GymnasiumBatch:
             lost = {worker: kind for worker, kind in outcomes.items() if kind in ("died", "hung")}
             for worker, kind in lost.items():
                 self._replace_worker(worker, kind)
-            if any(outcomes.values()):
-                self._check_faults()
+            if any(outcomes.values()) and (reason := self._log.check()):
+                self._fail(reason)
             workers = list(lost)
 
     def _await_worker(self, worker: int) -> str:
@@ -298,38 +290,6 @@ class GymnasiumBatch:
             seconds = getattr(self._setup, f"{call}_seconds")
             text = f"`{call}` had not returned after {seconds:g} s (`{call}_seconds`)."
         self._shared.record_fault(rows, kind, text)
-
-    def _check_faults(self) -> None:
-        """Update `faults`. Raises `EnvironmentFault` where there are too many."""
-        shared = self._shared
-        counts = shared.fault_counts.sum(axis=0).tolist()
-        self.faults = dict(zip(FAULT_KINDS, counts, strict=True))
-        shared.describe_first_faults(self.first_faults)
-        row = int(shared.consecutive_failures.argmax())
-        limit = MAX_CONSECUTIVE_FAILURES
-        if shared.consecutive_failures[row] >= limit:
-            reason = f"restarted {limit} times without one good step between, the last time"
-        elif sum(counts) > self._max_restarts:
-            row = int(shared.fault_time.argmax())
-            reason = (
-                f"restarted beyond the {self._max_restarts} that all rows may need together "
-                "(`max_restarts`),"
-            )
-        else:
-            return
-        ends = [end for _, end in self._setup.row_ranges]
-        worker = next(number for number, end in enumerate(ends) if row < end)
-        kind = FAULT_KINDS[shared.fault_kind[row]]
-        remedy = (
-            "\nMore restarts or slower steps are allowed by options after the environment's name: "
-            f",max_restarts={10 * self._max_restarts + 10} or "
-            f",step_seconds={6 * self._setup.step_seconds:g}"
-        )
-        self._fail(
-            f"row {row} of worker {worker} (environment {shared.env_index[row]} of the run) was "
-            f"{reason} because of the fault `{kind}`.\n{shared.describe_fault(row)}"
-            f"{'' if kind in BAD_DATA_FAULTS else remedy}"
-        )
 
     # --- processes ---
 
@@ -390,11 +350,3 @@ class GymnasiumBatch:
         self._fork_server.kill()  # it has closed its end, or hangs
         with contextlib.suppress(subprocess.TimeoutExpired):  # in a call of the kernel
             self._fork_server.wait(CLOSE_SECONDS)
-
-
-def _anonymous_file() -> int:
-    """Open a file without a name, in memory if possible: it never outlives its processes."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("podracer-gymnasium")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

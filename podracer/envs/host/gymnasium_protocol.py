@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
+import tempfile
 import time
 from collections.abc import Iterator
 from mmap import mmap
@@ -88,6 +89,13 @@ class SharedMemory:
     deadline: np.ndarray  # f64 [W]: until when each worker must answer, in monotonic seconds
     call: np.ndarray  # i64 [W]: index in `CALLS` of what each worker does
 
+    def begin(self, seed: int, indices: np.ndarray, start: int) -> None:
+        """Set what a reset of all rows begins with, see `HostEnvironment.reset`."""
+        self.seed[:] = seed, start
+        self.env_index[:] = indices
+        self.generation[:] = 0
+        self.consecutive_failures[:] = 0
+
     def record_fault(self, rows: slice, kind: str, text: str) -> None:
         """Store the latest fault of some rows."""
         data = np.frombuffer(text.encode(errors="replace")[-_TEXT_BYTES:], np.uint8)
@@ -117,6 +125,14 @@ def _one_line(text: str) -> str:
         lines = lines[max(ends, default=0) :] or lines[-1:]
     line = " ".join(" ".join(lines).split())
     return line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..."
+
+
+def anonymous_file() -> int:
+    """Open a file without a name, in memory if possible: it never outlives its processes."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("podracer-gymnasium")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def map_shared_memory(descriptor: int, setup: WorkerSetup) -> SharedMemory:

@@ -67,10 +67,13 @@ def inspect_environment(
     environment: str | Callable[[], Env],
     options: Options = (),
     observe: tuple[str, ...] = (),
+    *,
+    in_process: bool = False,
 ) -> tuple[EnvironmentSpec, WorkerSetup]:
     """Make one environment in this process and return its specification and its workers' setup.
 
-    The arguments are the fields of `Gymnasium`. The setup still lacks rows and deadlines. Raises
+    The arguments are the fields of `Gymnasium`; with `in_process` no other process needs to import
+    it. The setup still lacks rows and deadlines. Raises
     `ConfigError` for what cannot be imported, made or used.
     """
     name = _display_name(environment, options, observe)
@@ -80,9 +83,9 @@ def inspect_environment(
         raise ConfigError(
             f'{name} needs gymnasium: pip install -e ".[gymnasium]" in the clone.'
         ) from error
-    make = _factory(name, environment, options, observe)
-    pickled, main = _pickle(name, make)
-    if isinstance(environment, Pictured):
+    make = factory(name, environment, options, observe)
+    pickled, main = (b"", None) if in_process else _pickle(name, make)
+    if isinstance(environment, Pictured) and not in_process:
         _check_drawable(name, pickled, main)
     children = _child_processes()
     try:
@@ -128,7 +131,7 @@ def with_pictures(environment: Any, options: Options, observe: tuple[str, ...]) 
         options = (*options, ("render_mode", "rgb_array"))
     elif "render_mode" in inspect.signature(environment).parameters:
         environment = functools.partial(environment, render_mode="rgb_array")
-    return Pictured(_factory(name, environment, options, observe), name)
+    return Pictured(factory(name, environment, options, observe), name)
 
 
 def _close(name: str, env: Env) -> None:
@@ -194,7 +197,7 @@ def _check_drawable(name: str, pickled: bytes, main: str | None) -> None:
         raise ConfigError(f"{name} cannot be drawn: {reason.rstrip('.')}.") from error
 
 
-def _factory(name: str, environment: Any, options: Options, observe: tuple[str, ...]) -> Any:
+def factory(name: str, environment: Any, options: Options, observe: tuple[str, ...]) -> Any:
     """Return what makes one environment when it is called."""
     make = environment
     if isinstance(environment, str):
@@ -261,7 +264,8 @@ def _pickle(name: str, environment: Any) -> tuple[bytes, str | None]:
         if isinstance(environment, Registered):
             remedy = "name the module that registers it, gymnasium:MODULE:ID"
         raise ConfigError(
-            f"{name} cannot be found by name in another process: {remedy}."
+            f"{name} cannot be found by name in another process: {remedy}, or take workers=0, "
+            "which steps it in this one."
         ) from error
     if b"__main__" not in pickled:
         return pickled, None
@@ -269,7 +273,10 @@ def _pickle(name: str, environment: Any) -> tuple[bytes, str | None]:
     if main.__spec__ is not None:
         return pickled, f":{main.__spec__.name}"
     if getattr(main, "__file__", None) is None:
-        raise ConfigError(f"{name} is defined in an interactive session: put it into a file.")
+        raise ConfigError(
+            f"{name} is defined in an interactive session: take workers=0, which steps it in this "
+            "process, or put it into a file."
+        )
     return pickled, os.path.abspath(str(main.__file__))
 
 

@@ -212,6 +212,8 @@ class Worker:
 
     def record_fault(self, row: int, error: BaseException) -> None:
         """Count a fault and describe it to the parent: as text, no object crosses processes."""
+        if isinstance(error, KeyboardInterrupt) and not inside_worker:
+            raise error  # of the user
         if isinstance(error, Fault):
             kind, text = error.kind, str(error)
         else:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -39,6 +40,7 @@ from podracer.types import ConfigError
 __all__ = ["RECIPES", "find", "installed", "options_of", "recipe", "with_update_rule"]
 
 
+_CONTINUOUS = ("brax", "playground")  # adapters whose actions are continuous
 _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,
@@ -134,15 +136,29 @@ def _function(name: str) -> Callable[..., Experiment]:
             f"There is no recipe {name!r}: name a function of your own as MODULE:FUNCTION."
         )
     _refuse_environment(name)
-    environment, _, agent = name.partition("_")
-    recipe = next((x for x in RECIPES if agent and x.partition("_")[2] == agent), None)
-    if environment in ENVIRONMENTS and recipe is not None:
-        suggestion = f"did you mean {recipe} --environment {environment}?"
-    else:
-        suggestion = nearest(name, [*RECIPES, *of_packages])
     raise ConfigError(
-        f"There is no recipe {name!r}: {suggestion} One of your own is MODULE:FUNCTION."
+        f"There is no recipe {name!r}: {_suggestion(name, [*RECIPES, *of_packages])} One of your "
+        "own is MODULE:FUNCTION."
     )
+
+
+def _suggestion(name: str, recipes: Sequence[str]) -> str:
+    """Return the end of an error message about an unknown recipe, such as ENVIRONMENT_AGENT."""
+    environment, _, agent = name.lower().rpartition("_")
+    of_agent = [x for x in recipes if x == agent or x.partition("_")[2] == agent]
+    if not of_agent:
+        return nearest(name, recipes)
+    environments = [x.partition("_")[0] for x in of_agent]
+    if close := difflib.get_close_matches(environment, environments, n=1, cutoff=0.6):
+        return f"did you mean {of_agent[environments.index(close[0])]}?"
+    family = "pendulum" if environment in _CONTINUOUS else "cartpole"
+    recipe = f"{family}_{agent}" if f"{family}_{agent}" in of_agent else of_agent[0]
+    if not environment:
+        return f"did you mean {recipe}?"
+    if environment in ENVIRONMENTS:
+        return f"did you mean {recipe} --environment {environment}?"
+    place = f"{environment}:NAME" if environment in ADAPTERS else "NAME"
+    return f"take {recipe} --environment {place}; `podracer list environments` shows the names."
 
 
 def _refuse_environment(name: str) -> None:

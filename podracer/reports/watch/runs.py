@@ -26,7 +26,7 @@ from podracer.reports.curves import (
     running_mean,
 )
 from podracer.reports.page import section, table, tiles
-from podracer.reports.run import CURVES, configuration, crash_note, group_runs
+from podracer.reports.run import CURVES, configuration, crash_note, group_runs, metric_title
 from podracer.reports.selection import LEGEND, has_selection, lineages
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, verdict
 from podracer.reports.watch.chart import HEIGHT, Chart, extent
@@ -203,7 +203,7 @@ def _metric_panels(runs: Sequence[RunRecords]) -> list[Panel]:
     keys = {key: None for run in runs for record in run.records[-1:] for key in record}
     ordered = sorted(keys, key=lambda key: ("loss" not in key, key))
     panels = [
-        Panel(key.removeprefix(TASK_REWARD).replace("_", " ").capitalize(), key, "frames")
+        Panel(metric_title(key.removeprefix(TASK_REWARD)), key, "frames")
         for key in ordered
         if group(key) == "learn"
     ]

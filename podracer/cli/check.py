@@ -1,0 +1,53 @@
+"""The command that checks an environment: `podracer check`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from podracer.cli.arguments import find_modules_here, parse
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckOptions:
+    """Flags of `podracer check`."""
+
+    environment: Annotated[str, tyro.conf.Positional]
+    """Name of the environment, as `podracer list environments` shows them, or MODULE:NAME of an
+    environment or a class of Gymnasium."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Run `podracer check`: return 0 if agents can be trained in the environment, else 78."""
+    about = (
+        "Check an environment: what it declares, then what it does in random play, in this process."
+    )
+    options = parse(CheckOptions, "check", arguments, about=about)
+    from podracer.experiments.environment_check import examine
+
+    report = examine(_named(options.environment))
+    print(json.dumps(report.to_json()) if options.json else report)
+    return 0 if report.usable else 78
+
+
+def _named(name: str) -> Any:
+    """Return what MODULE:NAME names, and any other name as it is."""
+    from podracer.envs.catalog import ADAPTERS, ENVIRONMENTS
+    from podracer.types import ConfigError
+
+    module, _, attribute = name.partition(":")
+    find_modules_here(None, name)
+    if not attribute.isidentifier() or module in ADAPTERS or name.partition(",")[0] in ENVIRONMENTS:
+        return name
+    find_modules_here(name, None)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ConfigError(f"There is no environment {name!r}: {error}.") from error
