@@ -5,13 +5,25 @@ import random
 import signal
 import time
 
+import numpy as np
 import pytest
 from child import call, fingerprint, finish, records, start, wait_for_lines
 
-RUN = (
-    "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20,
-    "--hidden", 16, "--evaluations", 5, "--save-seconds", 0,
+from podracer.io.arrays import stored_array
+from podracer.io.checkpoint import load_part
+
+SMALL = (
+    "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20, "--hidden", 16,
+    "--save-seconds", 0,
 )  # fmt: skip
+RUN = ("train", "catch_a2c", *SMALL, "--evaluations", 5)
+REPLAY = ("--batch-size", 16, "--warmup", 256, "--capacity", 1280)
+MUZERO = ("--num-simulations", 4, "--dynamics-hidden", 8, "--prediction-hidden", 8)
+OTHERS = {
+    "frodo": ("train", "catch_frodo", *SMALL),
+    "muzero": ("train", "catch_muzero", *SMALL, *REPLAY, *MUZERO, "--reanalyze-fraction", 0.5),
+    "host-replay": ("train", "cartpole_dqn", *SMALL, *REPLAY, "--storage", "host"),
+}
 STEPS_PER_UPDATE = 16 * 8
 CHUNK = STEPS_PER_UPDATE * 20
 LONG = (*RUN, "--frames", CHUNK * 8000)
@@ -44,6 +56,27 @@ def interrupt(process, run, signals):
     return mid_save
 
 
+def bits(run):
+    """The bytes of a run's newest state, of a replay wherever it is."""
+    arrays = load_part(run, "").state.items()
+    return {k.removesuffix(".arrays"): np.asarray(stored_array(x)).tobytes() for k, x in arrays}
+
+
+def compare_with_twin(arguments, signals, directory, twin_flags=()):
+    """Whether an interrupted run ends as one that was not, and how many signals fell into a save.
+
+    Compared are the bits of the states, and the records."""
+    run, twin = directory / "run", directory / "twin"
+    arguments = (*arguments, "--evaluations", 0)
+    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
+    mid_save = interrupt(process, run, signals)
+    end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
+    for command in (("resume", run, *end), (*arguments, *end, *twin_flags, "--run-dir", twin)):
+        code, _, error = finish(start(*command), timeout=1800)
+        assert code == 0, error
+    return (bits(run), records(run)) == (bits(twin), records(twin)), mid_save
+
+
 @pytest.mark.figure(1, 4)
 @pytest.mark.parametrize(
     "signals",
@@ -57,18 +90,25 @@ def interrupt(process, run, signals):
 )
 def test_interrupted_and_resumed_equals_an_uninterrupted_run(signals, tmp_path, cases):
     """Killed, it goes on from what was saved; told to stop, it saves and exits with 75."""
-    run, twin = tmp_path / "run", tmp_path / "twin"
-    arguments = (*RUN, "--evaluations", 0)
-    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
-    mid_save = interrupt(process, run, signals)
-    end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
-    for command in (("resume", run, *end), (*arguments, *end, "--run-dir", twin)):
-        code, _, error = finish(start(*command), timeout=1800)
-        assert code == 0, error
-    equal = (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
+    equal, mid_save = compare_with_twin(RUN, signals, tmp_path)
     kills = signals.count(signal.SIGKILL)
     for count, figure in ((kills, 1), (len(signals) - kills, 4)):
         cases.add(count * equal, count, figure)
+    cases.note(f"{mid_save} during a save")
+    assert equal
+
+
+@pytest.mark.figure(1)
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_agents_killed_and_resumed_equal_an_uninterrupted_run(name, tmp_path, cases):
+    """Metaparameters, searches in a replay, and a replay in the host's memory, whose twin has its
+    own on the device."""
+    twin_flags = ("--storage", "device") if name == "host-replay" else ()
+    signals = 3 * (signal.SIGKILL,)
+    equal, mid_save = compare_with_twin(OTHERS[name], signals, tmp_path, twin_flags)
+    cases.add(len(signals) * equal, len(signals))
     cases.note(f"{mid_save} during a save")
     assert equal
 
