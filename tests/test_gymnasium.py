@@ -799,7 +799,11 @@ def test_faults_in_several_workers_at_once(batches):
                 ",max_restarts=20 or",
             ),
         ),
-        (Naughty, {"deed": "kill"}, ("3 times", "`died`", "SIGKILL")),
+        (
+            Naughty,
+            {"deed": "kill"},
+            ("3 times", "`died`", "SIGKILL, as where the machine's memory"),
+        ),
         (Naughty, {"deed": "exit", "max_restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
         (functools.partial(Broken, "raise"), {}, ("`raised`", "no wheel", "in reset")),

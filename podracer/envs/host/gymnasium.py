@@ -293,6 +293,7 @@ class GymnasiumBatch:
         self._shared.fault_counts[rows.start, FAULT_KINDS.index(kind)] += 1
         code = os.waitstatus_to_exitcode(self._fork_worker(worker))
         text = f"The process ended with {signal.Signals(-code).name if code < 0 else code}."
+        text = text.replace("SIGKILL.", "SIGKILL, as where the machine's memory has run out.")
         if kind == "hung":
             call = CALLS[self._shared.call[worker]]
             seconds = getattr(self._setup, f"{call}_seconds")
@@ -311,10 +312,8 @@ class GymnasiumBatch:
             reason = f"restarted {limit} times without one good step between, the last time"
         elif sum(counts) > self._max_restarts:
             row = int(shared.fault_time.argmax())
-            reason = (
-                f"restarted beyond the {self._max_restarts} that all rows may need together "
-                "(`max_restarts`),"
-            )
+            limit = f"{self._max_restarts} that all rows may need together (`max_restarts`),"
+            reason = f"restarted beyond the {limit}"
         else:
             return
         ends = [end for _, end in self._setup.row_ranges]
