@@ -180,7 +180,7 @@ def _newer() -> list[Cell]:
     fast = f"pendulum_fast_td3 {EVALUATION} --batch-size 2048"  # 32,768 is for accelerators
     r2d2, sac = ("podracer/r2d2",), ("podracer/sac",)
     return [
-        Cell(NEWER, "cartpole", "pqn", f"cartpole_pqn {EVALUATION}", 20, 3, ("podracer/ppo",)),
+        Cell(NEWER, "cartpole", "pqn", f"cartpole_pqn {EVALUATION}", 10, 3, ("podracer/ppo",)),
         Cell(NEWER, "memorychain-15", "pqn-gru", f"memorychain_pqn {EVALUATION}", 10, 10, r2d2),
         Cell(NEWER, "pendulum", "qt-opt", f"pendulum_qt_opt {EVALUATION}", 5, 22, sac),
         Cell(NEWER, "pendulum", "muzero", f"pendulum_muzero {EVALUATION}", 5, 12, sac),
