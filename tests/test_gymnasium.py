@@ -389,6 +389,17 @@ def test_equals_a_plain_loop(batches, workers, seed, start):
     assert not any(batch.faults.values())
 
 
+@pytest.mark.slow
+def test_4096_environments_in_two_processes_equal_a_plain_loop(batches):
+    rows = 4096
+    batch, reference = batches(Walk, rows, 2), Reference(Walk, 0, list(range(rows)), 0)
+    reference.agrees(batch.reset(0, np.arange(rows), 0))
+    for _ in range(4):
+        reference.step(rows * [7])
+        reference.agrees(batch.step(good(rows)))
+    assert not any(batch.faults.values())
+
+
 def test_rows_do_not_depend_on_the_others(batches):
     wide, narrow = batches("CartPole-v1", 4, 1), batches("CartPole-v1", 2, 2)
     wide.reset(3, np.arange(4), 0)
