@@ -813,7 +813,7 @@ def test_faults_in_several_workers_at_once(batches):
         (
             Naughty,
             {"deed": "kill"},
-            ("3 times", "`died`", "SIGKILL, as where the machine's memory"),
+            ("3 times", "`died`", "SIGKILL, as where memory has run out"),
         ),
         (Naughty, {"deed": "exit", "max_restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),

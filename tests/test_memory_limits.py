@@ -120,5 +120,5 @@ def test_an_environment_that_takes_all_memory_is_replaced(group, tmp_path):
     assert result.returncode == 0, result.stderr
     faults, first_faults, reward = json.loads(result.stdout)
     assert faults["died"] == 1
-    assert "SIGKILL, as where the machine's memory has run out" in first_faults["died"]
+    assert "SIGKILL, as where memory has run out" in first_faults["died"]
     assert reward == [1.0, 1.0, 1.0, 1.0]
