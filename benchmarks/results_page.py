@@ -55,8 +55,10 @@ on one or two CPU cores without an accelerator. This page is written by
   begin at 100; recipes were tuned with others. Some were changed after a first measurement with
   these seeds and [measured again](#measured-again). PureJaxRL's scripts keep their last policy
   only: their curves are of training episodes, dashed, and a dot is the evaluation at their end.
-- **Score** is the interquartile mean over seeds, with a 95 % bootstrap interval in brackets. With
-  fewer than five seeds it is their mean, and the score of each seed is in parentheses.
+- **Score** is the interquartile mean over seeds, with a 95 % bootstrap interval in brackets. The
+  score of each seed is in parentheses where seeds are in two groups, parted by a gap of more than
+  half of their range and a fifth of the largest score: the mean is then that of the larger group.
+  With fewer than five seeds the score is their mean, and each one is in parentheses, too.
 - **P** is the probability that a seed of podracer beats one of the reference, with the interval of
   a stratified bootstrap (Agarwal et al. 2021). A *win* has its interval above one half, a *loss*
   below it; the others are ties. Where either side has fewer than five seeds there is no P, and
@@ -263,14 +265,22 @@ def comparison(rows: Sequence[records.Row], baseline: Sequence[records.Row]) -> 
 
 
 def estimate(rows: Sequence[records.Row]) -> str:
-    """Return the interquartile mean of the scores and its interval, of few seeds the scores."""
+    """Return the interquartile mean of the scores and its interval.
+
+    The score of each seed follows where these are in two groups, and where seeds are few.
+    """
     mean = number(scores.interquartile_mean([values(rows)]))
-    if enough(rows):
-        low, high = scores.interquartile_interval([values(rows)])
-        return f"{mean} [{number(low)}, {number(high)}]"
     if len(rows) == 1:
         return mean
-    return f"{mean} ({', '.join(map(number, values(rows)))})"
+    each = ", ".join(
+        score if (times := len(list(equal))) == 1 else f"{times} x {score}"
+        for score, equal in itertools.groupby(map(number, np.sort(values(rows))))
+    )
+    if not enough(rows):
+        return f"{mean} ({each})"
+    low, high = scores.interquartile_interval([values(rows)])
+    interval = f"{mean} [{number(low)}, {number(high)}]"
+    return f"{interval} ({each})" if scores.is_split(values(rows)) else interval
 
 
 def probability(candidate: scores.Scores, baseline: scores.Scores) -> str:

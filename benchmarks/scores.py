@@ -51,6 +51,15 @@ def verdict(candidate: np.ndarray, baseline: np.ndarray) -> str:
     return "win" if low > 0.5 else "loss" if high < 0.5 else "tie"
 
 
+def is_split(values: np.ndarray) -> bool:
+    """Return whether one gap parts seeds into two groups, each of which the mean hides.
+
+    It is more than half of the range, and a fifth of the largest score without its sign.
+    """
+    gap = np.max(np.diff(np.sort(values)))
+    return bool(gap > 0.5 * np.ptp(values) and gap > 0.2 * np.max(np.abs(values)))
+
+
 def _resampled(task: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return resamples `[RESAMPLES, seeds]` of the scores of a task."""
     return task[generator.integers(len(task), size=(RESAMPLES, len(task)))]

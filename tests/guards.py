@@ -633,4 +633,11 @@ GUARDS = [
         "text = {key: str(value) for",
         "test_report.py::test_a_report_is_self_contained_and_runs_nothing",
     ),
+    # --- processes that share a run ---
+    Guard(
+        "experiments/errors.py",
+        "jax.errors.JaxRuntimeError | ValueError",
+        "jax.errors.JaxRuntimeError",
+        "test_hosts.py::test_processes_that_cannot_talk_have_lost_one",
+    ),
 ]

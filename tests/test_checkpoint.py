@@ -840,6 +840,23 @@ def test_a_full_disk_surfaces_at_the_next_check_and_costs_only_that_step(tmp_pat
     assert stored_fingerprint(tmp_path) == (2, fingerprint(noise))
 
 
+def test_a_failed_save_is_one_error_without_stacks(tmp_path: Path, monkeypatch, caplog) -> None:
+    """Orbax's threads log theirs, and its callbacks tell of a loop that is closed."""
+    unraisable: list = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpointer(tmp_path) as checkpointer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            checkpointer.save(1, {f"x{i}": np.ones(300) for i in range(20)}, {})
+            with pytest.raises(StorageError, match="step 1 could not be written"):
+                checkpointer.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caplog.messages == []
+    assert [str(failure.exc_value) for failure in unraisable] == []
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_an_error_while_sealing_leaves_no_half_step(tmp_path: Path, monkeypatch, call: str) -> None:
     (good,) = save(tmp_path, 1)

@@ -1,17 +1,32 @@
 """Real signals on real processes: what a killed, preempted or stopped run loses (nothing)."""
 
 import json
+import os
 import random
 import signal
+import subprocess
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 from child import call, fingerprint, finish, records, start, wait_for_lines
 
-RUN = (
-    "train", "catch_a2c", "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20,
-    "--hidden", 16, "--evaluations", 5, "--save-seconds", 0,
+from podracer.io.arrays import stored_array
+from podracer.io.checkpoint import load_part
+
+SMALL = (
+    "--num-envs", 16, "--rollout-length", 8, "--updates-per-chunk", 20, "--hidden", 16,
+    "--save-seconds", 0,
 )  # fmt: skip
+RUN = ("train", "catch_a2c", *SMALL, "--evaluations", 5)
+REPLAY = ("--batch-size", 16, "--warmup", 256, "--capacity", 1280)
+MUZERO = ("--num-simulations", 4, "--dynamics-hidden", 8, "--prediction-hidden", 8)
+OTHERS = {
+    "frodo": ("train", "catch_frodo", *SMALL),
+    "muzero": ("train", "catch_muzero", *SMALL, *REPLAY, *MUZERO, "--reanalyze-fraction", 0.5),
+    "host-replay": ("train", "cartpole_dqn", *SMALL, *REPLAY, "--storage", "host"),
+}
 STEPS_PER_UPDATE = 16 * 8
 CHUNK = STEPS_PER_UPDATE * 20
 LONG = (*RUN, "--frames", CHUNK * 8000)
@@ -44,6 +59,27 @@ def interrupt(process, run, signals):
     return mid_save
 
 
+def bits(run):
+    """The bytes of a run's newest state, of a replay wherever it is."""
+    arrays = load_part(run, "").state.items()
+    return {k.removesuffix(".arrays"): np.asarray(stored_array(x)).tobytes() for k, x in arrays}
+
+
+def compare_with_twin(arguments, signals, directory, twin_flags=()):
+    """Whether an interrupted run ends as one that was not, and how many signals fell into a save.
+
+    Compared are the bits of the states, and the records."""
+    run, twin = directory / "run", directory / "twin"
+    arguments = (*arguments, "--evaluations", 0)
+    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
+    mid_save = interrupt(process, run, signals)
+    end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
+    for command in (("resume", run, *end), (*arguments, *end, *twin_flags, "--run-dir", twin)):
+        code, _, error = finish(start(*command), timeout=1800)
+        assert code == 0, error
+    return (bits(run), records(run)) == (bits(twin), records(twin)), mid_save
+
+
 @pytest.mark.figure(1, 4)
 @pytest.mark.parametrize(
     "signals",
@@ -57,18 +93,25 @@ def interrupt(process, run, signals):
 )
 def test_interrupted_and_resumed_equals_an_uninterrupted_run(signals, tmp_path, cases):
     """Killed, it goes on from what was saved; told to stop, it saves and exits with 75."""
-    run, twin = tmp_path / "run", tmp_path / "twin"
-    arguments = (*RUN, "--evaluations", 0)
-    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
-    mid_save = interrupt(process, run, signals)
-    end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
-    for command in (("resume", run, *end), (*arguments, *end, "--run-dir", twin)):
-        code, _, error = finish(start(*command), timeout=1800)
-        assert code == 0, error
-    equal = (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))
+    equal, mid_save = compare_with_twin(RUN, signals, tmp_path)
     kills = signals.count(signal.SIGKILL)
     for count, figure in ((kills, 1), (len(signals) - kills, 4)):
         cases.add(count * equal, count, figure)
+    cases.note(f"{mid_save} during a save")
+    assert equal
+
+
+@pytest.mark.figure(1)
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_agents_killed_and_resumed_equal_an_uninterrupted_run(name, tmp_path, cases):
+    """Metaparameters, searches in a replay, and a replay in the host's memory, whose twin has its
+    own on the device."""
+    twin_flags = ("--storage", "device") if name == "host-replay" else ()
+    signals = 3 * (signal.SIGKILL,)
+    equal, mid_save = compare_with_twin(OTHERS[name], signals, tmp_path, twin_flags)
+    cases.add(len(signals) * equal, len(signals))
     cases.note(f"{mid_save} during a save")
     assert equal
 
@@ -186,3 +229,49 @@ def test_a_run_killed_before_its_first_save_starts_again(tmp_path):
     assert code == 0, error
     updates = [record["updates"] for record in records(run)]
     assert updates == list(range(20, 601, 20))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own, and what an error of the disk does to it: it is read-only."""
+    image, place = tmp_path / "image", tmp_path / "disk"
+    place.mkdir()
+    image.touch()
+    os.truncate(image, 64 * 2**20)
+    mount = ["mount", "-o", "loop,errors=remount-ro", image, place]
+    try:
+        subprocess.run(["mkfs.ext4", "-q", image], check=True, capture_output=True)
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    source = subprocess.run(
+        ["findmnt", "-no", "SOURCE", place], check=True, capture_output=True, text=True
+    )
+    trigger = Path("/sys/fs/ext4") / Path(source.stdout.strip()).name / "trigger_fs_error"
+
+    def mount_again():
+        subprocess.run(["umount", place], check=True)
+        subprocess.run(mount, check=True)
+
+    yield place, lambda: trigger.write_text("x"), mount_again
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only_costs_what_came_after_the_last_save(disk, tmp_path):
+    place, fail, mount_again = disk
+    run, twin = place / "run", tmp_path / "twin"
+    arguments = (*RUN, "--evaluations", 0)
+    process = start(*arguments, "--frames", 10**10, "--run-dir", run)
+    wait_for_lines(process, run, 3)
+    fail()
+    code, _, error = finish(process)
+    assert code == 73, error
+    assert "could not be written" in error.splitlines()[-1]
+    assert {line.partition(" ")[0] for line in error.splitlines()} == {"podracer:"}
+    mount_again()
+    end = ("--frames", (records(run)[-1]["updates"] + 40) * STEPS_PER_UPDATE)
+    for command in (("resume", run, *end), (*arguments, *end, "--run-dir", twin)):
+        code, _, error = finish(start(*command))
+        assert code == 0, error
+    assert (fingerprint(run), records(run)) == (fingerprint(twin), records(twin))

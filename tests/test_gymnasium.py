@@ -409,6 +409,17 @@ def test_equals_a_plain_loop(batches, workers, seed, start):
     assert not any(batch.faults.values())
 
 
+@pytest.mark.slow
+def test_4096_environments_in_two_processes_equal_a_plain_loop(batches):
+    rows = 4096
+    batch, reference = batches(Walk, rows, 2), Reference(Walk, 0, list(range(rows)), 0)
+    reference.agrees(batch.reset(0, np.arange(rows), 0))
+    for _ in range(4):
+        reference.step(rows * [7])
+        reference.agrees(batch.step(good(rows)))
+    assert not any(batch.faults.values())
+
+
 def test_rows_do_not_depend_on_the_others(batches):
     wide, narrow = batches("CartPole-v1", 4, 1), batches("CartPole-v1", 2, 2)
     wide.reset(3, np.arange(4), 0)
@@ -828,7 +839,11 @@ def test_faults_in_several_workers_at_once(batches):
         ),
         (Naughty, {"workers": 0}, ("3 times without one good step", "the wheel came off")),
         (functools.partial(Broken, "raise"), {"workers": 0}, ("`raised`", "no wheel", "in reset")),
-        (Naughty, {"deed": "kill"}, ("3 times", "`died`", "SIGKILL")),
+        (
+            Naughty,
+            {"deed": "kill"},
+            ("3 times", "`died`", "SIGKILL, as where memory has run out"),
+        ),
         (Naughty, {"deed": "exit", "max_restarts": 0}, ("beyond the 0", "`died`", "ended with 3")),
         (functools.partial(Broken, "shape"), {}, ("`wrong_shape`", "(3,), but has (4,)")),
         (functools.partial(Broken, "raise"), {}, ("`raised`", "no wheel", "in reset")),

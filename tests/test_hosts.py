@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -20,6 +21,7 @@ from child import call, environment, fingerprint, finish, records, start, wait_f
 import podracer
 from podracer.cli import train as train_commands
 from podracer.experiments import peers
+from podracer.experiments.errors import classify_error
 from podracer.experiments.hosts import (
     Hosts,
     initialize_devices,
@@ -148,9 +150,9 @@ def test_processes_that_average_parameters_are_resumed_by_one(tmp_path):
 SURVIVAL_SECONDS = 60  # of the heartbeats' 10, on a machine that does other things
 
 
-def lose(processes, run, lost, number):
+def lose(processes, run, lost, number, lines=3):
     """Send a signal to one of two processes in mid-run; return how long the other went on."""
-    wait_for_lines(processes[0], run, 3)
+    wait_for_lines(processes[0], run, lines)
     processes[lost].send_signal(number)
     moment = time.monotonic()
     code, _, error = finish(processes[1 - lost], SURVIVAL_SECONDS)
@@ -187,12 +189,56 @@ def test_a_run_resumes_exactly_after_the_loss_of_a_process(lost, number, tmp_pat
     assert fingerprint(run) == fingerprint(twin)
 
 
+def trim(run, every):
+    """Leave no step that is newer than the last one after which all hosts had met."""
+    steps = sorted((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    while int(steps[-1].name) % every:
+        shutil.rmtree(steps.pop())
+
+
+@pytest.mark.slow
+@pytest.mark.figure(19)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_hosts_that_average_resume_after_a_loss_between_two_averages(lost, tmp_path):
+    """From the mean of all, so exactly where they had just met, and else in one way only."""
+    whole, run, copy, twin = (tmp_path / name for name in ("whole", "run", "copy", "twin"))
+    arguments = (
+        "train", "catch", "--arch", "sebulba", "--num-envs", 16, "--rollout-length", 8,
+        "--updates-per-chunk", 1, "--hidden", 16, "--devices", 2, "--policy-lag", 0,
+        "--evaluations", 0, "--average-hosts", "all", "--average-every", 3,
+    )  # fmt: skip
+    processes = hosts((*arguments, "--save-seconds", 0, "--frames", 10**9, "--run-dir", run))
+    lose(processes, run, lost, signal.SIGKILL, lines=7)  # so that three steps are kept
+    updates = records(run)[-1]["updates"] + 10
+    for other in (whole, copy):
+        shutil.copytree(run, other)
+    trim(whole, 3)
+    frames = ("--frames", STEPS * updates)
+    end(hosts((*arguments, *frames, "--run-dir", twin)), 0)
+    for other in (whole, run, copy):
+        end(hosts(("resume", other, *frames)), 0)
+        assert [record["updates"] for record in records(other)] == list(range(1, updates + 1))
+    assert fingerprint(whole) == fingerprint(twin)
+    assert fingerprint(run) == fingerprint(copy)
+
+
+@pytest.mark.figure(19)
+@pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
+def test_processes_that_cannot_talk_have_lost_one(kind, monkeypatch):
+    """Where a result is read JAX raises the same as a ValueError."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    error = classify_error(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
+    assert isinstance(error, peers.PeerLostError)
+    assert (error.exit_code, error.component) == (77, "peer")
+
+
 @pytest.mark.figure(19)
 def test_an_abort_becomes_exit_code_77_with_a_report():
     """JAX aborts where another process is lost, and Python hears nothing of it."""
     child = """
 import os
 from podracer.experiments import peers
+from podracer.experiments.errors import classify_error
 peers._on_abort.install()
 with peers.reports_loss(lambda error: print("reported", type(error).__name__)):
     os.abort()

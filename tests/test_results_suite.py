@@ -169,8 +169,14 @@ def test_five_seeds_of_each_have_an_interval_and_a_verdict(options, tmp_path):
 def test_fewer_than_five_seeds_are_listed_and_count_nowhere(options, tmp_path):
     page = page_of(options, tmp_path, [3.0, 4, 5, 6, 7], [0.0, 2, 1])
     assert "| Catch | 0 | 0 | 0 | 1 |  |" in page
-    assert "the same (8 distinct) | 1 (0, 2, 1) |" in page
+    assert "the same (8 distinct) | 1 (0, 1, 2) |" in page
     assert "|  | 3 seeds |" in page
+
+
+def test_each_seed_is_shown_where_they_are_in_two_groups(options, tmp_path):
+    page = page_of(options, tmp_path, [500.0, 140, 500, 220, 500, 500], [100.0, 103, 101, 104, 110])
+    assert "| 430 [250, 500] (140, 220, 4 x 500) |" in page
+    assert "the same (8 distinct) | 103 [100, 108] |" in page  # half of a range of little
 
 
 def test_what_was_not_measured_is_listed_with_its_hours(options, tmp_path, monkeypatch):

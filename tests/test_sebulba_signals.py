@@ -64,13 +64,15 @@ BOUND = {0: 1, 1: 2, None: 3}
 @pytest.mark.figure(11)
 @pytest.mark.timeout(3600)
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [0, 1, None])
+@pytest.mark.parametrize(("lag", "devices"), [(0, 1), (1, 1), (None, 1), (1, 3)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, tmp_path, cases):
+def test_a_signal_and_resume_go_on_with_exact_counters(number, lag, devices, tmp_path, cases):
+    """Of three devices two are actors."""
     run = tmp_path / "run"
-    arguments = (*RUN, "--policy-lag", lag, "--save-seconds", 0, "--run-dir", run)
+    split = ("--devices", devices, "--actors", devices // 2)
+    arguments = (*RUN, *split, "--policy-lag", lag, "--save-seconds", 0, "--run-dir", run)
     process = start(*arguments, "--frames", STEPS * 400_000)
-    for _ in cases(range(34)):  # 204 in all combinations
+    for _ in cases(range(34)):  # 272 in all combinations
         before = len(lines(run)) if (run / "metrics.jsonl").exists() else 0
         wait_for_lines(process, run, before + 4)
         process.send_signal(number)

@@ -402,6 +402,9 @@ def test_the_reason_of_a_failure_is_not_that_of_an_earlier_attempt(tmp_path):
         (tmp_path / name).write_text('{"message": "an old fault"}')
         os.utime(tmp_path / name, (0, 0))
     assert reason_of_failure(tmp_path, 70) == "exit code 70: an old fault"
+    assert reason_of_failure(tmp_path, -9) == "killed by SIGKILL, as where memory has run out"
+    assert reason_of_failure(tmp_path, -11) == "killed by SIGSEGV"
+    assert reason_of_failure(tmp_path, -40) == "killed by signal 40"
     os.utime(tmp_path / "task.json", (1, 1))
     assert reason_of_failure(tmp_path, 70) == "exit code 70: a word of the newest attempt"
 

@@ -71,7 +71,7 @@ def classify_error(error: Exception) -> Exception:
     elif is_of_jax and "RESOURCE_EXHAUSTED" in text:
         advice = "take fewer environments, a shorter rollout or more devices."
         failure = DeviceError(f"out of device memory: {advice} ({first_line})")
-    elif is_of_jax and jax.process_count() > 1 and re.search(r"Gloo|[Cc]oordination", text):
+    elif _is_of_peer(error) and jax.process_count() > 1:
         failure = PeerLostError(f"{LOST} ({first_line})")
     elif is_of_jax and ("DATA_LOSS" in text or "INTERNAL" in text):
         failure = DeviceError(f"the device failed: resume on a healthy one. ({first_line})")
@@ -79,6 +79,12 @@ def classify_error(error: Exception) -> Exception:
         return error
     failure.__cause__ = error
     return failure
+
+
+def _is_of_peer(error: Exception) -> bool:
+    """Return whether processes could not talk; an array that is read raises it as a ValueError."""
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+    return is_of_jax and re.search(r"Gloo|[Cc]oordination", str(error)) is not None
 
 
 def _name(path: Any) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +91,27 @@ def place(leaf: Any, value: Any, impl: str | None) -> Any:
         sharding = sharding_of(leaf)
         value = jnp.array(value) if sharding is None else jax.device_put(value, sharding)
     return jax.random.wrap_key_data(value, impl=impl) if impl else value
+
+
+@contextlib.contextmanager
+def without_stacks() -> Iterator[None]:
+    """Keep hundreds of lines off the console that Orbax prints of a save that fails.
+
+    It raises the error, too. Its threads log their stacks; their callbacks find a closed loop.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    def hook_without_loops(failure: Any) -> None:
+        if str(failure.exc_value) != "Event loop is closed":
+            hook(failure)
+
+    log.addFilter(is_of_others)
+    sys.unraisablehook = hook_without_loops
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
+        sys.unraisablehook = hook

@@ -9,6 +9,7 @@ run of `RUN/config.json`, is restored: Orbax alone restores flipped bits silentl
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -24,7 +25,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
-from podracer.io.arrays import place, read_arrays, sharding_of, stored_array
+from podracer.io.arrays import (
+    place,
+    read_arrays,
+    sharding_of,
+    stored_array,
+    without_stacks,
+)
 from podracer.io.run_directory import (
     encode_json,
     fsync_directory,
@@ -103,6 +110,7 @@ class Checkpointer:
                 path.unlink(missing_ok=True)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
+        self._resources = contextlib.ExitStack()  # of Orbax
 
     def has_saved(self) -> bool:
         """Return whether the run has ever sealed a checkpoint, be they all lost since."""
@@ -193,8 +201,8 @@ class Checkpointer:
             self.wait()
         finally:
             self._worker.shutdown()
-            if "_orbax" in vars(self):
-                self._orbax.close()
+            with contextlib.suppress(OSError):  # of metadata that nobody reads
+                self._resources.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -211,7 +219,9 @@ class Checkpointer:
     def _orbax(self) -> Any:
         import orbax.checkpoint as ocp  # takes longer than the start of a small run
 
-        return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._resources.enter_context(without_stacks())
+        orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        return self._resources.enter_context(orbax)
 
     def _save_arrays(self, path: Path, arrays: dict[str, Any]) -> None:
         import orbax.checkpoint as ocp

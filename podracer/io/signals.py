@@ -57,6 +57,12 @@ def request_signal_at_parent_death(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
+def how_killed(number: int) -> str:
+    """Return the name of the signal that ended a process, and who may have sent it."""
+    name = {item.value: item.name for item in signal.Signals}.get(number, f"signal {number}")
+    return f"{name}, as where memory has run out" if number == signal.SIGKILL else name
+
+
 def exit_despite_threads(code: int) -> NoReturn:
     """End the process soon, after what `atexit` has, even if threads go on.
 

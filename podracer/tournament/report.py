@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.run_directory import read_limited
+from podracer.io.signals import how_killed
 from podracer.types import PodracerError
 
 REPORT = "report.json"
@@ -68,7 +69,7 @@ def _is_match(value: Any) -> bool:
 def reason_of_failure(directory: Path, code: int) -> str:
     """Return in one line why the attempt of a `task.json` ended without a report."""
     if code < 0:
-        return f"killed by signal {-code}"
+        return f"killed by {how_killed(-code)}"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, PodracerError):
         path, task = directory / "crash.json", directory / "task.json"
         if path.stat().st_mtime_ns >= task.stat().st_mtime_ns:  # not that of an earlier attempt

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -43,6 +42,7 @@ from podracer.envs.host.gymnasium_spec import (
     inspect_environment,
     with_pictures,
 )
+from podracer.io.signals import how_killed
 from podracer.types import ConfigError, EnvironmentFault, EnvironmentSpec, TimeStep
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class GymnasiumBatch:
         self._shared.generation[rows] += 1
         self._shared.fault_counts[rows.start, FAULT_KINDS.index(kind)] += 1
         code = os.waitstatus_to_exitcode(self._fork_worker(worker))
-        text = f"The process ended with {signal.Signals(-code).name if code < 0 else code}."
+        text = f"The process ended with {how_killed(-code) if code < 0 else code}."
         if kind == "hung":
             call = CALLS[self._shared.call[worker]]
             seconds = getattr(self._setup, f"{call}_seconds")
