@@ -103,7 +103,7 @@ GUARDS = [
     ),
     Guard(
         "io/seal.py",
-        "if _encode(body) != raw:",
+        "if encode_sealed(body) != raw:",
         "if False:",
         "test_checkpoint.py::test_a_run_keeps_no_checkpoint_without_its_configuration",
     ),
@@ -513,7 +513,7 @@ GUARDS = [
         "test_evaluation.py::test_the_best_pod_is_one_whose_episodes_ended",
     ),
     Guard(
-        "io/sinks.py",
+        "experiments/scores.py",
         'returns[np.asarray(record.get("evaluation_unfinished", 0)) > 0] = np.nan',
         "pass",
         "test_population.py::test_a_pod_whose_evaluation_did_not_end_is_never_the_best",
@@ -526,7 +526,7 @@ GUARDS = [
     ),
     Guard(
         "experiments/sweep.py",
-        "if not math.isfinite(winner.score):",
+        "if not winner.score.is_whole:",
         "if False:",
         "test_population.py::test_a_pod_whose_evaluation_did_not_end_is_never_the_best",
     ),
@@ -562,7 +562,7 @@ GUARDS = [
         "test_watch.py::test_no_request_reaches_another_file",
     ),
     Guard(
-        "reports/watch/files.py",
+        "io/edits.py",
         "os.O_RDONLY | os.O_NOFOLLOW |",
         "os.O_RDONLY |",
         "test_watch.py::test_only_regular_files_are_read",

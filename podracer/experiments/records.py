@@ -17,6 +17,7 @@ from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.history import is_history
+from podracer.experiments.scores import whole_return
 from podracer.io.signals import Stopwatch
 from podracer.io.sinks import read_metrics
 from podracer.schedules import current_values, over_run
@@ -32,7 +33,7 @@ class Totals:
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
-    evaluation_return: float | None = None  # the last one, None if episodes did not end
+    evaluation_return: float | None = None  # the last one, None where it is no `whole_return`
     collected: int = 0  # steps that actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
 
@@ -168,16 +169,18 @@ class Recorder:
     def add_evaluation(
         self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
     ) -> None:
-        """Add an evaluation to the record; of a population the means over its pods."""
+        """Add an evaluation to the record; of a population the means over its sound pods."""
         if self._keeps_best:
             self._compare(evaluation, progress)
-        unfinished = int(np.sum(evaluation.unfinished))
-        mean_return = record["evaluation_return"] = float(evaluation.returns.mean())
-        self.totals.evaluation_return = None if unfinished else mean_return
-        record["evaluation_length"] = float(evaluation.lengths.mean())
-        record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
+        sound: Any = ... if progress.pods is None else ~np.isnan(progress.pods["episodes"])
+        unfinished = int(np.sum(evaluation.unfinished[sound]))
+        record["evaluation_return"] = float(evaluation.returns[sound].mean())
+        record["evaluation_length"] = float(evaluation.lengths[sound].mean())
+        distinct = evaluation.distinct_episodes[sound]
+        record["evaluation_distinct_episodes"] = float(distinct.mean())
         if unfinished:
             record["evaluation_unfinished"] = unfinished
+        self.totals.evaluation_return = whole_return(record)
         if evaluation.broken:
             record["evaluation_broken"] = evaluation.broken
         if progress.pods is not None:

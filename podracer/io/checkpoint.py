@@ -25,12 +25,8 @@ import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
 from podracer.io.arrays import place, read_arrays, sharding_of, stored_array
-from podracer.io.run_directory import (
-    encode_json,
-    fsync_directory,
-    own_directory,
-    write_bytes,
-)
+from podracer.io.edits import encode_json
+from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
 from podracer.io.seal import MANIFEST, is_there, seal, seal_json, verify_seal
 from podracer.io.steps import (

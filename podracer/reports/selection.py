@@ -10,7 +10,9 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics, returns_of
+from podracer.experiments.run_records import has_selection
+from podracer.experiments.scores import returns_of
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
 
 LEGEND = (("a pod", POD), ("the best pod and its ancestors", WINNER))
@@ -25,11 +27,6 @@ class Lineage(NamedTuple):
     """Lines of all pods: updates, and the pod's number or the value of a hyperparameter."""
     winner: np.ndarray
     """Those of the best pod and of its ancestors."""
-
-
-def has_selection(experiment: Mapping[str, Any]) -> bool:
-    """Return whether pods of an experiment, given as JSON, start from others while they train."""
-    return (experiment.get("exchange") or {}).get("kind") == "Selection"
 
 
 def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:

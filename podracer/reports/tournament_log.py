@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podracer.reports.console import acting_text, number, percent
+from podracer.experiments.run_records import acting_text
+from podracer.reports.console import number, percent
 from podracer.tournament.events import (
     Entry,
     Event,

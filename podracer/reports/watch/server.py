@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.address import LOOPBACK, family_of, url_of
+from podracer.io.edits import open_file
 from podracer.reports.page import STYLE
-from podracer.reports.watch.files import open_file
 from podracer.reports.watch.watcher import Parts, Watcher
 
 _FILM = re.compile(r"/film/([0-9]{1,4})")
