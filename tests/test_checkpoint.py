@@ -33,7 +33,7 @@ from podracer.io.checkpoint import (
     schema,
     stored_fingerprint,
 )
-from podracer.io.edits import encode_json
+from podracer.io.edits import encode_json, encode_sealed
 from podracer.io.schema import leaves_by_path
 from podracer.types import CheckpointError, ConfigError, LearnerState, StorageError
 
@@ -288,7 +288,7 @@ def reseal(path: Path, change) -> None:
     manifest = json.loads((path / "manifest.json").read_bytes())
     del manifest["sha256"]
     change(manifest["files"])
-    (path / "manifest.json").write_bytes(seal._encode(manifest))
+    (path / "manifest.json").write_bytes(encode_sealed(manifest))
 
 
 @pytest.mark.figure(16)

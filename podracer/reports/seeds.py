@@ -27,8 +27,12 @@ def _seeds_beside(members: Sequence[RunRecords], groups: Groups) -> list[str]:
     """Return the seeds of all groups with the recipe of this one."""
     if not are_independent(members):
         return []
-    peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
-    return sorted({run.seed for runs in peers for run in runs if are_independent(runs)})
+    peers = [
+        runs
+        for runs in groups.values()
+        if runs[0].recipe == members[0].recipe and are_independent(runs)
+    ]
+    return sorted({run.seed for runs in peers for run in count_seeds(runs)[0]})
 
 
 def _sentence(label: str, members: Sequence[RunRecords], score: Score) -> str:
