@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,8 @@ class RunRecords:
     def marks(self) -> list[str]:
         """What a reader must know before he takes the run's numbers, in words."""
         marks = [reason] if (reason := self.final[1]) else []
+        if failed := self.last("pods_failed"):
+            marks.append(f"{failed:g} pods diverged")
         if self.is_unfinished:
             marks.append(f"at {math.floor(100 * self.progress)} % of its frames")
         mixed = [(name, texts) for name, texts in self.versions.items() if len(texts) > 1]
@@ -175,6 +177,11 @@ class RunRecords:
     def settings(self) -> dict[str, str]:
         """Settings of the experiment by dotted name, as JSON."""
         return as_text(self.config.get("experiment", {}))
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """Settings that runs have in common which differ only in the seed."""
+        return {k: v for k, v in self.settings.items() if (k, v) != ("pods", "[]") and k != "seed"}
 
     @property
     def environment(self) -> str:
@@ -277,11 +284,6 @@ def pod_records(
 def has_selection(experiment: Mapping[str, Any]) -> bool:
     """Return whether pods of an experiment, given as JSON, start from others while they train."""
     return (experiment.get("exchange") or {}).get("kind") == "Selection"
-
-
-def are_independent(members: Iterable[RunRecords]) -> bool:
-    """Return whether the runs of a group are no pods that select or average."""
-    return not any(run.config.get("experiment", {}).get("exchange") for run in members)
 
 
 def acting_text(policy: str, epsilon: float) -> str:

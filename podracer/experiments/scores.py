@@ -141,8 +141,13 @@ class Score:
         return float(low), float(high)
 
 
-def score_of_runs(members: Sequence[RunRecords], seeds: Iterable[str] = ()) -> Score:
-    """Return the score of runs of one configuration; `seeds` are those that others have, too."""
+def score_of_runs(
+    members: Sequence[RunRecords], beside: Iterable[Sequence[RunRecords]] = ()
+) -> Score:
+    """Return the score of runs of one configuration.
+
+    `beside` are runs of other configurations: a seed that one of these has is missing here.
+    """
     counted, repeated = count_seeds(members)
     is_evaluation = any("evaluation_return" in record for run in counted for record in run.records)
     finals = {run.name: run.final for run in counted}
@@ -164,19 +169,20 @@ def score_of_runs(members: Sequence[RunRecords], seeds: Iterable[str] = ()) -> S
         + (f" ({_listed(names)})" if len(names) < len(counted) else "")
         for reason, names in reasons.items()
     ]
-    if missing := [seed for seed in dict.fromkeys(seeds) if seed not in {r.seed for r in counted}]:
-        marks.append(f"missing: seed {_listed(missing)}")
+    independent = are_independent(counted)
+    others = {r.seed for runs in beside if are_independent(runs) for r in count_seeds(runs)[0]}
+    if missing := others - {run.seed for run in counted} if independent else set():
+        marks.append(f"missing: seed {_listed(_in_order(missing))}")
     if repeated:
         marks.append(_listed([f"{name} is a {what}" for name, what in repeated.items()]))
     marks += _mixed_versions(counted)
     marks += dict.fromkeys(f"{(r.whole or r).name}: {edit}" for r in members for edit in r.edits)
     values = np.array([value for value, reason in finals.values() if not reason], float)
-    independent = not any(run.config.get("experiment", {}).get("exchange") for run in counted)
     return Score(values, len(counted), len(members), independent, is_evaluation, tuple(marks))
 
 
 def count_seeds(members: Sequence[RunRecords]) -> tuple[list[RunRecords], dict[str, str]]:
-    """Return the runs that count, one for each seed, and by name what each other one is.
+    """Return the runs that count, one for each seed in order, and by name what each other one is.
 
     Of runs with one configuration and seed the one counts that came to its end, and of several the
     one that began last. A copy has the id of its run, be it under another seed. Runs whose
@@ -198,7 +204,18 @@ def count_seeds(members: Sequence[RunRecords]) -> tuple[list[RunRecords], dict[s
             repeated[run.name] = f"repetition of {original.name}"
         else:
             of_seed[run.seed] = of_identity[identity] = run
-    return [run for run in members if of_seed.get(run.seed) is run], repeated
+    # In one order, as resamples of the seeds depend on it.
+    counted = [of_seed[seed] for seed in _in_order(of_seed)]
+    return counted, {run.name: repeated[run.name] for run in members if run.name in repeated}
+
+
+def _in_order(seeds: Iterable[str]) -> list[str]:
+    return sorted(seeds, key=lambda seed: (len(seed), seed))
+
+
+def are_independent(runs: Iterable[RunRecords]) -> bool:
+    """Return whether no run is a pod that selects or averages."""
+    return not any(run.config.get("experiment", {}).get("exchange") for run in runs)
 
 
 def _mixed_versions(runs: Sequence[RunRecords]) -> list[str]:

@@ -152,9 +152,10 @@ def configurations(directory: Path, recipe: Experiment | None = None) -> list[Co
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, values in enumerate(_hyperparameters(experiment, records, evaluation["updates"])):
         groups.setdefault(values, []).append(number)
+    runs = {values: [members[pod] for pod in pods] for values, pods in groups.items()}
     ranking = [
-        Configuration(values, tuple(numbers), score_of_runs([members[n] for n in numbers]))
-        for values, numbers in groups.items()
+        Configuration(values, tuple(pods), score_of_runs(runs[values], runs.values()))
+        for values, pods in groups.items()
     ]
     return sorted(ranking, key=lambda configuration: configuration.score.rank)
 

@@ -41,12 +41,17 @@ _MAX_WIDTH = 92
 
 
 def compact(value: float | None) -> str:
-    """Format a count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B."""
+    """Format a count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B.
+
+    What is too large for that is in scientific notation.
+    """
     if value is None or not math.isfinite(value):
         return "-"
     if abs(value) < 999.5:
         return str(value) if isinstance(value, int) else f"{value:.3g}"
-    power = min(int(math.log10(abs(value) / 0.9995)) // 3, 4)
+    power = int(math.log10(abs(value) / 0.9995)) // 3
+    if power > 4:
+        return f"{value:.2e}"
     return f"{value / 1000**power:#.3g}".rstrip(".") + " kMBT"[power]
 
 

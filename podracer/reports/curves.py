@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from podracer.experiments.run_records import RunRecords, are_independent
-from podracer.experiments.scores import count_seeds
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.scores import are_independent, count_seeds
 from podracer.experiments.statistics import (
     ENOUGH,
     SMOOTH,

@@ -120,8 +120,9 @@ def group_runs(runs: Sequence[RunRecords]) -> Groups:
     groups: Groups = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
-        settings = {k: v for k, v in run.settings.items() if k != "seed"}
-        groups.setdefault(json.dumps([run.recipe, settings, alone]), []).append(run)
+        groups.setdefault(
+            json.dumps([run.recipe, run.configuration, alone], sort_keys=True), []
+        ).append(run)
     return {_label(members, runs): members for members in groups.values()}
 
 
@@ -129,11 +130,11 @@ def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
     first = members[0]
     if len(members) == 1:
         return first.name
-    peers = [run.settings for run in runs if run.recipe == first.recipe]
+    peers = [run.configuration for run in runs if run.recipe == first.recipe]
     apart = [
         f"{key.rpartition('.')[2]} {value}"
-        for key, value in first.settings.items()
-        if key != "seed" and any(peer.get(key) != value for peer in peers)
+        for key, value in first.configuration.items()
+        if any(peer.get(key) != value for peer in peers)
     ]
     return ", ".join([first.recipe, *apart, counted(members)])
 

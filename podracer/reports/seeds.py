@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from podracer.experiments.run_records import RunRecords, are_independent
-from podracer.experiments.scores import Score, count_seeds, score_of_runs
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.scores import Score, are_independent, count_seeds, score_of_runs
 from podracer.experiments.statistics import ENOUGH
 from podracer.reports.console import number
 from podracer.reports.curves import Groups
@@ -14,25 +14,18 @@ from podracer.reports.curves import Groups
 REMARKS = "Remarks"
 
 
-def final_scores(groups: Groups) -> str:
-    """Return a sentence on the final score of each group of several runs, as HTML."""
-    several = {label: members for label, members in groups.items() if len(members) > 1}
-    return "".join(
-        _sentence(label, members, score_of_runs(members, _seeds_beside(members, groups)))
-        for label, members in several.items()
-    )
+def final_scores(groups: Groups, *, across: bool = False) -> str:
+    """Return a sentence on the final score of each group of several runs, as HTML.
 
-
-def _seeds_beside(members: Sequence[RunRecords], groups: Groups) -> list[str]:
-    """Return the seeds of all groups with the recipe of this one."""
-    if not are_independent(members):
-        return []
-    peers = [
-        runs
-        for runs in groups.values()
-        if runs[0].recipe == members[0].recipe and are_independent(runs)
-    ]
-    return sorted({run.seed for runs in peers for run in count_seeds(runs)[0]})
+    With `across` only of those groups whose runs are in several directories.
+    """
+    sentences = []
+    for label, members in groups.items():
+        places = {(run.whole or run).path for run in members} if across else members
+        if len(places) > 1:
+            peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
+            sentences.append(_sentence(label, members, score_of_runs(members, peers)))
+    return "".join(sentences)
 
 
 def _sentence(label: str, members: Sequence[RunRecords], score: Score) -> str:

@@ -213,14 +213,7 @@ def _overview(runs: Sequence[WatchedRun], groups: Groups) -> str:
 
 def _final_scores(runs: Sequence[WatchedRun]) -> str:
     """Return the final scores of the configurations that several of the directories hold."""
-    groups = group_runs([member for run in runs for member in run.members])
-    return final_scores(
-        {
-            label: members
-            for label, members in groups.items()
-            if len({(member.whole or member).path for member in members}) > 1
-        }
-    )
+    return final_scores(group_runs([m for run in runs for m in run.members]), across=True)
 
 
 def _facts(run: WatchedRun) -> dict[str, str]:
@@ -314,10 +307,8 @@ def _sweep(run: WatchedRun) -> str:
 
 def _ranking(members: Mapping[str, Sequence[int]], runs: Sequence[RunRecords]) -> str:
     """Return a table of configurations, given by the numbers of their pods, best first."""
-    scores = {
-        label: score_of_runs([runs[number] for number in numbers])
-        for label, numbers in members.items()
-    }
+    groups = {label: [runs[pod] for pod in numbers] for label, numbers in members.items()}
+    scores = {label: score_of_runs(pods, groups.values()) for label, pods in groups.items()}
     ranking = sorted(scores, key=lambda label: scores[label].rank)[:20]
     head = ["Configuration", "Pods", "Last evaluation", "95 % interval, or each seed", REMARKS]
     rows = [
