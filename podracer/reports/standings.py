@@ -103,7 +103,7 @@ def board(state: TournamentState) -> Table:
     """Return a table of the entries, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     score = score_name(state)
-    for name in ("place", "entry", score, "frames", "time", "from", "hyperparameters"):
+    for name in ("place", "entry", score, "frames", "trained for", "from", "hyperparameters"):
         table.add_column(name, justify="right" if name in ("place", score, "frames") else "left")
     names = varying_hyperparameters(state.board)
     for place, entry in enumerate(state.board, 1):

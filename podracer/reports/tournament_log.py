@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,7 +115,16 @@ class TournamentLog:
 
 def read_tournament_log(directory: Path) -> TournamentLog:
     """Read the log of a tournament, which may still be running. Raises as `read_events` does."""
-    return TournamentLog(read_events(directory))
+    return TournamentLog(list(_in_order_of_time(read_events(directory))))
+
+
+def _in_order_of_time(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events whose times do not go back, as those of a clock that was set back do."""
+    last, offset = -math.inf, 0.0
+    for event in events:
+        offset += max(0.0, last - event.time - offset)
+        last = event.time + offset
+        yield dataclasses.replace(event, time=last)
 
 
 def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
