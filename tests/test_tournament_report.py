@@ -60,12 +60,12 @@ def start(board, pod, *parents, rate=0.001):
     )
 
 
-def submit(board, attempt, score, frames=1000):
+def submit(board, attempt, score, frames=1000, **other):
     checkpoint = f"pods/p{attempt.pod}r{attempt.round}/checkpoints/{attempt.token}"
     (board.directory / checkpoint).mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(b"").hexdigest()
     where = attempt.pod, attempt.round, attempt.token
-    report = Submitted(*where, score, 0.25, 10, "e1", frames, 1.0, checkpoint, digest)
+    report = Submitted(*where, score, 0.25, 10, "e1", frames, 1.0, checkpoint, digest, **other)
     return board.submit(report)
 
 
@@ -109,6 +109,24 @@ def rows_of(page, title):
     section = page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", section)
     return [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t", row)] for row in rows]
+
+
+def test_a_score_of_episodes_that_were_cut_says_so(tmp_path):
+    with Leaderboard(tmp_path, header("catch_a2c")) as board:
+        attempt = start(board, 0)
+        submit(board, attempt, 5.0, unfinished=3)
+        out = io.StringIO()
+        with LiveStandings(4, tmp_path, file=out) as live:
+            live.show(board.state)
+        with LiveStandings(4, tmp_path, whole=True, file=out) as live:
+            live.show(board.state)
+    texts = [
+        out.getvalue(), rows_of(page_of(tmp_path), "Leaderboard")[1][2],
+        rows_of(Watcher(tmp_path).parts()["leaderboard"], "Leaderboard")[1][2],
+    ]  # fmt: skip
+    assert " ".join(texts[0].split()).count("unfinished") == 2
+    assert texts[1:] == ["5.00 ± 0.250, 3 unfinished"] * 2
+    assert "trained for" in texts[0]
 
 
 def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):

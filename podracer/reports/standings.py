@@ -73,9 +73,10 @@ class LiveStandings:
             newest = pod.newest
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
+                cut = f" ({newest.unfinished} unfinished)" if newest.unfinished else ""
                 self._terminal.print(
                     _plain(
-                        f"{newest.id:8} {score_name(state)} {number(newest.score):>7}  "
+                        f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
                         f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}"
                     )

@@ -155,12 +155,15 @@ def score_name(state: TournamentState) -> str:
 
 
 def score_text(entry: Entry, state: TournamentState) -> str:
-    """Format a rating with its 95 % interval, or a score with its standard error, if it has one."""
+    """Format a rating with its 95 % interval, or a score with its standard error, if it has one.
+
+    A score says how many of its episodes did not end.
+    """
     if state.ratings:
         return f"{entry.score:+.0f} ± {1.96 * entry.standard_error:.0f}"
-    if entry.episodes == 1:
-        return number(entry.score)
-    return f"{number(entry.score)} ± {number(entry.standard_error)}"
+    error = f" ± {number(entry.standard_error)}" if entry.episodes > 1 else ""
+    cut = f", {entry.unfinished} unfinished" if entry.unfinished else ""
+    return f"{number(entry.score)}{error}{cut}"
 
 
 def results(state: TournamentState) -> list[list[str]]:
