@@ -257,6 +257,10 @@ def test_a_pod_that_met_a_fault_is_not_the_best():
     }
     drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
     assert set(drawn[0].winner[..., 1].ravel()) == {0.0}
+    record["evaluation_return"] = [None, -100.0, None]  # of a pod with a fault
+    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+    assert drawn[0].winner.shape == (0, 2, 2)
+    assert len(drawn[0].pods)
 
 
 def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):
