@@ -138,11 +138,18 @@ class Recorder:
         self._collected_before = totals.collected
         self.best = best if self._keeps_best else None
 
-    def record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
-        """Return a line of the log; its speed leaves out compiling, evaluating and saving."""
+    def record(
+        self, progress: Progress, times: Stopwatch, compile_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Return a line of the log; its speed leaves out compiling, evaluating and saving.
+
+        The program took `compile_seconds` to compile, of which the driver waited for the last ones
+        alone: until then the initial state was made.
+        """
         lap = times.lap()
-        compiling = progress.compile_seconds
-        stepping = lap["time_step"] = max(lap["time_step"] - compiling, 1e-9)
+        waited = progress.compile_seconds
+        compiling = max(waited, compile_seconds) if waited else 0.0
+        stepping = lap["time_step"] = max(lap["time_step"] - waited, 1e-9)
         self.chunk_seconds = stepping
         self.totals.updates = progress.updates
         self.totals.frames += progress.frames

@@ -269,7 +269,7 @@ class Run:
                 watchdog.alive()
                 with tag_component("checkpointer"):
                     checkpointer.check()
-                record = self.recorder.record(progress, times)
+                record = self.recorder.record(progress, times, self.setup.start_compile.seconds)
                 if progress.state is None:
                     self._write(sinks, record, progress)
                     continue
