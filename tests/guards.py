@@ -519,6 +519,36 @@ GUARDS = [
         "test_population.py::test_a_pod_whose_evaluation_did_not_end_is_never_the_best",
     ),
     Guard(
+        "experiments/scores.py",
+        "    if has_diverged:\n",
+        "    if False:\n",
+        "test_scores.py::test_a_final_score_is_that_of_the_last_evaluation_or_there_is_none",
+    ),
+    Guard(
+        "experiments/scores.py",
+        "if original := of_identity.get(identity):",
+        "if original := None:",
+        "test_scores.py::test_a_copy_under_another_seed_is_no_seed",
+    ),
+    Guard(
+        "experiments/scores.py",
+        "elif original := of_seed.get(run.seed):",
+        "elif original := None:",
+        "test_scores.py::test_all_outputs_say_the_same_scores_counts_and_intervals",
+    ),
+    Guard(
+        "io/edits.py",
+        "if not holds_sealed(content, seal):",
+        "if False:",
+        "test_scores.py::test_files_that_were_changed_are_named",
+    ),
+    Guard(
+        "io/edits.py",
+        "return encode_sealed(body) == raw",
+        "return True",
+        "test_scores.py::test_files_that_were_changed_are_named",
+    ),
+    Guard(
         "experiments/sweep.py",
         "if np.isnan(returns).all():",
         "if False:",
