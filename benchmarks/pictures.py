@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from podracer.reports.curves import RunRecords
+from podracer.experiments.run_records import RunRecords
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments
 
 ROOT = Path(__file__).parents[1]

@@ -103,7 +103,7 @@ GUARDS = [
     ),
     Guard(
         "io/seal.py",
-        "if _encode(body) != raw:",
+        "if encode_sealed(body) != raw:",
         "if False:",
         "test_checkpoint.py::test_a_run_keeps_no_checkpoint_without_its_configuration",
     ),
@@ -531,10 +531,40 @@ GUARDS = [
         "test_evaluation.py::test_the_best_pod_is_one_whose_episodes_ended",
     ),
     Guard(
-        "io/sinks.py",
+        "experiments/scores.py",
         'returns[np.asarray(record.get("evaluation_unfinished", 0)) > 0] = np.nan',
         "pass",
         "test_population.py::test_a_pod_whose_evaluation_did_not_end_is_never_the_best",
+    ),
+    Guard(
+        "experiments/scores.py",
+        "    if has_diverged:\n",
+        "    if False:\n",
+        "test_scores.py::test_a_final_score_is_that_of_the_last_evaluation_or_there_is_none",
+    ),
+    Guard(
+        "experiments/scores.py",
+        "if original := of_identity.get(identity):",
+        "if original := None:",
+        "test_scores.py::test_a_copy_under_another_seed_is_no_seed",
+    ),
+    Guard(
+        "experiments/scores.py",
+        "elif original := of_seed.get(run.seed):",
+        "elif original := None:",
+        "test_scores.py::test_all_outputs_say_the_same_scores_counts_and_intervals",
+    ),
+    Guard(
+        "io/edits.py",
+        "if not holds_sealed(content, seal):",
+        "if False:",
+        "test_scores.py::test_files_that_were_changed_are_named",
+    ),
+    Guard(
+        "io/edits.py",
+        "return encode_sealed(body) == raw",
+        "return True",
+        "test_scores.py::test_files_that_were_changed_are_named",
     ),
     Guard(
         "experiments/sweep.py",
@@ -544,7 +574,7 @@ GUARDS = [
     ),
     Guard(
         "experiments/sweep.py",
-        "if not math.isfinite(winner.score):",
+        "if not winner.score.is_whole:",
         "if False:",
         "test_population.py::test_a_pod_whose_evaluation_did_not_end_is_never_the_best",
     ),
@@ -616,7 +646,7 @@ GUARDS = [
         "test_watch.py::test_other_sites_reach_nothing",
     ),
     Guard(
-        "reports/watch/files.py",
+        "io/edits.py",
         "os.O_RDONLY | os.O_NOFOLLOW |",
         "os.O_RDONLY |",
         "test_watch.py::test_only_regular_files_are_read",

@@ -33,6 +33,7 @@ from podracer.io.checkpoint import (
     schema,
     stored_fingerprint,
 )
+from podracer.io.edits import encode_json, encode_sealed
 from podracer.io.schema import leaves_by_path
 from podracer.types import CheckpointError, ConfigError, LearnerState, StorageError
 
@@ -287,7 +288,7 @@ def reseal(path: Path, change) -> None:
     manifest = json.loads((path / "manifest.json").read_bytes())
     del manifest["sha256"]
     change(manifest["files"])
-    (path / "manifest.json").write_bytes(seal._encode(manifest))
+    (path / "manifest.json").write_bytes(encode_sealed(manifest))
 
 
 @pytest.mark.figure(16)
@@ -636,7 +637,7 @@ def test_a_dtype_that_jax_would_narrow_is_refused(tmp_path: Path) -> None:
 def forge(path: Path, **changes: object) -> None:
     """Rewrite meta.json and seal it again, as somebody with another version would."""
     meta = json.loads((path / "meta.json").read_bytes()) | changes
-    (path / "meta.json").write_bytes(rundir.encode_json(meta))
+    (path / "meta.json").write_bytes(encode_json(meta))
     seal.seal(path)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import math
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,9 @@ from podracer.envs.host.device import DeviceEnvironments
 from podracer.evaluate import Evaluation, make_evaluator
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Best, Recorder
-from podracer.experiments.run_setup import make_run_setup
-from podracer.io.sinks import returns_of
+from podracer.experiments.run_setup import CompileInThread, make_run_setup
+from podracer.experiments.scores import returns_of
+from podracer.io.signals import Stopwatch
 from podracer.networks import MLP, TorsoNetwork
 from podracer.ops.random import random_uniform
 from podracer.tournament.config import Tournament
@@ -368,13 +368,42 @@ def test_an_evaluation_that_did_not_end_is_named_and_never_the_best(caplog):
             records.append(record)
             scores.append(recorder.totals.evaluation_return)  # which a target is compared with
     assert recorder.best == Best(3, 2.0)
-    assert scores == [1.5, None, None, 2.0, pytest.approx(math.nan, nan_ok=True)]
+    assert scores == [1.5, None, None, 2.0, None]
     assert [r.get("evaluation_unfinished") for r in records] == [None, 2, 1, None, None]
     assert [r.get("evaluation_broken") for r in records] == [None, 60, None, 1, None]
     assert caplog.messages == [
         "2 of 2 evaluation episodes did not end within 30,000 steps: their returns are partial, "
         "never the best, and reach no target."
     ]
+
+
+def test_a_compile_beside_the_initial_state_counts_with_all_its_seconds():
+    """The driver waits for its last ones alone, and its pace leaves out no others."""
+    recorder, times = Recorder(EXPERIMENT, podracer.make("catch")), Stopwatch()
+    compile_ = CompileInThread(lambda: lambda: "program")
+    assert (compile_().result(), compile_() is compile_()) == ("program", True)
+    assert compile_.seconds > 0
+    first = recorder.record(Progress(1, 8, {}, compile_seconds=1e-6), times, 9.0)
+    second = recorder.record(Progress(2, 8, {}), times, 9.0)
+    waited = recorder.record(Progress(3, 8, {}, compile_seconds=2.0), times, 0.5)
+    compiled = [record["time_compile"] for record in (first, second, waited)]
+    assert compiled == [9.0, 0.0, 2.0]
+    spent = [
+        sum(value for name, value in record.items() if name.startswith("time_"))
+        for record in (first, second, waited)
+    ]
+    assert waited["seconds"] == pytest.approx(sum(spent))
+    assert first["time_step"] < 5.0
+
+
+def test_a_mean_over_pods_leaves_out_those_that_met_a_fault():
+    recorder = Recorder(EXPERIMENT, podracer.make("catch"))
+    progress = Progress(7, 8, {}, pods={"episodes": np.array([1.0, np.nan, 3.0])})
+    played = evaluation([[1.0, 2.0], [800.0, 900.0], [3.0, 4.0]], [0, 2, 0], distinct=[2, 1, 1])
+    recorder.add_evaluation(played, record := {}, progress)
+    assert record["evaluation_return"] == recorder.totals.evaluation_return == 2.5
+    assert record["evaluation_distinct_episodes"] == 1.5
+    assert "evaluation_unfinished" not in record
 
 
 def test_the_best_pod_is_one_whose_episodes_ended():

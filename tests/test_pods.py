@@ -110,7 +110,7 @@ def test_a_pod_continues_its_entry_to_the_bit(name, rounds, tmp_path, cases):
     assert stored_fingerprint(last) == stored_fingerprint(tmp_path / "whole")
     for entry in cases(entries.values()):
         path = tmp_path / "tournament" / entry.checkpoint
-        returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
+        returns, _ = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 8)
         assert float(returns.mean()) == entry.score
         assert pods.digest(path) == entry.digest
 
@@ -122,13 +122,20 @@ class EpisodeKey:
     key: jax.Array
 
 
+@dataclasses.dataclass
+class FaultyPods(EpisodeKey):
+    """The part of a population's state that says which pods met a fault."""
+
+    fault: np.ndarray
+
+
 def test_episodes_that_faults_kept_from_ending_give_no_score(monkeypatch, capsys):
     def score(unfinished, broken):
         returns = np.array([1.0, 9.0])
         played = Evaluation(returns, returns, np.array(unfinished), np.array(2), broken)
         setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
         monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
-        return pods.score(Path("run/checkpoints/10"), EXPERIMENT, 0, 2).tolist()
+        return pods.score(Path("run/checkpoints/10"), EXPERIMENT, 0, 2)[0].tolist()
 
     state = EpisodeKey(jax.random.key(0))
     monkeypatch.setattr(checkpoint, "load", lambda *_: SimpleNamespace(state=state))
@@ -139,6 +146,19 @@ def test_episodes_that_faults_kept_from_ending_give_no_score(monkeypatch, capsys
     assert text in capsys.readouterr().out
     with pytest.raises(EnvironmentFault, match=r"30,000 steps, where faults broke 60: no score\.$"):
         score(1, 60)
+
+
+def test_a_score_leaves_out_learners_that_met_a_fault_and_counts_what_was_cut(monkeypatch, capsys):
+    returns = np.array([[1.0, 3.0], [500.0, 500.0], [5.0, 7.0]])
+    played = Evaluation(returns, returns, np.array([0, 2, 1]), np.array([2, 2, 2]), 0)
+    setup = SimpleNamespace(abstract_state=None, evaluate=lambda _: played)
+    monkeypatch.setattr(pods, "make_run_setup", lambda _: setup)
+    state = FaultyPods(jax.random.split(jax.random.key(0), 3), np.array([[0, 0], [2, 9], [0, 0]]))
+    monkeypatch.setattr(checkpoint, "load", lambda *_: SimpleNamespace(state=state))
+    sweep = dataclasses.replace(EXPERIMENT, pods=tuple(Pod(seed) for seed in range(3)))
+    sound, unfinished = pods.score(Path("run/checkpoints/10"), sweep, 0, 2)
+    assert (sound.tolist(), unfinished) == ([[1.0, 3.0], [5.0, 7.0]], 1)
+    assert "1 of 4 held-out episodes" in capsys.readouterr().out
 
 
 def test_the_error_of_a_score_is_that_over_independent_episodes():
@@ -163,7 +183,7 @@ def test_20_scores_come_again_to_the_bit(tmp_path, cases):
     for entry in cases(entries.values()):
         path = tmp_path / entry.checkpoint
         assert pods.digest(path) == entry.digest
-        returns = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 64)
+        returns, _ = pods.score(path, from_json(entry.experiment), tournament.evaluation_seed, 64)
         error = float(returns.std(ddof=1) / np.sqrt(returns.size))
         assert (float(returns.mean()), error) == (entry.score, entry.standard_error)
 

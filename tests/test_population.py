@@ -324,7 +324,8 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
         sweep.best_pod(tmp_path, restored)
     record["evaluation_unfinished"] = [0, 0, 4]
     best, failed = sweep.configurations(tmp_path)
-    assert (best.pods, best.score, failed.pods, failed.score) == ((0, 1), 1.5, (2,), -np.inf)
+    assert (best.pods, best.score.mean, best.score.is_whole) == ((0, 1), 1.5, True)
+    assert (failed.pods, failed.score.is_whole, failed.score.values.size) == ((2,), False, 0)
     finish_sweep(tmp_path, EXPERIMENT)
     assert (tmp_path / "best.json").exists()
 
@@ -334,18 +335,25 @@ def test_a_pod_whose_evaluation_did_not_end_is_never_the_best(tmp_path, monkeypa
     [
         ([10.0] * 15 + [1000.0], "10.0 10.0 to 10.0 16"),
         ([1.0, 2.0, 9.0, 0.0], "3.00 1.00, 2.00, 9.00, 0 4"),
-        ([10.0] * 15 + [None], "- - 16"),
+        ([10.0] * 15 + [None], "10.0 10.0 to 10.0 15"),
     ],
 )
 def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, monkeypatch, capsys):
-    """Both are of the interquartile mean; few seeds have no interval, and a failed pod no score."""
+    """Both are of the interquartile mean; few seeds have no interval.
+
+    A pod without a score has no part in either, and the line says so.
+    """
     pods = tuple(Pod(seed, ()) for seed in range(len(returns)))
-    experiment = dataclasses.replace(EXPERIMENT, pods=pods)
+    experiment = dataclasses.replace(EXPERIMENT, pods=pods, frames=5 * STEPS)
     record = {"updates": 5, "episodes": [3] * len(pods), "evaluation_return": returns}
     monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
     monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
     finish_sweep(tmp_path, experiment)
-    head, line = capsys.readouterr().out.splitlines()[-4:-2]
+    out = capsys.readouterr().out.splitlines()
+    remarks = [text for text in out if text.startswith("Remarks")]
+    head, line = [text for text in out if text not in remarks][-4:-2]
+    lost = ["Remarks   1 of 16 evaluation without a finite mean (seed 15)"]
+    assert remarks == (lost if None in returns else [])
     assert " ".join(line.split()) == row
     few = len(returns) < 5
     assert ("(mean)" in head, "each seed" in head, "95 %" in head) == (few, few, not few)
@@ -393,7 +401,8 @@ def test_a_population_is_a_run_like_any_other(tmp_path, capsys):
 
     found = sweep.configurations(run)
     assert {each.pods for each in found} == {(0, 1), (2,)}
-    assert [s.score for s in found] == sorted((s.score for s in found), reverse=True)
+    means = [configuration.score.mean for configuration in found]
+    assert means == sorted(means, reverse=True)
     best_agent, best_state = podracer.load(run)
     agent, state = podracer.load(run, pod=int(np.argmax(last)))
     assert (best_agent, fingerprint(best_state)) == (agent, fingerprint(state))

@@ -19,21 +19,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.scores import returns_of
 from podracer.experiments.statistics import (
     ENOUGH,
     bootstrap_interval,
+    final_mean,
     interquartile_mean,
+    running_mean,
     score_of_seeds,
 )
-from podracer.io.sinks import read_metrics, returns_of
+from podracer.io.seal import seal_json
+from podracer.io.sinks import read_metrics
 from podracer.reports import curves, video
 from podracer.reports import run as run_report
-from podracer.reports.curves import (
-    Panel,
-    RunRecords,
-    final_mean,
-    running_mean,
-)
+from podracer.reports.curves import Panel
 from podracer.reports.run import _load, write_report
 from podracer.reports.selection import lineages
 from podracer.reports.timeline import segments
@@ -49,10 +49,10 @@ def make_run(directory, *, seed=0, learning_rate=0.001, records=12, offset=0.0, 
         "recipe": "catch",
         "experiment": {"seed": seed, "agent": {"learning_rate": learning_rate, "note": HOSTILE}},
         "versions": {"jax": "0.10.2", "python": "3.11.7"},
-        "device": {"kind": "TPU v5", "count": 4},
+        "device": {"kind": "TPU v5", "devices": 4},
         **config,
     }
-    (directory / "config.json").write_text(json.dumps(content))
+    seal_json(directory / "config.json", content)
     with (directory / "metrics.jsonl").open("w") as file:
         for i in range(1, records + 1):
             record = {
@@ -156,7 +156,7 @@ def test_an_interval_needs_five_seeds_in_words_and_in_figures(tmp_path, monkeypa
 
 def test_differences_are_marked_and_the_rest_is_shared(compared):
     marked = re.findall(r"<th>([^<]*)</th><td class=\"differs\">", compared.source)
-    assert marked == ["seed", "agent.learning_rate"]
+    assert marked == ["agent.learning_rate", "seed"]
     assert compared.source.count("<th>versions.jax</th><td colspan=") == 1
 
 
@@ -225,7 +225,10 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     deep = [make_run(tmp_path / parent / "seeds" / "s0", records=1) for parent in ("x", "y")]
     page = Page(write_report([*runs, *deep, deep[0]], tmp_path / "report.html"))
     assert all(f"{parent}/seeds/s0" in page.text for parent in ("x", "y"))
-    assert "4 seeds" in page.text  # the run that was named twice counts once
+    assert "catch, 1 seed, 4 runs : final episode return 1.00 (1 seed)" in page.text
+    others = ("y/run", "x/seeds/s0", "y/seeds/s0")
+    for name in others:  # the run that was named twice is there once
+        assert len(re.findall(rf"{name} is a repetition of \S*x/run", page.text)) == 1
 
 
 @pytest.mark.usefixtures("unpainted")
@@ -254,6 +257,10 @@ def test_a_pod_that_met_a_fault_is_not_the_best():
     }
     drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
     assert set(drawn[0].winner[..., 1].ravel()) == {0.0}
+    record["evaluation_return"] = [None, -100.0, None]  # of a pod with a fault
+    drawn = lineages(experiment, [{"updates": 5, "parent": [0, 1, 2]}, record])
+    assert drawn[0].winner.shape == (0, 2, 2)
+    assert len(drawn[0].pods)
 
 
 def test_a_partial_evaluation_is_never_the_best_and_reaches_no_target(tmp_path):

@@ -32,6 +32,7 @@ from podracer.reproduce.figures import FIGURES
 from podracer.reproduce.page import html_page, markdown_page
 from podracer.reproduce.read import learning_curve
 from podracer.reproduce.records import SHIPPED, append_record, read_records, shown_records
+from podracer.types import PodracerError
 
 ROOT = Path(__file__).parents[1]
 COMMAND = ("train", "catch", "--frames", "2048", "--num-envs", "8", "--rollout-length", "8")
@@ -145,6 +146,22 @@ def test_what_an_accelerator_measured_counts_before_a_laptop():
     records = [a_record(scale="laptop"), a_record(scale="accelerator")]
     assert verdict(figure, records).outcome is Outcome.REPRODUCED
     assert verdict(figure, records[:1]).outcome is Outcome.SHAPE
+
+
+def test_a_run_without_a_final_score_gives_no_curve(tmp_path):
+    """An earlier evaluation does not take the place of one whose episodes did not end."""
+    run = tmp_path / "run"
+    run.mkdir()
+    sound = {"updates": 1, "frames": 9, "seconds": 1.0, "evaluation_return": 1.0}
+    last = {**sound, "updates": 2, "evaluation_return": 5.0}
+    for cut, returns in (({}, [1.0, 5.0]), ({"evaluation_unfinished": 1}, None)):
+        lines = (json.dumps(record) + "\n" for record in (sound, last | cut))
+        (run / "metrics.jsonl").write_text("".join(lines))
+        if returns is None:
+            with pytest.raises(PodracerError, match="no final score: unfinished evaluation"):
+                learning_curve("run")([], tmp_path)
+        else:
+            assert learning_curve("run")([], tmp_path)["returns"] == returns
 
 
 def test_what_is_impossible_says_why():

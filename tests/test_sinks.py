@@ -374,8 +374,8 @@ def test_plain_lines_are_few_but_evaluations_and_the_last_are_shown():
     out = io.StringIO()
     console = Console(5000, "run", recipe="catch", devices="8 x cpu", file=out, interval=math.inf)
     for updates in range(100, 1000, 100):
-        evaluation = 0.97 if updates == 500 else None
-        console.write(record(updates, episode_return=0.93, evaluation_return=evaluation))
+        evaluation = {"evaluation_return": 0.97} if updates == 500 else {}
+        console.write(record(updates, episode_return=0.93, **evaluation))
     console.close()
     head, *lines = out.getvalue().splitlines()
     assert head == "run [catch] [8 x cpu] 5000 updates"
@@ -505,8 +505,9 @@ def test_summary_says_what_came_out_and_what_to_do_next(tmp_path, monkeypatch):
     run = tmp_path / "a run"
     run.mkdir()
     sink = JsonlSink(run / "metrics.jsonl")
-    for updates, score in ((1, 0.9), (2, 0.8), (3, None)):
-        sink.write(record(updates, episode_return=0.5, evaluation_return=score))
+    for updates, evaluation in enumerate(({"evaluation_return": x} for x in (0.9, 0.8)), 1):
+        sink.write(record(updates, episode_return=0.5, **evaluation))
+    sink.write(record(3, episode_return=0.5))
     sink.close()
     out = io.StringIO()
     summarize(run, "Stopped", file=out)

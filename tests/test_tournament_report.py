@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from podracer.cli import main as cli
+from podracer.reports import tournament_log
 from podracer.reports.standings import LiveStandings
 from podracer.reports.tournament import write_tournament_report
 from podracer.reports.tournament_log import (
@@ -59,12 +60,12 @@ def start(board, pod, *parents, rate=0.001):
     )
 
 
-def submit(board, attempt, score, frames=1000):
+def submit(board, attempt, score, frames=1000, **other):
     checkpoint = f"pods/p{attempt.pod}r{attempt.round}/checkpoints/{attempt.token}"
     (board.directory / checkpoint).mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(b"").hexdigest()
     where = attempt.pod, attempt.round, attempt.token
-    report = Submitted(*where, score, 0.25, 10, "e1", frames, 1.0, checkpoint, digest)
+    report = Submitted(*where, score, 0.25, 10, "e1", frames, 1.0, checkpoint, digest, **other)
     return board.submit(report)
 
 
@@ -87,7 +88,8 @@ def tournament(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "mine"
     ticks = itertools.count(1e9, 10.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leaderboard, "time", SimpleNamespace(time=lambda: next(ticks)))
+        clock = SimpleNamespace(time=lambda: 1e9, monotonic=lambda: next(ticks))
+        patch.setattr(leaderboard, "time", clock)
         with Leaderboard(directory, header("catch_a2c")) as board:
             play(board)
     return directory
@@ -107,6 +109,48 @@ def rows_of(page, title):
     section = page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", section)
     return [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t", row)] for row in rows]
+
+
+def test_a_score_of_episodes_that_were_cut_says_so(tmp_path):
+    with Leaderboard(tmp_path, header("catch_a2c")) as board:
+        attempt = start(board, 0)
+        submit(board, attempt, 5.0, unfinished=3)
+        out = io.StringIO()
+        with LiveStandings(4, tmp_path, file=out) as live:
+            live.show(board.state)
+        with LiveStandings(4, tmp_path, whole=True, file=out) as live:
+            live.show(board.state)
+    texts = [
+        out.getvalue(), rows_of(page_of(tmp_path), "Leaderboard")[1][2],
+        rows_of(Watcher(tmp_path).parts()["leaderboard"], "Leaderboard")[1][2],
+    ]  # fmt: skip
+    assert " ".join(texts[0].split()).count("unfinished") == 2
+    assert texts[1:] == ["5.00 ± 0.250, 3 unfinished"] * 2
+    assert "trained for" in texts[0]
+
+
+def test_wall_time_survives_a_clock_that_is_set_back(tmp_path, monkeypatch):
+    """Neither while a process writes nor between two; an older log loses the step alone."""
+    wall, ticks = [1e9], itertools.count(0.0, 10.0)
+    clock = SimpleNamespace(time=lambda: wall[0], monotonic=lambda: next(ticks))
+    monkeypatch.setattr(leaderboard, "time", clock)
+    with Leaderboard(tmp_path, header("catch_a2c")) as board:
+        first = start(board, 0)
+        wall[0] -= 30 * 86_400
+        submit(board, first, 5.0)
+    with Leaderboard(tmp_path) as board:
+        start(board, 0, "p0r0")
+    log = read_tournament_log(tmp_path)
+    assert log.seconds == 30.0  # ten for each event; nothing passed between the processes
+    assert [(a.start, a.end) for a in log.attempts()] == [(10.0, 20.0), (30.0, 30.0)]
+    events = [
+        dataclasses.replace(event, time=1e9 + 60.0 * i - (30 * 86_400 if i > 1 else 0))
+        for i, event in enumerate(log.events)
+    ]
+    monkeypatch.setattr(tournament_log, "read_events", lambda _: events)
+    old = read_tournament_log(tmp_path)
+    assert old.seconds == 2 * 60.0
+    assert [old.since(entry.created) for entry in old.entries.values()] == [60.0]
 
 
 def test_the_live_page(tournament, tmp_path):

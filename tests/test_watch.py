@@ -237,10 +237,11 @@ def test_a_sweep_is_ranked_by_the_interquartile_mean_without_failed_pods(tmp_pat
     values = [value for of_rate in returns.values() for value in of_rate]
     write(run / "pods.jsonl", [{"updates": 1, "evaluation_return": values}])
     part = Watcher(run).parts()["pods-0"]
-    rows = ("100|1.00", "500|0<", "900|-")
+    rows = ("100|1.00", "500|0<", "900|5.00")
     rows = (row.replace("|", "</th><td>8</td><td>") for row in rows)
     first, second, third = (part.index(f"rate 0.{row}") for row in rows)
-    assert first < second < third
+    assert first < second < third  # a mean of those that are left is no reason to choose it
+    assert part.count("1 of 8 evaluation without a finite mean (seed 7)") == 1
 
 
 def test_a_selection_shows_who_descends_from_whom(tmp_path):

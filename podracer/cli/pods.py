@@ -141,10 +141,12 @@ def _print_ranking(
     from rich.table import Table
 
     from podracer.drivers.selection import Generational, Selection
+    from podracer.experiments.run_records import acting_text
     from podracer.experiments.statistics import ENOUGH
     from podracer.experiments.sweep import ancestors, selections
     from podracer.io.sinks import PARENT
-    from podracer.reports.console import acting_text, number
+    from podracer.reports.console import number
+    from podracer.reports.seeds import spread_text
 
     records = selections(directory)
     values = [{h.name: h.value for h in configuration.hyperparameters} for configuration in ranking]
@@ -152,7 +154,7 @@ def _print_ranking(
     acting = acting_text(experiment.evaluation_policy, experiment.evaluation_epsilon)
     # Pods of one configuration are independent seeds only without an exchange.
     are_seeds = experiment.exchange is None
-    enough = {len(configuration.returns) >= ENOUGH for configuration in ranking}
+    enough = {len(configuration.score.values) >= ENOUGH for configuration in ranking}
     kinds = {True: ("IQM", "95 %"), False: ("mean", "each seed")}
     words = zip(*(kinds[is_enough] for is_enough in enough), strict=True)
     score, spread = (" or ".join(words_of_column) for words_of_column in words)
@@ -162,13 +164,17 @@ def _print_ranking(
     for configuration, of_name in list(zip(ranking, values, strict=True))[:20]:
         table.add_row(
             *(f"{of_name[name]:.4g}" if name in of_name else "-" for name in names),
-            number(configuration.score),
-            *([_spread(configuration)] if are_seeds else []),
-            str(len(configuration.returns)),
+            number(configuration.score.mean),
+            *([spread_text(configuration.score)] if are_seeds else []),
+            str(len(configuration.score.values)),
         )
     Console().print(table)
     if len(ranking) > 20:
         print(f"and {len(ranking) - 20} more")
+    for configuration, of_name in list(zip(ranking, values, strict=True))[:20]:
+        if marks := "; ".join(configuration.score.marks):
+            label = ", ".join(f"{name} {value:.4g}" for name, value in of_name.items())
+            print(f"Remarks   {label}{': ' if label else ''}{marks}")
     if records:
         assert isinstance(experiment.exchange, Selection)
         num_pods, rule = len(experiment.pods), experiment.exchange.rule
@@ -183,20 +189,6 @@ def _print_ranking(
             f"Selected  {len(records)} times, {replaced} starts from another pod; all {num_pods} "
             f"pods descend from {len(set(ancestors(records)))} of the initial ones"
         )
-
-
-def _spread(configuration: Configuration) -> str:
-    """Return the 95 % interval of a configuration's score; of few seeds the return of each."""
-    from podracer.experiments.statistics import ENOUGH, bootstrap_interval
-    from podracer.reports.console import number
-
-    returns = configuration.returns
-    if len(returns) < ENOUGH:
-        return ", ".join(number(float(x)) for x in returns) if len(returns) > 1 else "-"
-    if not math.isfinite(configuration.score):
-        return "-"
-    low, high = bootstrap_interval(returns)
-    return f"{number(float(low))} to {number(float(high))}"
 
 
 # --- tournaments ----------------------------------------------------------------------------------
@@ -341,6 +333,9 @@ def _leaderboard_of_sweep(options: LeaderboardOptions) -> int:
     for configuration in ranking:
         values = {parameter.name: parameter.value for parameter in configuration.hyperparameters}
         row = {"hyperparameters": values, "pods": list(configuration.pods)}
-        score = configuration.score if math.isfinite(configuration.score) else None
-        print(json.dumps({**row, "score": score}))
+        score = configuration.score
+        mean = score.mean if math.isfinite(score.mean) else None
+        print(
+            json.dumps({**row, "score": mean, "seeds": len(score.values), "remarks": score.marks})
+        )
     return 0

@@ -132,7 +132,7 @@ def play(arguments: Sequence[str]) -> int:
     options = parse(PlayOptions, "play", arguments, about="Film a run at a checkpoint.")
     from podracer.agent import policy_params
     from podracer.experiments.hosts import use_compilation_cache
-    from podracer.reports.console import acting_text
+    from podracer.experiments.run_records import acting_text
     from podracer.reports.recording import record_frames
     from podracer.reports.video import write_video
 

@@ -17,6 +17,7 @@ from podracer.environment import Environment, HasFrameSkip, HostEnvironments
 from podracer.evaluate import MAX_STEPS, Evaluation
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.history import is_history
+from podracer.experiments.scores import whole_return
 from podracer.io.signals import Stopwatch
 from podracer.io.sinks import group, read_metrics
 from podracer.schedules import current_values, over_run
@@ -32,7 +33,7 @@ class Totals:
     updates: int = 0
     frames: int = 0
     seconds: float = 0.0
-    evaluation_return: float | None = None  # the last one, None if episodes did not end
+    evaluation_return: float | None = None  # the last one, None where it is no `whole_return`
     collected: int = 0  # steps that actors finished, learned from or not
     dropped: int = 0  # of these, lost when the run stopped
 
@@ -137,11 +138,18 @@ class Recorder:
         self._collected_before = totals.collected
         self.best = best if self._keeps_best else None
 
-    def record(self, progress: Progress, times: Stopwatch) -> dict[str, Any]:
-        """Return a line of the log; its speed leaves out compiling, evaluating and saving."""
+    def record(
+        self, progress: Progress, times: Stopwatch, compile_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Return a line of the log; its speed leaves out compiling, evaluating and saving.
+
+        The program took `compile_seconds` to compile, of which the driver waited for the last ones
+        alone: until then the initial state was made.
+        """
         lap = times.lap()
-        compiling = progress.compile_seconds
-        stepping = lap["time_step"] = max(lap["time_step"] - compiling, 1e-9)
+        waited = progress.compile_seconds
+        compiling = max(waited, compile_seconds) if waited else 0.0
+        stepping = lap["time_step"] = max(lap["time_step"] - waited, 1e-9)
         self.chunk_seconds = stepping
         frames_per_update = progress.frames / max(1, progress.updates - self.totals.updates)
         self.totals.updates = progress.updates
@@ -168,16 +176,18 @@ class Recorder:
     def add_evaluation(
         self, evaluation: Evaluation, record: dict[str, Any], progress: Progress
     ) -> None:
-        """Add an evaluation to the record; of a population the means over its pods."""
+        """Add an evaluation to the record; of a population the means over its sound pods."""
         if self._keeps_best:
             self._compare(evaluation, progress)
-        unfinished = int(np.sum(evaluation.unfinished))
-        mean_return = record["evaluation_return"] = float(evaluation.returns.mean())
-        self.totals.evaluation_return = None if unfinished else mean_return
-        record["evaluation_length"] = float(evaluation.lengths.mean())
-        record["evaluation_distinct_episodes"] = float(evaluation.distinct_episodes.mean())
+        sound: Any = ... if progress.pods is None else ~np.isnan(progress.pods["episodes"])
+        unfinished = int(np.sum(evaluation.unfinished[sound]))
+        record["evaluation_return"] = float(evaluation.returns[sound].mean())
+        record["evaluation_length"] = float(evaluation.lengths[sound].mean())
+        distinct = evaluation.distinct_episodes[sound]
+        record["evaluation_distinct_episodes"] = float(distinct.mean())
         if unfinished:
             record["evaluation_unfinished"] = unfinished
+        self.totals.evaluation_return = whole_return(record)
         if evaluation.broken:
             record["evaluation_broken"] = evaluation.broken
         if progress.pods is not None:

@@ -7,12 +7,13 @@ import dataclasses
 import datetime
 import functools
 import math
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import jax
 from jax.sharding import Mesh
@@ -125,7 +126,7 @@ class RunSetup:
     abstract_state: TrainState  # shape, dtype and sharding of every leaf
     state_bytes: int  # of the training state, on each device of the mesh
     init: Callable[[], TrainState]
-    start_compile: Callable[[], Future[Any]]  # of the program that `drive` waits for
+    start_compile: CompileInThread[Any]  # of the program that `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
 
@@ -162,7 +163,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
             check_policy(agent, "take --evaluations 0")
         saved_env, split, mesh = env, None, make_mesh(devices)
         like = abstract_state(agent, env, mesh, config)
-        program = compile_in_thread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
+        program = CompileInThread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
         drive = partial(anakin.anakin, agent, env, mesh, config, compile=lambda: program().result())
     else:
         checked_spec(env)
@@ -171,7 +172,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         sebulba.check(agent, host, config, split, experiment.num_updates)
         saved_env, mesh = checkpointed_environment(experiment, env), split.mesh
         like = abstract_state(agent, saved_env, mesh, config)
-        program = compile_in_thread(
+        program = CompileInThread(
             partial(sebulba.lower_update, agent, host.spec, split, config, like)
         )
         drive = partial(
@@ -205,20 +206,33 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
     )
 
 
-def compile_in_thread(prepare: Callable[[], Callable[[], T]]) -> Callable[[], Future[T]]:
-    """Return a function that prepares a call here, makes it in a thread, and returns its future.
+class CompileInThread(Generic[T]):
+    """Function that prepares a call here, makes it in a thread, and returns its future.
 
     That happens once. What JAX traces depends on settings of the thread, so it is traced here.
     """
 
-    @functools.cache
-    def start() -> Future[T]:
-        executor = ThreadPoolExecutor(1, "podracer-compile")
-        future = executor.submit(prepare())
+    def __init__(self, prepare: Callable[[], Callable[[], T]]) -> None:
+        self._prepare = prepare
+        self.seconds = 0.0  # from the start to the end, once it has ended
+
+    @functools.cached_property
+    def _future(self) -> Future[T]:
+        start, executor = time.perf_counter(), ThreadPoolExecutor(1, "podracer-compile")
+        call = self._prepare()
+
+        def timed() -> T:
+            result = call()
+            self.seconds = time.perf_counter() - start
+            return result
+
+        future = executor.submit(timed)
         executor.shutdown(wait=False)  # after this one
         return future
 
-    return start
+    def __call__(self) -> Future[T]:
+        """Start the call, unless it has begun, and return its future."""
+        return self._future
 
 
 def _find_devices(count: int, saved: int) -> list[Device]:
@@ -256,7 +270,7 @@ def _population_setup(
     mesh = population.population_mesh(devices, len(pods))
     parts, exchange = (agent, pods, env, mesh, config), experiment.exchange
     like = population.abstract_states(*parts, exchange)
-    program = compile_in_thread(partial(population.lower_chunk, *parts, like, exchange))
+    program = CompileInThread(partial(population.lower_chunk, *parts, like, exchange))
     drive = partial(
         population.population, *parts, exchange=exchange, compile=lambda: program().result()
     )

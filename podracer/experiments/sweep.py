@@ -21,13 +21,16 @@ from podracer.drivers.selection import (
 )
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import read_range
+from podracer.experiments.run_records import RunRecords, members_of
+from podracer.experiments.scores import Score, returns_of, score_of_runs
 from podracer.experiments.serialization import read_config, read_experiment, to_json
-from podracer.experiments.statistics import score_of_seeds
 from podracer.io.checkpoint import Restored
-from podracer.io.jsonl import holds_sealed, read_records
+from podracer.io.crash import CRASH
+from podracer.io.edits import holds_sealed, read_object, read_sealed
+from podracer.io.jsonl import read_records
 from podracer.io.run_directory import write_json
 from podracer.io.seal import CONFIG
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics, returns_of
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
 RECORDS = "pods.jsonl"
@@ -125,37 +128,36 @@ def _draw(space: tuple[float, ...] | Range, rng: np.random.Generator) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """Configuration of a sweep and the returns of its pods: its seeds, but under a selection."""
+    """Configuration of a sweep and the score of its pods: its seeds, but under a selection."""
 
     hyperparameters: tuple[Hyperparameter, ...]
     pods: tuple[int, ...]  # their numbers
-    returns: np.ndarray  # [pods], of the last evaluation; NaN where a pod failed, see `returns_of`
-
-    @property
-    def score(self) -> float:
-        """Score over the pods, see `score_of_seeds`; a pod that failed counts as the worst."""
-        score = float(score_of_seeds(self.returns))
-        return score if math.isfinite(score) else -math.inf
+    score: Score
 
 
 def configurations(directory: Path, recipe: Experiment | None = None) -> list[Configuration]:
     """Return the configurations of a population's run, best first, those at the last evaluation.
 
-    `recipe` is as in `read_experiment`. Raises `ConfigError` if the run has no population, or no
-    record of an evaluation of its pods.
+    Those of which a pod has no score come after the others. `recipe` is as in `read_experiment`.
+    Raises `ConfigError` if the run has no population, or no record of an evaluation of its pods.
     """
     experiment = read_experiment(directory, recipe)
     records = _read_pods(directory)
     evaluation = _last_evaluation(directory, records)
-    returns = returns_of(evaluation, "evaluation_return")
+    config = {**read_object(directory / CONFIG), "experiment": to_json(experiment)}
+    crash = read_object(directory / CRASH)
+    run = RunRecords(directory.name, config, read_run(directory), crash, directory,
+                     read_sealed(directory))  # fmt: skip
+    members = members_of(run, records, only_scores=True)
     groups: dict[tuple[Hyperparameter, ...], list[int]] = {}
     for number, values in enumerate(_hyperparameters(experiment, records, evaluation["updates"])):
         groups.setdefault(values, []).append(number)
+    runs = {values: [members[pod] for pod in pods] for values, pods in groups.items()}
     ranking = [
-        Configuration(values, tuple(numbers), returns[numbers])
-        for values, numbers in groups.items()
+        Configuration(values, tuple(pods), score_of_runs(runs[values], runs.values()))
+        for values, pods in groups.items()
     ]
-    return sorted(ranking, key=lambda configuration: -configuration.score)
+    return sorted(ranking, key=lambda configuration: configuration.score.rank)
 
 
 def best_pod(directory: Path, restored: Restored) -> int:
@@ -191,9 +193,9 @@ def best_pod(directory: Path, restored: Restored) -> int:
 def write_best(directory: Path, experiment: Experiment, winner: Configuration) -> Path:
     """Write the best configuration to a file that `podracer train` takes as a recipe.
 
-    Raises `ConfigError` if it has no score, as a pod of each configuration failed.
+    Raises `ConfigError` if a pod of each configuration has no score.
     """
-    if not math.isfinite(winner.score):
+    if not winner.score.is_whole:
         raise ConfigError(
             f"{directory} has no best configuration: in the last evaluation a pod of each met a "
             "fault or had episodes that did not end."

@@ -278,7 +278,7 @@ class Run:
                 watchdog.alive()
                 with tag_component("checkpointer"):
                     checkpointer.check()
-                record = self.recorder.record(progress, times)
+                record = self.recorder.record(progress, times, self.setup.start_compile.seconds)
                 is_due = self._budget.is_due(self._budget.frames(self.totals))
                 if progress.state is None or not (progress.request or is_due):
                     self._write(sinks, record, progress)

@@ -22,7 +22,8 @@ from podracer.export.onnx import OPSET, to_onnx
 from podracer.export.proof import Proof, Runner, prove
 from podracer.export.stablehlo import PLATFORMS, to_stablehlo
 from podracer.io.checkpoint import Choice
-from podracer.io.run_directory import encode_json, expand_home, write_bytes
+from podracer.io.edits import encode_json
+from podracer.io.run_directory import expand_home, write_bytes
 from podracer.io.steps import identity_of
 from podracer.io.text import redact_settings
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, PodracerError

@@ -32,12 +32,8 @@ from podracer.io.arrays import (
     stored_array,
     without_stacks,
 )
-from podracer.io.run_directory import (
-    encode_json,
-    fsync_directory,
-    own_directory,
-    write_bytes,
-)
+from podracer.io.edits import encode_json
+from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
 from podracer.io.seal import MANIFEST, is_there, seal, seal_json, verify_seal
 from podracer.io.steps import (

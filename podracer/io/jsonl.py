@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from podracer.io.edits import holds_sealed
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import retry_reading
 from podracer.io.sinks import Record, parse_record, plain
@@ -94,12 +95,6 @@ def printed_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
-
-
-def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
-    """Return whether the content of a file of records begins with those that were sealed."""
-    size = int(sealed["size"])
-    return size <= len(data) and hashlib.sha256(data[:size]).hexdigest() == sealed["sha256"]
 
 
 def _continued(path: Path, updates: int, sealed: Mapping[str, Any] | None) -> tuple[bytes, float]:

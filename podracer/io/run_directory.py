@@ -132,11 +132,6 @@ def write_json(path: Path, obj: Any, *, mode: int | None = None) -> None:
     write_bytes(path, (json.dumps(obj, indent=1) + "\n").encode(), mode=mode)
 
 
-def encode_json(obj: Any) -> bytes:
-    """Encode `obj` canonically, so that equal content means equal bytes."""
-    return json.dumps(obj, sort_keys=True, indent=1).encode()
-
-
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write bytes atomically, as `write_json` does; `mode` is that of the file."""
     path = Path(path)

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from podracer.io.edits import encode_sealed
 from podracer.io.run_directory import (
-    encode_json,
     fsync_directory,
     naming,
     read_limited,
@@ -44,7 +44,7 @@ def check_is_run(directory: Path) -> None:
 
 def seal_json(path: Path, body: dict[str, Any]) -> None:
     """Write `body` as a sealed file, atomically, as `write_json` does."""
-    write_bytes(path, _encode(body), mode=mode_of(body))
+    write_bytes(path, encode_sealed(body), mode=mode_of(body))
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def seal(directory: Path, name: str | None = None) -> None:
     for folder, _, _ in os.walk(directory):
         fsync_directory(Path(folder))
     body = {"name": name or directory.name, "files": files}
-    write_bytes(directory / MANIFEST, _encode(body))
+    write_bytes(directory / MANIFEST, encode_sealed(body))
     fsync_directory(directory.parent)
 
 
@@ -140,13 +140,9 @@ def _read_sealed(path: Path) -> dict[str, Any]:
         raw = read_limited(path)
         body = json.loads(raw)
         del body["sha256"]
-        if _encode(body) != raw:
+        if encode_sealed(body) != raw:
             raise CheckpointError(f"{path} has changed since it was sealed")
         return body
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
 
 
 @contextlib.contextmanager

@@ -14,11 +14,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 Record = Mapping[str, Any]
 TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
@@ -82,38 +80,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
             raise StorageError(f"{path}: line {number} is not a record of numbers.")
     return records
-
-
-def whole_return(record: Record) -> float | None:
-    """Return the mean return of a record's evaluation.
-
-    None without one, and if episodes did not end: such a mean is never the best, and reaches no
-    target.
-    """
-    value = record.get("evaluation_return")
-    is_whole = (
-        value is not None and math.isfinite(value) and not record.get("evaluation_unfinished")
-    )
-    return value if is_whole else None
-
-
-def best_return(records: Iterable[Record]) -> float | None:
-    """Return the highest mean return of the evaluations of whole episodes, None without one."""
-    returns = map(whole_return, records)
-    return max((value for value in returns if value is not None), default=None)
-
-
-def returns_of(record: Mapping[str, Any], key: str) -> np.ndarray:
-    """Return each pod's mean return in a record, f64 `[P]`.
-
-    NaN without one, after a fault, and for an evaluation with episodes that did not end.
-    """
-    returns = np.array(record[key], float)
-    if key == "evaluation_return" and "episodes" in record:  # a fault leaves the last sound state's
-        returns[[episodes is None for episodes in record["episodes"]]] = np.nan
-    if key == "evaluation_return":
-        returns[np.asarray(record.get("evaluation_unfinished", 0)) > 0] = np.nan
-    return returns
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import json
 import math
 import shlex
 import sys
@@ -29,8 +28,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.scores import UNFINISHED, whole_return
 from podracer.io.directories import quoted_path, short_path
-from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
+from podracer.io.edits import read_object
+from podracer.io.sinks import Record, group, read_metrics
 from podracer.reports.notebook import NotebookPanel
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -40,12 +42,17 @@ _NUM_METRICS = 6
 
 
 def compact(value: float | None) -> str:
-    """Format a count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B."""
+    """Format a count or a rate in at most five characters: 950, 1.23k, 45.6M, 7.00B.
+
+    What is too large for that is in scientific notation.
+    """
     if value is None or not math.isfinite(value):
         return "-"
     if abs(value) < 999.5:
         return str(value) if isinstance(value, int) else f"{value:.3g}"
-    power = min(int(math.log10(abs(value) / 0.9995)) // 3, 4)
+    power = int(math.log10(abs(value) / 0.9995)) // 3
+    if power > 4:
+        return f"{value:.2e}"
     return f"{value / 1000**power:#.3g}".rstrip(".") + " kMBT"[power]
 
 
@@ -76,11 +83,6 @@ def clock(seconds: float | None) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def acting_text(policy: str, epsilon: float) -> str:
-    """Describe how an evaluation acts: `greedy`, `sampled`, `greedy with epsilon 0.01`."""
-    return f"{policy} with epsilon {epsilon:g}" if epsilon else policy
-
-
 def faults_text(record: Record) -> str:
     """Describe the faults of environments that a run has recovered from: `3 (died 2, hung 1)`.
 
@@ -89,6 +91,16 @@ def faults_text(record: Record) -> str:
     total, prefix = record.get("environment_faults"), "environment_faults_"
     kinds = {key.removeprefix(prefix): n for key, n in record.items() if key.startswith(prefix)}
     return f"{total} ({', '.join(f'{kind} {n}' for kind, n in kinds.items())})" if total else ""
+
+
+def left_out(record: Record) -> str:
+    """Describe what the evaluation in a record leaves out: `2 diverged`, `unfinished evaluation`.
+
+    "" if it leaves out nothing.
+    """
+    parts = [UNFINISHED] if record.get("evaluation_unfinished") else []
+    failed = record.get("pods_failed")
+    return ", ".join([*parts, *([f"{failed:g} diverged"] if failed else [])])
 
 
 def sparkline(values: list[float]) -> str:
@@ -137,6 +149,7 @@ class Console:
         self._unprinted: Record | None = None
         self._started = time.monotonic()
         self._latest: dict[str, Any] = {}
+        self._evaluated: Record = {}  # the last record with an evaluation
         self._best: float | None = None
         self._returns: deque[float] = deque(maxlen=32)
         self._pace: deque[tuple[int, float]] = deque(maxlen=64)
@@ -149,7 +162,7 @@ class Console:
         if self._live is None:
             self._unprinted = record
             is_due = time.monotonic() - self._printed_at >= self._interval
-            if is_due or record.get("evaluation_return") is not None:
+            if is_due or "evaluation_return" in record:
                 self._print()
 
     def close(self) -> None:
@@ -181,6 +194,8 @@ class Console:
     def _remember(self, record: Record) -> None:
         self._latest |= {key: value for key, value in record.items() if value is not None}
         value, evaluation = record.get("episode_return"), whole_return(record)
+        if "evaluation_return" in record:
+            self._evaluated = record
         if value is not None and math.isfinite(value):
             self._returns.append(value)
         if evaluation is not None:
@@ -250,11 +265,12 @@ class Console:
     def _figures(self) -> Table:
         latest = self._latest
         updates = f"{latest['updates']:,} / {self._total:,}"
-        distinct = latest.get("evaluation_distinct_episodes")
+        distinct = self._evaluated.get("evaluation_distinct_episodes")
         evaluated = [
             self._acting,
+            left_out(self._evaluated),
             f"best {number(self._best)}" if self._best is not None else "",
-            f"{round(distinct, 1):g} distinct episodes" if distinct is not None else "",
+            f"{compact(distinct)} distinct episodes" if distinct is not None else "",
         ]
         about = Text("  ".join(filter(None, evaluated)), "dim")
         room = 16 if self._width < 100 else 32
@@ -262,7 +278,7 @@ class Console:
         rows = [
             ("episode return", number(latest.get("episode_return")), trend,
              "frames", compact(latest.get("frames"))),
-            ("evaluation", number(latest.get("evaluation_return")), about,
+            ("evaluation", number(whole_return(self._evaluated)), about,
              "frames/second", compact(latest.get("frames_per_second"))),
             ("episode length", number(latest.get("episode_length")), Text(), "updates", updates),
             ("episodes", compact(latest.get("episodes")), Text(),
@@ -324,10 +340,12 @@ def line(record: Record, total_updates: int) -> str:
         parts.append(f"idle {'/'.join(percent(share).removesuffix(' %') for share in idle):>5} %")
     if faults := faults_text(record):
         parts.append(f"faults {faults}")
-    if record.get("evaluation_return") is not None:
-        parts.append(f"eval {number(record['evaluation_return']):>6}")
+    if "evaluation_return" in record:
+        parts.append(f"eval {number(whole_return(record)):>6}")
     if record.get("evaluation_distinct_episodes") is not None:
-        parts.append(f"distinct {round(record['evaluation_distinct_episodes'], 1):g}")
+        parts.append(f"distinct {compact(record['evaluation_distinct_episodes'])}")
+    if text := left_out(record):
+        parts.append(text)
     return "  ".join(parts).rstrip()
 
 
@@ -347,17 +365,15 @@ def summarize(
     """
     path = run / "metrics.jsonl"
     records = read_metrics(path) if path.exists() else []
-    last = {key: v for record in records for key, v in record.items() if v is not None}
-    evaluations = [
-        r["evaluation_return"] for r in records if r.get("evaluation_return") is not None
-    ]
-    parts = [f"{compact(last.get('frames'))} frames in {clock(last.get('seconds'))}"]
-    if "episode_return" in last:
-        parts.append(f"episode return {number(last['episode_return'])}")
-    if evaluations:
-        name = f"{_acting_of(run)} evaluation".lstrip()
-        best = number(best_return(records))
-        parts.append(f"{name} {number(evaluations[-1])} (best {best})")
+    files = (read_object(run / name) for name in ("config.json", "crash.json"))
+    told = RunRecords(run.name, next(files), records, next(files), run)
+    parts = [f"{compact(told.last('frames'))} frames in {clock(told.last('seconds'))}"]
+    if (episode_return := told.last("episode_return")) is not None:
+        parts.append(f"episode return {number(episode_return)}")
+    if any("evaluation_return" in record for record in records):
+        name, (value, mark) = f"{told.acting} evaluation".lstrip(), told.final
+        facts = f"({mark}{', ' if mark else ''}best {number(told.best_evaluation)})"
+        parts.append(f"{name} {number(value)} {facts}")
     if reason:
         parts.append(reason)
     where = quoted_path(run)
@@ -373,12 +389,3 @@ def summarize(
     width = max(len(label) for label, _ in rows) + 2
     for label, text in rows:
         terminal.print(Text.assemble((f"{label:{width}}", "bold"), text), soft_wrap=True)
-
-
-def _acting_of(run: Path) -> str:
-    """Return how the evaluations of a run act, "" where its configuration does not say it."""
-    try:
-        experiment = json.loads((run / "config.json").read_text())["experiment"]
-        return acting_text(experiment["evaluation_policy"], experiment["evaluation_epsilon"])
-    except (OSError, ValueError, KeyError):
-        return ""

@@ -6,14 +6,11 @@ Each figure is drawn twice, for a light and for a dark page.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import html
 import io
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -24,116 +21,25 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from podracer.experiments.statistics import ENOUGH, bootstrap_interval, score_of_seeds
-from podracer.io.differences import leaves
-from podracer.io.sinks import best_return, whole_return
-from podracer.io.text import redact_settings
-from podracer.reports.console import acting_text
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.scores import are_independent, count_seeds
+from podracer.experiments.statistics import (
+    ENOUGH,
+    SMOOTH,
+    bootstrap_interval,
+    running_mean,
+    score_of_seeds,
+)
 
 COLORS = ("#3f8fdb", "#f28e2b", "#2ca58d", "#e15759", "#a06cd5", "#d4a72c", "#e377c2", "#7f8c8d")
 POD, WINNER = COLORS[:2]  # of a population: all pods, and the best one with its ancestors
 _THEMES = {"light": ("#1f2328", "#6b7280", "#d8dce2"), "dark": ("#e6e8eb", "#9aa3ad", "#3a4049")}
-_SMOOTH = 50  # a curve is the running mean over one part in this many of its records
 _POINTS = 1000  # drawn for one curve at most
 _GRID = 200  # points at which the seeds of a group are compared
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRecords:
-    """Contents of a run directory; missing files are empty here."""
-
-    name: str
-    config: dict[str, Any]
-    records: list[dict[str, Any]]
-    crash: dict[str, Any]
-    path: Path = Path()
-
-    def series(self, key: str, over: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the finite values of a metric and their positions, both f64 `[records]`."""
-        pairs = np.array([(_number(r, over), _number(r, key)) for r in self.records], float)
-        pairs = pairs.reshape(-1, 2)
-        x, y = pairs[np.isfinite(pairs).all(axis=1)].T
-        return x, y
-
-    def last(self, key: str) -> Any:
-        values = [r[key] for r in self.records if _number(r, key) is not None]
-        return values[-1] if values else None
-
-    @property
-    def progress(self) -> float:
-        """Share of the run's updates that are done."""
-        names = ("driver.num_envs", "driver.rollout_length", "frames")
-        envs, length, frames = map(self._limit, names)
-        return min((self.last("updates") or 0) * envs * length / (frames or math.nan), 1.0)
-
-    @property
-    def best_evaluation(self) -> float | None:
-        """Highest mean return of an evaluation of whole episodes."""
-        return best_return(self.records)
-
-    def _limit(self, setting: str) -> float:
-        """Return a number of the experiment, NaN where there is none."""
-        try:
-            return float(self.settings[setting])
-        except (KeyError, ValueError):
-            return math.nan
-
-    @property
-    def early_end(self) -> str:
-        """Field of the experiment by which the run ended before its frames, "" if it has not."""
-        if self.progress == 1:
-            return ""
-        evaluations = [r for r in self.records if r.get("evaluation_return") is not None]
-        reached = whole_return(evaluations[-1]) if evaluations else None
-        if reached is not None and reached >= self._limit("target_return"):
-            return "target_return"
-        return "max_seconds" if (self.last("seconds") or 0) >= self._limit("max_seconds") else ""
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Settings of the experiment by dotted name, as JSON."""
-        return as_text(self.config.get("experiment", {}))
-
-    @property
-    def recipe(self) -> str:
-        return str(self.config.get("recipe", "-"))
-
-    @property
-    def acting(self) -> str:
-        """How the run's evaluations act, "" where its configuration does not say it."""
-        policy, epsilon = (self.settings.get(f"evaluation_{x}") for x in ("policy", "epsilon"))
-        return acting_text(policy, float(epsilon or 0)) if policy else ""
-
-    @property
-    def evaluation_facts(self) -> dict[str, str]:
-        """How the run's evaluations act, and how many of their episodes differ."""
-        distinct = self.last("evaluation_distinct_episodes")
-        if distinct is None or not self.acting:
-            return {}
-        count = f"{distinct:g} of {self.settings.get('evaluation_episodes', '?')}"
-        return {"Evaluation policy": self.acting, "Distinct episodes": count}
-
-
-def _number(record: Mapping[str, Any], key: str) -> float | None:
-    value = record.get(key)
-    return value if isinstance(value, int | float) else None
-
-
-def as_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return the leaves of nested JSON by dotted name, as JSON except for strings.
-
-    Secrets are redacted, since pages are shown to others.
-    """
-    tree = redact_settings(tree)
-    return {name: x if isinstance(x, str) else json.dumps(x) for name, x in leaves(tree)}
-
-
 Groups = dict[str, list[RunRecords]]  # label to its runs
-
-
-def are_independent(members: Sequence[RunRecords]) -> bool:
-    """Return whether the runs of a group are no pods that select or average."""
-    return not any(run.config.get("experiment", {}).get("exchange") for run in members)
+Curve = tuple[np.ndarray, np.ndarray]  # positions and values of a metric
 
 
 class Panel(NamedTuple):
@@ -143,29 +49,6 @@ class Panel(NamedTuple):
     key: str
     over: str
     points: str = ""
-
-
-def running_mean(values: np.ndarray) -> np.ndarray:
-    """Return the centered mean over about 2 % of the values `[n]`, over fewer near the ends."""
-    n, half = len(values), _half_window(len(values))
-    width, at = 2 * half + 1, np.arange(n)
-    # Every window is the end of one block of its width and the beginning of the next. Differences
-    # of a running total would be simpler, but one huge value would swallow all later ones there.
-    end = -(n + 2 * half) % width or width
-    blocks = np.pad(np.asarray(values, float), (half, half + end)).reshape(-1, width)
-    from_here = blocks[:, ::-1].cumsum(1)[:, ::-1].ravel()
-    before = np.pad(blocks[:, :-1].cumsum(1), ((0, 0), (1, 0))).ravel()
-    counts = np.minimum(at + half + 1, n) - np.maximum(at - half, 0)
-    return (from_here[:n] + before[width : width + n]) / counts
-
-
-def final_mean(values: np.ndarray) -> float | None:
-    """Return the last value of the running mean of `[n]`, None without values."""
-    return float(np.mean(values[-1 - _half_window(len(values)) :])) if len(values) else None
-
-
-def _half_window(count: int) -> int:
-    return count // _SMOOTH // 2
 
 
 def legend(entries: Iterable[tuple[str, str]], title: str = "") -> str:
@@ -221,14 +104,14 @@ def _style(strong: str, soft: str, faint: str) -> dict[Any, Any]:
 
 def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
     """Draw one curve for each group, over several seeds their score."""
-    for color, members in zip(itertools.cycle(COLORS), groups.values(), strict=False):
-        series = [run.series(panel.key, panel.over) for run in members]
-        series = [(x, y) for x, y in series if len(x)]
-        for x, y in series:
-            _line(axes, x, y, color, lone=len(series) == 1)
-        if len(series) > 1:
-            smooth = [(x, running_mean(y)) for x, y in series]
-            has_interval = len(series) >= ENOUGH and are_independent(members)
+    for color, runs in zip(itertools.cycle(COLORS), groups.values(), strict=False):
+        members = count_seeds(runs)[0]
+        lines, sound = seed_curves(members, panel)
+        for x, y in lines:
+            _line(axes, x, y, color, lone=len(lines) == 1)
+        if len(sound) > 1:
+            smooth = [(x, running_mean(y)) for x, y in sound]
+            has_interval = len(sound) >= ENOUGH and are_independent(members)
             _score(axes, smooth, color, has_interval=has_interval)
         for run in members if panel.points else ():
             edge = matplotlib.rcParams["text.color"]
@@ -238,6 +121,19 @@ def _curves(axes: Axes, groups: Groups, panel: Panel) -> None:
             axes.scatter(x, y, s=15, color=color, edgecolors=edge, linewidths=0.7, zorder=3)
     axes.margins(x=0.02, y=0.08)
     style_axes(axes, panel.title, panel.over)
+
+
+def seed_curves(members: Sequence[RunRecords], panel: Panel) -> tuple[list[Curve], list[Curve]]:
+    """Return the curves of seeds, and of these the ones that are in their mean.
+
+    A learner that met a fault has no part in it.
+    """
+    curves = [(run, *run.series(panel.key, panel.over)) for run in members]
+    curves = [(run, x, y) for run, x, y in curves if len(x)]
+    return (
+        [(x, y) for _, x, y in curves],
+        [(x, y) for run, x, y in curves if not run.has_diverged],
+    )
 
 
 def style_axes(axes: Axes, title: str, over: str) -> None:
@@ -251,7 +147,7 @@ def style_axes(axes: Axes, title: str, over: str) -> None:
 
 def _line(axes: Axes, x: np.ndarray, y: np.ndarray, color: str, *, lone: bool) -> None:
     some = slice(None, None, max(1, len(x) // _POINTS))
-    if lone and len(x) >= 2 * _SMOOTH:
+    if lone and len(x) >= 2 * SMOOTH:
         axes.plot(x[some], y[some], color=color, alpha=0.25, lw=0.7)
     alpha, width = (1.0, 1.6) if lone else (0.35, 0.7)
     marker = "." if len(x) == 1 else ""

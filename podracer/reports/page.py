@@ -57,6 +57,7 @@ body { background: var(--page); color: var(--text); max-width: 1080px; margin: 3
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 2rem }
 h2 { font-size: 1.15rem; margin: 0 0 .5rem }
+h3 { font-size: .95rem; margin: 1.5rem 0 .3rem; color: var(--soft) }
 section { margin-top: 3rem }
 small { color: var(--soft); font-size: .85rem }
 .tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1px;

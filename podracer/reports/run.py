@@ -10,31 +10,37 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from podracer.io.sinks import PARENT, TASK_REWARD, group, read_metrics
+from podracer.experiments.run_records import RunRecords, as_text, members_of, pods_in
+from podracer.io.edits import read_sealed
+from podracer.io.sinks import TASK_REWARD, group, read_metrics
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import (
     COLORS,
     Groups,
     Panel,
-    RunRecords,
-    as_text,
-    final_mean,
     legend,
     panels_of,
     render,
     style_axes,
 )
 from podracer.reports.page import page, row, section, table, tiles
-from podracer.reports.seeds import caption, final_score
-from podracer.reports.selection import has_selection, lineage_figure
+from podracer.reports.seeds import (
+    REMARKS,
+    by_environment,
+    caption,
+    counted,
+    environment_title,
+    final_scores,
+    remarks,
+)
+from podracer.reports.selection import lineage_figure
 from podracer.reports.timeline import utilization_facts, utilization_section
 
 _ABBREVIATIONS = {"approx": "approximate", "kl": "KL divergence", "q": "Q", "td": "TD"}
@@ -89,41 +95,9 @@ def _load(path: Path, name: str) -> list[RunRecords]:
     # First those of the pods, so that of a run that goes on the run's own reach as far.
     series = read_metrics(pod_records) if pod_records.exists() else None
     records = read_metrics(metrics) if metrics.exists() else []
-    run = RunRecords(
-        name, _object(path / "config.json"), records, _object(path / "crash.json"), path
-    )
-    pods = run.config.get("experiment", {}).get("pods")
-    return [run] if not pods or series is None else _pods(run, pods, series)
-
-
-def _pods(
-    run: RunRecords, pods: Sequence[dict[str, Any]], series: Sequence[dict[str, Any]]
-) -> list[RunRecords]:
-    """Each pod of a population as a run with its seed and hyperparameters."""
-    whole = {record["updates"]: record for record in run.records}
-    shared = {
-        k for r in run.records for k in r if k in ("updates", "seconds") or group(k) == "time"
-    }
-    series = [record for record in series if record["updates"] in whole]
-    experiment = {k: v for k, v in run.config["experiment"].items() if k != "pods"}
-    members = []
-    for index, pod in enumerate(pods):
-        # A selection changes the hyperparameters, so that all pods are of one configuration.
-        values = {item["name"]: item["value"] for item in pod["hyperparameters"]}
-        values = {} if has_selection(experiment) else values
-        agent = {**experiment["agent"], **values}
-        config = {**run.config, "experiment": {**experiment, "agent": agent, "seed": pod["seed"]}}
-        frames, records = 0, []
-        for record in series:
-            own = {k: v[index] for k, v in record.items() if k not in ("updates", PARENT)}
-            frames += own["frames"]
-            of_all = whole[record["updates"]]
-            of_member = {key: of_all[key] for key in shared & of_all.keys()}
-            pace = (of_all.get("frames_per_second") or math.nan) / len(pods)
-            records.append({**of_member, "frames_per_second": pace, **own, "frames": frames})
-        crash = {} if index else run.crash  # it ended all pods, and is told once
-        members.append(RunRecords(f"{run.name} pod {index}", config, records, crash))
-    return members
+    config, crash = (_object(path / file) for file in ("config.json", "crash.json"))
+    run = RunRecords(name, config, records, crash, path, read_sealed(path))
+    return [run] if series is None or not pods_in(config) else members_of(run, series)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -146,8 +120,9 @@ def group_runs(runs: Sequence[RunRecords]) -> Groups:
     groups: Groups = {}
     for run in runs:
         alone = "" if "seed" in run.settings else run.name
-        settings = {k: v for k, v in run.settings.items() if k != "seed"}
-        groups.setdefault(json.dumps([run.recipe, settings, alone]), []).append(run)
+        groups.setdefault(
+            json.dumps([run.recipe, run.configuration, alone], sort_keys=True), []
+        ).append(run)
     return {_label(members, runs): members for members in groups.values()}
 
 
@@ -155,13 +130,13 @@ def _label(members: Sequence[RunRecords], runs: Sequence[RunRecords]) -> str:
     first = members[0]
     if len(members) == 1:
         return first.name
-    peers = [run.settings for run in runs if run.recipe == first.recipe]
+    peers = [run.configuration for run in runs if run.recipe == first.recipe]
     apart = [
         f"{key.rpartition('.')[2]} {value}"
-        for key, value in first.settings.items()
-        if key != "seed" and any(peer.get(key) != value for peer in peers)
+        for key, value in first.configuration.items()
+        if any(peer.get(key) != value for peer in peers)
     ]
-    return ", ".join([first.recipe, *apart, f"{len(members)} seeds"])
+    return ", ".join([first.recipe, *apart, counted(members)])
 
 
 def _page(runs: Sequence[RunRecords], lineages: str) -> str:
@@ -169,9 +144,9 @@ def _page(runs: Sequence[RunRecords], lineages: str) -> str:
     title = ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     body = [
         *(crash_note(run) for run in runs if run.crash),
-        _summary(runs),
+        _summary(runs, remarks(groups)),
         _end_note(runs),
-        *(final_score(label, members) for label, members in groups.items() if len(members) > 1),
+        final_scores(groups),
         *_learning(groups),
         section("Lineage", lineages),
         *(section(_rule_title(run), _update_rule(run)) for run in runs),
@@ -182,8 +157,10 @@ def _page(runs: Sequence[RunRecords], lineages: str) -> str:
     return page(title, body)
 
 
-def _summary(runs: Sequence[RunRecords]) -> str:
-    facts = [_facts(run) for run in runs]
+def _summary(runs: Sequence[RunRecords], notes: Mapping[str, str]) -> str:
+    facts = [
+        _facts(run) | ({REMARKS: notes[run.name]} if run.name in notes else {}) for run in runs
+    ]
     if len(runs) == 1:
         return tiles(facts[0])
     names = dict.fromkeys(name for row in sorted(facts, key=len, reverse=True) for name in row)
@@ -199,17 +176,17 @@ def _summary(runs: Sequence[RunRecords]) -> str:
 
 def _facts(run: RunRecords) -> dict[str, str]:
     """Return the row of a run in the summary."""
-    keys = ("evaluation_return", "episode_return", "frames_per_second", "time_compile")
-    evaluations, returns, pace, compiled = (run.series(key, "updates")[1] for key in keys)
+    keys = ("frames_per_second", "time_compile")
+    pace, compiled = (run.series(key, "updates")[1] for key in keys)
     device, versions = run.config.get("device", "-"), run.config.get("versions")
     if isinstance(device, dict):
-        device = f"{device.get('count', 1)} x {device.get('kind', device.get('platform', '?'))}"
+        device = f"{device.get('devices', 1)} x {device.get('kind', device.get('platform', '?'))}"
     versions = versions if isinstance(versions, dict) else {}
     versions_text = (f"{k} {versions[k]}" for k in ("podracer", "jax", "python") if k in versions)
     return {
-        "Final evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
+        "Final evaluation": number(run.final_evaluation),
         "Best evaluation": number(run.best_evaluation),
-        "Final return": number(final_mean(returns)),
+        "Final return": number(run.final_return),
         "Frames": compact(run.last("frames")),
         "Updates": f"{run.last('updates') or 0:,}",
         "Frames/second": compact(float(np.median(pace)) if len(pace) else None),
@@ -248,10 +225,13 @@ def _end_note(runs: Sequence[RunRecords]) -> str:
 
 
 def _learning(groups: Groups) -> Iterator[str]:
-    """Return the sections with learning curves, for all metrics that were logged."""
-    records = [record for runs in groups.values() for run in runs for record in run.records]
-    logged = {key for record in records for key, value in record.items() if value is not None}
-    keys = sorted(logged, key=lambda key: ("loss" not in key, key))
+    """Return the sections with learning curves, for all metrics that were logged.
+
+    Each environment has panels of its own, as returns of two have no common measure.
+    """
+    environments = by_environment(groups)
+    logged = {name: _logged(members) for name, members in environments.items()}
+    keys = sorted(set().union(*logged.values()), key=lambda key: ("loss" not in key, key))
     metrics, tasks = [], []
     for key in keys:
         if key.startswith(TASK_REWARD):
@@ -260,16 +240,26 @@ def _learning(groups: Groups) -> Iterator[str]:
         elif group(key) == "learn":
             metrics.append(Panel(metric_title(key), key, "frames"))
     lines = caption(groups)
-    names = legend(zip(groups, itertools.cycle(COLORS), strict=False))
     for title, width, height, panels in (
         *CURVES,
         ("Reward of each task", 3.4, 1.9, tasks),
         ("Losses and other metrics", 3.4, 1.9, metrics),
     ):
-        if logged_panels := [panel for panel in panels if {panel.key, panel.points} & logged]:
-            curves = panels_of(groups, logged_panels, width, height)
-            yield section(title, (names if len(groups) > 1 else "") + curves + lines)
+        parts = []
+        for name, members in environments.items():
+            shown = [panel for panel in panels if {panel.key, panel.points} & logged[name]]
+            if shown:
+                names = legend(zip(members, itertools.cycle(COLORS), strict=False))
+                head = environment_title(name, environments) + (names if len(groups) > 1 else "")
+                parts.append(head + panels_of(members, shown, width, height))
+        if parts:
+            yield section(title, "".join(parts) + lines)
             lines = ""  # said once
+
+
+def _logged(groups: Groups) -> set[str]:
+    records = (record for runs in groups.values() for run in runs for record in run.records)
+    return {key for record in records for key, value in record.items() if value is not None}
 
 
 def metric_title(key: str) -> str:

@@ -1,43 +1,100 @@
-"""What a report says of runs that differ only in the seed: their final score, and the lines."""
+"""What pages and tables say of runs that differ only in the seed: their score, and the lines."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from podracer.experiments.statistics import ENOUGH, bootstrap_interval, score_of_seeds
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.scores import Score, are_independent, count_seeds, score_of_runs
+from podracer.experiments.statistics import ENOUGH
 from podracer.reports.console import number
-from podracer.reports.curves import Groups, RunRecords, are_independent
+from podracer.reports.curves import Groups
+
+REMARKS = "Remarks"
 
 
-def final_score(label: str, members: Sequence[RunRecords]) -> str:
-    """Return the final score of a group over its seeds, in words; of few seeds also each value."""
-    evaluation = f"{members[0].acting} evaluation".lstrip()
-    for key, name in (("evaluation_return", evaluation), ("episode_return", "episode return")):
-        finals = np.concatenate([run.series(key, "updates")[1][-1:] for run in members])
-        if len(finals) > 1:
-            score = number(float(score_of_seeds(finals)))
-            mean = "interquartile mean" if len(finals) >= ENOUGH else "mean"
-            interval, count = "", f"{len(finals)} seeds"
-            if not are_independent(members):
-                count = f"{len(finals)} pods, which are not independent"
-            elif len(finals) >= ENOUGH:
-                low, high = (number(float(bound)) for bound in bootstrap_interval(finals))
-                interval, count = f", 95 % interval {low} to {high}", f"{count}, bootstrap"
-            else:
-                count = f"{count}: {', '.join(number(float(value)) for value in finals)}"
-            return (
-                f"<p><b>{html.escape(label)}</b>: final {name} {score}{interval} "
-                f"<small>({mean} over {count})</small></p>"
-            )
-    return ""
+def final_scores(groups: Groups, *, across: bool = False) -> str:
+    """Return a sentence on the final score of each group of several runs, as HTML.
+
+    With `across` only of those groups whose runs are in several directories.
+    """
+    sentences = []
+    for label, members in groups.items():
+        places = {(run.whole or run).path for run in members} if across else members
+        if len(places) > 1:
+            peers = [runs for runs in groups.values() if runs[0].recipe == members[0].recipe]
+            sentences.append(_sentence(label, members, score_of_runs(members, peers)))
+    return "".join(sentences)
+
+
+def _sentence(label: str, members: Sequence[RunRecords], score: Score) -> str:
+    acting = f"{members[0].acting} evaluation".lstrip()
+    name = acting if score.is_evaluation else "episode return"
+    interval = f", 95 % interval {spread_text(score)}" if score.interval else ""
+    marks = f" <b>{html.escape('; '.join(score.marks))}</b>" if score.marks else ""
+    return (
+        f"<p><b>{html.escape(label)}</b>: final {name} {number(score.mean)}{interval} "
+        f"<small>({html.escape(_basis(score))})</small>{marks}</p>"
+    )
+
+
+def _basis(score: Score) -> str:
+    """Return over what a score is a mean, of few seeds with each value."""
+    count = len(score.values)
+    mean = "interquartile mean" if count >= ENOUGH else "mean"
+    seeds = f"{count} {'seed' if count == 1 else 'seeds'}"
+    if not score.are_independent:
+        return f"{mean} over {count} pods, which are not independent"
+    if score.interval:
+        return f"{mean} over {seeds}, bootstrap"
+    return f"{mean} over {seeds}: {spread_text(score)}" if count > 1 else seeds
+
+
+def remarks(groups: Groups) -> dict[str, str]:
+    """Return by a run's name what a reader must know of it, for those that have such a thing."""
+    notes = {}
+    for members in groups.values():
+        repeated = count_seeds(members)[1]
+        for run in members:
+            marks = ([repeated[run.name]] if run.name in repeated else []) + run.marks
+            if marks:
+                notes[run.name] = "; ".join(marks)
+    return notes
+
+
+def by_environment(groups: Groups) -> dict[str, Groups]:
+    """Return the groups of each environment, by its name."""
+    environments: dict[str, Groups] = {}
+    for label, members in groups.items():
+        environments.setdefault(members[0].environment, {})[label] = members
+    return environments
+
+
+def environment_title(name: str, environments: Mapping[str, Groups]) -> str:
+    """Return a title above the panels of an environment, as HTML, where there are several."""
+    return f"<h3>{html.escape(name or 'unknown')}</h3>" if len(environments) > 1 else ""
+
+
+def spread_text(score: Score) -> str:
+    """Return the 95 % interval of a score; of few seeds the score of each."""
+    if score.interval:
+        return " to ".join(map(number, score.interval))
+    few = score.are_independent and 1 < len(score.values) < ENOUGH
+    return ", ".join(number(float(value)) for value in score.values) if few else "-"
+
+
+def counted(members: Sequence[RunRecords]) -> str:
+    """Return the number of seeds of a group, and of its runs where some count no seed."""
+    seeds = len(count_seeds(members)[0])
+    text = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
+    return text if seeds == len(members) else f"{text}, {len(members)} runs"
 
 
 def caption(groups: Groups) -> str:
     """Return what the lines of learning curves are, nothing where no group has several runs."""
-    several = [members for members in groups.values() if len(members) > 1]
+    counted_runs = (count_seeds(members)[0] for members in groups.values())
+    several = [members for members in counted_runs if len(members) > 1]
     enough = [members for members in several if len(members) >= ENOUGH]
     sentences = []
     if any(map(are_independent, enough)):

@@ -10,7 +10,9 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics, returns_of
+from podracer.experiments.run_records import has_selection
+from podracer.experiments.scores import returns_of
+from podracer.io.sinks import HYPERPARAMETER, PARENT, read_metrics
 from podracer.reports.curves import POD, WINNER, legend, logarithmic, render, style_axes
 
 LEGEND = (("a pod", POD), ("the best pod and its ancestors", WINNER))
@@ -24,12 +26,7 @@ class Lineage(NamedTuple):
     pods: np.ndarray
     """Lines of all pods: updates, and the pod's number or the value of a hyperparameter."""
     winner: np.ndarray
-    """Those of the best pod and of its ancestors."""
-
-
-def has_selection(experiment: Mapping[str, Any]) -> bool:
-    """Return whether pods of an experiment, given as JSON, start from others while they train."""
-    return (experiment.get("exchange") or {}).get("kind") == "Selection"
+    """Those of the best pod and of its ancestors, none where no pod has a return."""
 
 
 def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:
@@ -43,7 +40,8 @@ def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -
         return []
     last = records[-1]
     key = "evaluation_return" if "evaluation_return" in last else "episode_return"
-    winner = int(np.argmax(np.nan_to_num(returns_of(last, key), nan=-np.inf)))
+    returns = returns_of(last, key)
+    winner = int(np.nanargmax(returns)) if np.isfinite(returns).any() else None
     parents = np.array([record[PARENT] for record in selections])
     every = experiment["exchange"]["every"]
     updates = [*(every * k for k in range(len(selections) + 1)), last["updates"]]
@@ -62,7 +60,7 @@ def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -
 
 
 def _lines(
-    updates: Sequence[int], values: np.ndarray, parents: np.ndarray, winner: int
+    updates: Sequence[int], values: np.ndarray, parents: np.ndarray, winner: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lines of all pods and of the winner for values `[selections + 1, P]`.
 
@@ -78,13 +76,15 @@ def _lines(
                 for child, source in enumerate(parents[step])
             ]
             pods += links
-            winners.append(links[pod])
-            pod = parents[step][pod]
+            if pod is not None:
+                winners.append(links[pod])
+                pod = parents[step][pod]
             end -= 0.2 * (end - begin)
         lives = [[(begin, value), (end, value)] for value in values[step]]
         pods += lives
-        winners.append(lives[pod])
-    return np.array(pods, float), np.array(winners, float)
+        if pod is not None:
+            winners.append(lives[pod])
+    return np.array(pods, float), np.array(winners, float).reshape(-1, 2, 2)
 
 
 def lineage_figure(path: Path, experiment: Mapping[str, Any]) -> str:

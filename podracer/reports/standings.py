@@ -73,9 +73,10 @@ class LiveStandings:
             newest = pod.newest
             if newest is not None and self._known.get(name) != newest.round:
                 self._known[name] = newest.round
+                cut = f" ({newest.unfinished} unfinished)" if newest.unfinished else ""
                 self._terminal.print(
                     _plain(
-                        f"{newest.id:8} {score_name(state)} {number(newest.score):>7}  "
+                        f"{newest.id:8} {score_name(state)} {number(newest.score):>7}{cut}  "
                         f"place {places.get(newest.id, '-')}  frames {compact(newest.frames)}  "
                         f"from {', '.join(newest.parents) or 'fresh'}"
                     )
@@ -103,7 +104,7 @@ def board(state: TournamentState) -> Table:
     """Return a table of the entries, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     score = score_name(state)
-    for name in ("place", "entry", score, "frames", "time", "from", "hyperparameters"):
+    for name in ("place", "entry", score, "frames", "trained for", "from", "hyperparameters"):
         table.add_column(name, justify="right" if name in ("place", score, "frames") else "left")
     names = varying_hyperparameters(state.board)
     for place, entry in enumerate(state.board, 1):

@@ -13,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from podracer.experiments.run_records import RunRecords
+from podracer.experiments.statistics import running_mean
 from podracer.reports.console import compact, percent
-from podracer.reports.curves import COLORS, RunRecords, legend, render, running_mean, style_axes
+from podracer.reports.curves import COLORS, legend, render, style_axes
 
 # Stages from the bottom up: key, label, color. Warm colors are for waiting.
 ACTOR_STAGES = (

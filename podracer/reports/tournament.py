@@ -6,10 +6,10 @@ import html
 from collections import Counter
 from pathlib import Path
 
+from podracer.experiments.run_records import RunRecords
 from podracer.io.run_directory import write_bytes
 from podracer.reports import tournament_figures as pictures
 from podracer.reports.console import clock, compact, number
-from podracer.reports.curves import RunRecords
 from podracer.reports.page import page, section, table, tiles
 from podracer.reports.run import configuration
 from podracer.reports.tournament_log import (

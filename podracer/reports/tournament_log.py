@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from podracer.reports.console import acting_text, number, percent
+from podracer.experiments.run_records import acting_text
+from podracer.reports.console import number, percent
 from podracer.tournament.events import (
     Entry,
     Event,
@@ -113,7 +115,16 @@ class TournamentLog:
 
 def read_tournament_log(directory: Path) -> TournamentLog:
     """Read the log of a tournament, which may still be running. Raises as `read_events` does."""
-    return TournamentLog(read_events(directory))
+    return TournamentLog(list(_in_order_of_time(read_events(directory))))
+
+
+def _in_order_of_time(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events whose times do not go back, as those of a clock that was set back do."""
+    last, offset = -math.inf, 0.0
+    for event in events:
+        offset += max(0.0, last - event.time - offset)
+        last = event.time + offset
+        yield dataclasses.replace(event, time=last)
 
 
 def varying_hyperparameters(entries: Iterable[Entry]) -> list[str]:
@@ -144,12 +155,15 @@ def score_name(state: TournamentState) -> str:
 
 
 def score_text(entry: Entry, state: TournamentState) -> str:
-    """Format a rating with its 95 % interval, or a score with its standard error, if it has one."""
+    """Format a rating with its 95 % interval, or a score with its standard error, if it has one.
+
+    A score says how many of its episodes did not end.
+    """
     if state.ratings:
         return f"{entry.score:+.0f} ± {1.96 * entry.standard_error:.0f}"
-    if entry.episodes == 1:
-        return number(entry.score)
-    return f"{number(entry.score)} ± {number(entry.standard_error)}"
+    error = f" ± {number(entry.standard_error)}" if entry.episodes > 1 else ""
+    cut = f", {entry.unfinished} unfinished" if entry.unfinished else ""
+    return f"{number(entry.score)}{error}{cut}"
 
 
 def results(state: TournamentState) -> list[list[str]]:

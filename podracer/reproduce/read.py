@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from podracer.experiments.scores import NOT_EVALUATED, final_score, whole_return
 from podracer.io.sinks import read_metrics
 from podracer.reproduce.figure import Values
+from podracer.types import PodracerError
 
 
 def anakin_rate(printed: list[Values], folder: Path) -> Values:
@@ -42,14 +44,17 @@ def sebulba_rate(printed: list[Values], folder: Path) -> Values:
 
 
 def learning_curve(run: str) -> Callable[[list[Values], Path], Values]:
-    """Return a reader of a run's evaluations: frames, seconds and returns."""
+    """Return a reader of a run's evaluations: frames, seconds and returns.
+
+    It raises `PodracerError` where the last one is no score.
+    """
 
     def read(printed: list[Values], folder: Path) -> Values:
-        records = [
-            record
-            for record in read_metrics(folder / run / "metrics.jsonl")
-            if record.get("evaluation_return") is not None
-        ]
+        records = read_metrics(folder / run / "metrics.jsonl")
+        _, reason = final_score(records)
+        if reason not in ("", NOT_EVALUATED):
+            raise PodracerError(f"{run} has no final score: {reason}.")
+        records = [record for record in records if whole_return(record) is not None]
         return {
             "frames": [record["frames"] for record in records],
             "seconds": [round(record["seconds"], 2) for record in records],

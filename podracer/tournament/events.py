@@ -77,6 +77,7 @@ class Submitted:
     checkpoint: str  # directory relative to the tournament's, with the token in its name
     digest: str  # SHA-256 of the checkpoint's manifest, in hex
     matches: tuple[Match, ...] = ()  # in a league, one for each opponent
+    unfinished: int = 0  # episodes that were cut, whose returns are partial
     time: float = 0.0
 
     def __post_init__(self) -> None:
@@ -174,6 +175,7 @@ class Entry:
     hyperparameters: Mapping[str, float]
     experiment: Mapping[str, Any]
     created: float
+    unfinished: int = 0
 
     @property
     def id(self) -> str:

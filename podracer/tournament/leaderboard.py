@@ -169,6 +169,7 @@ class Leaderboard:
             events, checksums, self._size = _read(self.directory / LOG)
             check_length(self.directory / LOG, checksums, read_length(self.directory))
             self._checksum = checksums[-1] if checksums else ""
+            self._epoch = max([time.time(), *(e.time for e in events[-1:])]) - time.monotonic()
             if not events and header is not None:
                 events = [self._append(header)]
             self.state = state_after(events)
@@ -299,7 +300,7 @@ class Leaderboard:
                 self._index = self._make_index(accepted_entries(events).values())
 
     def _append(self, event: Event) -> Event:
-        event = dataclasses.replace(event, time=time.time())
+        event = dataclasses.replace(event, time=self._epoch + time.monotonic())  # never back
         line, checksum = _line(_fields(event), self._checksum)
         self._file.truncate(self._size)  # remains of an earlier call that failed
         self._file.seek(self._size)

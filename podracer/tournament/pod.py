@@ -142,11 +142,12 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         return result.exit_code
     path = directory / CHECKPOINTS / step_name(saved_updates(directory))
     matches: tuple[Match, ...] = ()
+    unfinished = 0
     if task.opponents:
         matches = play(task, path, user_experiments)
         returns = np.concatenate([np.repeat([1.0, 0.0, -1.0], match[2:5]) for match in matches])
     else:
-        returns = score(path, experiment, task.evaluation_seed, task.episodes)
+        returns, unfinished = score(path, experiment, task.evaluation_seed, task.episodes)
     totals = _totals(path)
     mean, standard_error, episodes = statistics(returns)
     report = {
@@ -159,6 +160,7 @@ def run(directory: Path, user_experiments: Sequence[Experiment] = ()) -> int:
         "checkpoint": path.relative_to(directory.parents[1]).as_posix(),
         "digest": digest(path),
         "matches": matches,
+        "unfinished": unfinished,
     }
     write_json(directory / REPORT, report)
     return 0
@@ -261,30 +263,33 @@ def fuse(states: Sequence[TrainState]) -> TrainState:
     return dataclasses.replace(first, learner=dataclasses.replace(first.learner, shared=shared))
 
 
-def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> np.ndarray:
-    """Return the held-out episodes' returns of a checkpoint, `[episodes]` or `[P, episodes]`.
+def score(path: Path, experiment: Experiment, seed: int, episodes: int) -> tuple[np.ndarray, int]:
+    """Return the held-out episodes' returns of a checkpoint, and how many of them did not end.
 
-    An episode that does not end within `evaluate.MAX_STEPS`, the same limit for all pods, counts
-    with its return until then, and is printed. The same checkpoint, seed and kind of device give
-    the same numbers. Raises `EnvironmentFault` where faults broke episodes and others did not end,
-    as those returns are of fewer steps.
+    The returns are `[episodes]`, or `[P, episodes]` of the learners of a population that met no
+    fault. An episode that does not end within `evaluate.MAX_STEPS`, the same limit for all pods,
+    counts with its return until then. The same checkpoint, seed and kind of device give the same
+    numbers. Raises `EnvironmentFault` where faults broke episodes and others did not end, as those
+    returns are of fewer steps.
     """
     use_compilation_cache()
     setup = make_run_setup(
         dataclasses.replace(experiment, evaluation_episodes=episodes, fixed_evaluation=True)
     )
     state = checkpoint.load(path.parents[1], setup.abstract_state, int(path.name)).state
-    held_out = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
-    evaluation = setup.evaluate(dataclasses.replace(state, key=held_out))
-    if unfinished := int(np.sum(evaluation.unfinished)):
+    episodes_key = jnp.broadcast_to(jax.random.key(seed), state.key.shape)
+    evaluation = setup.evaluate(dataclasses.replace(state, key=episodes_key))
+    sound = np.asarray(state.fault)[:, 0] == 0 if experiment.pods else ...
+    returns = evaluation.returns[sound]
+    if unfinished := int(np.sum(np.asarray(evaluation.unfinished)[sound])):
         text = (
-            f"{unfinished} of {evaluation.returns.size} held-out episodes did not end within "
+            f"{unfinished} of {returns.size} held-out episodes did not end within "
             f"{MAX_STEPS:,} steps"
         )
         if evaluation.broken:
             raise EnvironmentFault(f"{text}, where faults broke {evaluation.broken}: no score.")
         print(f"{text}: they count with their returns until then.")
-    return evaluation.returns
+    return returns, unfinished
 
 
 def statistics(returns: np.ndarray) -> tuple[float, float, int]:

@@ -23,6 +23,7 @@ _REPORT_TYPES: dict[str, type] = {
     "checkpoint": str,
     "digest": str,
     "matches": list,
+    "unfinished": int,
 }
 _MATCH_TYPES = (str, str, int, int, int, str)  # of the fields of `Match`
 
@@ -40,7 +41,7 @@ def read_report(directory: Path, token: int) -> dict[str, Any] | None:
         raise PodracerError(f"its {REPORT} is damaged: {error}") from error
     if not isinstance(report, dict) or report.get("token") != token:
         return None
-    report = {"matches": [], **report}
+    report = {"matches": [], "unfinished": 0, **report}
     names = _REPORT_TYPES | dict.fromkeys(report)  # also those that no report has
     damaged = [name for name in names if not _has_type(report.get(name), _REPORT_TYPES.get(name))]
     if not damaged and not all(map(_is_match, report["matches"])):

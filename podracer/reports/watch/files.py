@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from podracer.io.edits import open_file
 from podracer.io.sinks import PARENT, parse_record
 
 _KEPT = 4000  # records of a file, at least, once it has more
 _LONGEST_LINE = 2**24  # bytes
-_LARGEST_OBJECT = 2**26  # bytes
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises `OSError` for anything else, such as a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileNotFoundError(f"{path} is not a file")
-    return os.fdopen(descriptor, "rb")
 
 
 def signature(path: Path) -> tuple[int, ...]:
@@ -31,16 +20,6 @@ def signature(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, an empty one if there is none."""
-    try:
-        with open_file(path) as file:
-            content = json.loads(file.read(_LARGEST_OBJECT))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 class Tail:

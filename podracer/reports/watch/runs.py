@@ -11,8 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from podracer.experiments.statistics import score_of_seeds
-from podracer.io.sinks import TASK_REWARD, group, returns_of
+from podracer.experiments.run_records import (
+    RunRecords,
+    has_selection,
+    members_of,
+    pod_records,
+    pods_in,
+)
+from podracer.experiments.scores import returns_of, score_of_runs
+from podracer.io.edits import Sealed, read_object, read_sealed
+from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports.console import clock, compact, number, percent
 from podracer.reports.curves import (
     COLORS,
@@ -20,23 +28,26 @@ from podracer.reports.curves import (
     WINNER,
     Groups,
     Panel,
-    RunRecords,
-    final_mean,
     legend,
-    running_mean,
 )
 from podracer.reports.page import section, table, tiles
 from podracer.reports.run import CURVES, configuration, crash_note, group_runs, metric_title
-from podracer.reports.selection import LEGEND, has_selection, lineages
+from podracer.reports.seeds import (
+    REMARKS,
+    final_scores,
+    remarks,
+    spread_text,
+)
+from podracer.reports.selection import LEGEND, lineages
 from podracer.reports.timeline import ACTOR_STAGES, LEARNER_STAGES, segments, verdict
 from podracer.reports.watch.chart import HEIGHT, Chart, extent
-from podracer.reports.watch.files import Tail, read_object, signature
+from podracer.reports.watch.curves import draw_group, draw_panels, group_legend
+from podracer.reports.watch.files import Tail, signature
 
 FILMS = ("play.mp4", "play.gif")
 _WAITING = 4  # runs of which is shown who waits
 _METRICS = 12  # panels
-_NAMED = 12  # groups in a legend
-_GRID = 200  # points at which the seeds of a group are compared
+_EVALUATION = "evaluation_return"
 
 
 class WatchedRun:
@@ -46,7 +57,9 @@ class WatchedRun:
         self.path = path
         self._metrics, self._pods = Tail(path / "metrics.jsonl"), Tail(path / "pods.jsonl")
         self._signature: tuple[tuple[int, ...], ...] = ()
+        self._sealed, self._compared = Sealed(), list[tuple[int, ...]]()
         self.records = RunRecords(path.name, {}, [], {}, path)
+        self.pods: list[dict[str, Any]] = []  # records of a population, a list for each metric
 
     def update(self) -> bool:
         """Read what is new, and return whether anything is."""
@@ -59,9 +72,25 @@ class WatchedRun:
         config, crash = (read_object(self.path / name) for name in ("config.json", "crash.json"))
         if not isinstance(config.get("experiment", {}), dict):
             config = {}
-        self.records = RunRecords(self.path.name, config, self._metrics.records, crash, self.path)
+        self._compare_seals()
+        self.records = RunRecords(
+            self.path.name, config, self._metrics.records, crash, self.path, self._sealed
+        )
+        self.pods = pod_records(config, self._pods.records) if pods_in(config) else []
         self._signature = current  # at last: what could not be read is read again
         return True
+
+    def _compare_seals(self) -> None:
+        """Compare the files with their seals, where they may differ from them now.
+
+        Records that are added while the run goes on are its own.
+        """
+        names = ("config.json", "checkpoints", "metrics.jsonl", "pods.jsonl")
+        current = [signature(self.path / name) for name in names]
+        if self.records.progress < 1:
+            current[2:] = [mark[:2] for mark in current[2:]]
+        if current != self._compared:
+            self._sealed, self._compared = read_sealed(self.path), current
 
     @property
     def film(self) -> Path | None:
@@ -99,9 +128,24 @@ class WatchedRun:
         return f"{count:,} lines of {self.path.name} are no records." if count else ""
 
     @property
-    def pods(self) -> list[dict[str, Any]]:
-        """Records of a population, with a list for each metric."""
-        return self._pods.records
+    def members(self) -> list[RunRecords]:
+        """The run, or the pods of a population as far as their scores need it."""
+        if not self.pods:
+            return [self.records]
+        return members_of(self.records, self.pods, only_scores=True)
+
+    @property
+    def evaluations(self) -> tuple[float | None, float | None]:
+        """The last evaluation and the best one.
+
+        Of a population they are the mean over its pods, and that of the best of them.
+        """
+        if not self.pods:
+            return self.records.final_evaluation, self.records.best_evaluation
+        returns = [returns_of(r, _EVALUATION) for r in self.pods if _EVALUATION in r]
+        best = [x for values in returns for x in values if np.isfinite(x)]
+        last = [x for member in self.members if np.isfinite(x := member.final_evaluation)]
+        return float(np.mean(last)) if last else None, max(best, default=None)
 
 
 def find_runs(directory: Path) -> list[Path]:
@@ -131,10 +175,10 @@ def run_sections(runs: Sequence[WatchedRun], num_found: int) -> Iterator[tuple[s
     groups = group_runs(records)
     left_out = num_found - len(runs)
     note = f"<p>{left_out:,} more runs, which wrote earlier, are not shown.</p>" if left_out else ""
-    yield "overview", _overview(runs) + note
+    yield "overview", _overview(runs, groups) + note
     yield "crashes", "".join(crash_note(run) for run in records if run.crash)
     for title, _, _, panels in CURVES:
-        yield title.lower(), section(title, _panels(groups, panels))
+        yield title.lower(), section(title, draw_panels(groups, panels))
     for index, run in enumerate(runs):
         if run.records.config.get("experiment", {}).get("pods"):
             yield f"pods-{index}", section(f"Pods of {html.escape(run.path.name)}", _sweep(run))
@@ -142,7 +186,8 @@ def run_sections(runs: Sequence[WatchedRun], num_found: int) -> Iterator[tuple[s
     yield "waiting", section("Who waits for whom", "".join(waiting[:_WAITING]))
     films = [_film(index, run) for index, run in enumerate(runs) if run.film is not None]
     yield "films", section("Films", f'<div class="panels">{"".join(films)}</div>' if films else "")
-    yield "metrics", section("Losses and other metrics", _panels(groups, _metric_panels(records)))
+    metrics = draw_panels(groups, _metric_panels(records))
+    yield "metrics", section("Losses and other metrics", metrics)
     if len(runs) == 1:
         settings = configuration(records)
         folded = f"<details><summary>All settings</summary>{settings}</details>"
@@ -152,25 +197,33 @@ def run_sections(runs: Sequence[WatchedRun], num_found: int) -> Iterator[tuple[s
 # --- the overview ---------------------------------------------------------------------------------
 
 
-def _overview(runs: Sequence[WatchedRun]) -> str:
-    facts = [_facts(run) for run in runs]
+def _overview(runs: Sequence[WatchedRun], groups: Groups) -> str:
+    facts, marks = [_facts(run) for run in runs], remarks(groups)
+    if marks:
+        facts = [
+            row | {REMARKS: marks.get(run.records.name, "-")}
+            for run, row in zip(runs, facts, strict=True)
+        ]
     notes = "".join(f"<p>{html.escape(run.notes)}</p>" for run in runs if run.notes)
     if len(runs) == 1:
         return tiles(facts[0]) + notes
     rows = ([run.path.name, *row.values()] for run, row in zip(runs, facts, strict=True))
-    return table(["Run", *facts[0]], rows) + notes if runs else ""
+    return table(["Run", *facts[0]], rows) + _final_scores(runs) + notes if runs else ""
+
+
+def _final_scores(runs: Sequence[WatchedRun]) -> str:
+    """Return the final scores of the configurations that several of the directories hold."""
+    return final_scores(group_runs([m for run in runs for m in run.members]), across=True)
 
 
 def _facts(run: WatchedRun) -> dict[str, str]:
     records = run.records
-    evaluations, returns, pace = (
-        records.series(key, "updates")[1]
-        for key in ("evaluation_return", "episode_return", "frames_per_second")
-    )
+    pace = records.series("frames_per_second", "updates")[1]
+    final, best = run.evaluations
     return {
-        "Evaluation": number(float(evaluations[-1]) if len(evaluations) else None),
-        "Best evaluation": number(records.best_evaluation),
-        "Episode return": number(final_mean(returns)),
+        "Evaluation": number(final),
+        "Best evaluation": number(best),
+        "Episode return": number(records.final_return),
         "Progress": percent(run.progress),
         "Frames": compact(records.last("frames")),
         "Frames/second": compact(float(np.median(pace[-20:])) if len(pace) else None),
@@ -210,59 +263,6 @@ def _metric_panels(runs: Sequence[RunRecords]) -> list[Panel]:
     return panels[:_METRICS]
 
 
-def _panels(groups: Groups, panels: Sequence[Panel]) -> str:
-    """Draw panels side by side, with a legend if there are several groups."""
-    charts = [chart for panel in panels if (chart := _curves(groups, panel))]
-    if not charts:
-        return ""
-    return _legend(groups) + f'<div class="panels">{"".join(charts)}</div>'
-
-
-def _legend(names: Mapping[str, Any]) -> str:
-    if len(names) < 2:
-        return ""
-    more = [("…", "transparent")] if len(names) > _NAMED else []
-    return legend([*zip(list(names)[:_NAMED], itertools.cycle(COLORS), strict=False), *more])
-
-
-def _curves(groups: Groups, panel: Panel) -> str:
-    """Draw a curve for each group, of several seeds also their score."""
-    lines = {
-        label: [pair for run in members if len((pair := run.series(panel.key, panel.over))[0])]
-        for label, members in groups.items()
-    }
-    points = {
-        label: [run.series(panel.points, panel.over) for run in members if panel.points]
-        for label, members in groups.items()
-    }
-    drawn = [pair for pairs in (*lines.values(), *points.values()) for pair in pairs]
-    if not any(len(x) for x, _ in drawn):
-        return ""
-    last = max(float(x[-1]) for x, _ in drawn if len(x))
-    chart = Chart(panel.title, panel.over, (0, last), extent((y for _, y in drawn), 0.04))
-    for color, label in zip(itertools.cycle(COLORS), groups, strict=False):
-        _draw_group(chart, lines[label], color)
-        for x, y in points[label]:
-            chart.dots(x, y, color)
-    return chart.svg()
-
-
-def _draw_group(chart: Chart, series: Sequence[tuple[np.ndarray, np.ndarray]], color: str) -> None:
-    is_alone = len(series) == 1
-    means = [(x, running_mean(y)) for x, y in series]
-    for x, y in series if is_alone else ():
-        chart.line(x, y, color, width=0.7, opacity=0.3)
-    for x, y in means:
-        opacity, width = (1.0, 1.6) if is_alone else (0.4, 0.7)
-        chart.line(x, y, color, width=width, opacity=opacity)
-    if not is_alone and series:
-        start, end = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
-        if end > start:
-            at = np.linspace(start, end, _GRID)
-            seeds = np.stack([np.interp(at, x, y) for x, y in means])
-            chart.line(at, score_of_seeds(seeds), color, width=1.8)
-
-
 # --- a sweep --------------------------------------------------------------------------------------
 
 
@@ -279,35 +279,46 @@ def _sweep(run: WatchedRun) -> str:
     members: dict[str, list[int]] = {}
     for index, label in enumerate(labels):
         members.setdefault(label or "all seeds", []).append(index)
-    charts, last = [], np.full(len(pods), np.nan)
-    for key, title in (("episode_return", "Episode return"), ("evaluation_return", "Evaluation")):
+    charts, runs = [], run.members
+    for key, title in (("episode_return", "Episode return"), (_EVALUATION, "Evaluation")):
         rows = [record for record in run.pods if key in record]
         if not rows:
             continue
         updates = np.array([record["updates"] for record in rows], float)
         values = np.stack([returns_of(record, key) for record in rows])
-        last = values[-1] if key == "evaluation_return" else last
-        series = {
-            label: [
-                (updates[finite], values[finite, pod])
-                for pod in numbers
-                if (finite := np.isfinite(values[:, pod])).any()
-            ]
-            for label, numbers in members.items()
+        curves = {
+            pod: (updates[finite], values[finite, pod])
+            for pod in range(len(pods))
+            if (finite := np.isfinite(values[:, pod])).any()
         }
         finite_values = values[np.isfinite(values)]
         chart = Chart(
             f"{title} of each pod", "updates", (0, updates[-1]), extent([finite_values], 0.04)
         )
-        for color, group_series in zip(itertools.cycle(COLORS), series.values(), strict=False):
-            _draw_group(chart, group_series, color)
+        for color, numbers in zip(itertools.cycle(COLORS), members.values(), strict=False):
+            drawn = [pod for pod in numbers if pod in curves]
+            sound = [curves[pod] for pod in drawn if not runs[pod].has_diverged]
+            draw_group(chart, [curves[pod] for pod in drawn], sound, color)
         charts.append(chart.svg())
-    scores = {label: float(score_of_seeds(last[numbers])) for label, numbers in members.items()}
-    ranking = sorted(members, key=lambda label: -np.nan_to_num(scores[label], nan=-np.inf))
-    rows = [[label, str(len(members[label])), number(scores[label])] for label in ranking[:20]]
-    head = ["Configuration", "Pods", "Last evaluation"]
-    figures = _legend(members) + f'<div class="panels">{"".join(charts)}</div>'
-    return figures + table(head, rows) + _lineages(run)
+    names = group_legend(members) if len(members) > 1 else ""
+    figures = f'{names}<div class="panels">{"".join(charts)}</div>'
+    return figures + _ranking(members, runs) + _lineages(run)
+
+
+def _ranking(members: Mapping[str, Sequence[int]], runs: Sequence[RunRecords]) -> str:
+    """Return a table of configurations, given by the numbers of their pods, best first."""
+    groups = {label: [runs[pod] for pod in numbers] for label, numbers in members.items()}
+    scores = {label: score_of_runs(pods, groups.values()) for label, pods in groups.items()}
+    ranking = sorted(scores, key=lambda label: scores[label].rank)[:20]
+    head = ["Configuration", "Pods", "Last evaluation", "95 % interval, or each seed", REMARKS]
+    rows = [
+        [
+            label, str(len(members[label])), number(scores[label].mean),
+            spread_text(scores[label]), "; ".join(scores[label].marks) or "-",
+        ]
+        for label in ranking
+    ]  # fmt: skip
+    return table(head, rows)
 
 
 def _lineages(run: WatchedRun) -> str:

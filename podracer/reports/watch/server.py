@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.address import LOOPBACK, family_of, host_in, is_of_another_site, url_of
+from podracer.io.edits import open_file
 from podracer.reports.page import STYLE
-from podracer.reports.watch.files import open_file
 from podracer.reports.watch.watcher import Parts, Watcher
 
 _FILM = re.compile(r"/film/([0-9]{1,4})")

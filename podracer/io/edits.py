@@ -1,0 +1,124 @@
+"""What a run's files say of themselves: whether they are as the run wrote and sealed them.
+
+Nothing here raises or imports JAX: pages draw a run that was changed, and say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+_LARGEST = 2**26  # bytes of a file that is compared with its seal
+_STEP = re.compile(r"[0-9]{12}")
+
+
+class Sealed(NamedTuple):
+    """What the seals of a run tell about it."""
+
+    metadata: Mapping[str, Any] = {}
+    """That of the newest checkpoint, empty without one."""
+    frames: int = 0
+    """Frames at that checkpoint."""
+    edited: tuple[str, ...] = ()
+    """Names of files that are not as the run wrote them."""
+    sizes: Mapping[str, int] = {}
+    """Bytes by which files of records are longer than that checkpoint knows them."""
+
+
+UNSEALED = Sealed()
+
+
+def read_sealed(run: Path) -> Sealed:
+    """Compare `config.json` with its seal, and the records with those of the newest checkpoint.
+
+    A file of more than 64 MiB is not compared.
+    """
+    config = _read(run / "config.json")
+    edited = [] if config is None or is_sealed(config) else ["config.json"]
+    metadata = _newest_metadata(run / "checkpoints")
+    sizes = {}
+    records = metadata.get("records")
+    for name, seal in records.items() if isinstance(records, dict) else ():
+        content = _read(run / name) if name in ("metrics.jsonl", "pods.jsonl") else None
+        if content is None or not isinstance(seal, dict) or type(seal.get("size")) is not int:
+            continue
+        sizes[name] = len(content) - seal["size"]
+        if not holds_sealed(content, seal):
+            edited.append(name)
+    totals = metadata.get("totals")
+    frames = totals.get("frames") if isinstance(totals, dict) else 0
+    return Sealed(metadata, frames if type(frames) is int else 0, tuple(edited), sizes)
+
+
+def _newest_metadata(checkpoints: Path) -> dict[str, Any]:
+    try:
+        steps = sorted(name for name in os.listdir(checkpoints) if _STEP.fullmatch(name))
+    except OSError:
+        steps = []
+    for step in reversed(steps):
+        try:
+            metadata = json.loads(_read(checkpoints / step / "meta.json") or b"")["metadata"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            continue
+        if isinstance(metadata, dict):
+            return metadata
+    return {}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, an empty one if there is none."""
+    try:
+        content = json.loads(_read(path) or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with open_file(path) as file:
+            content = file.read(_LARGEST + 1)
+    except OSError:
+        return None
+    return content if len(content) <= _LARGEST else None
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises `OSError` for anything else, such as a link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def holds_sealed(data: bytes, sealed: Mapping[str, Any]) -> bool:
+    """Return whether the content of a file of records begins with those that were sealed."""
+    size = int(sealed["size"])
+    return size <= len(data) and hashlib.sha256(data[:size]).hexdigest() == sealed["sha256"]
+
+
+def encode_json(obj: Any) -> bytes:
+    """Encode `obj` canonically, so that equal content means equal bytes."""
+    return json.dumps(obj, sort_keys=True, indent=1).encode()
+
+
+def encode_sealed(body: dict[str, Any]) -> bytes:
+    """Encode `body` as the content of a sealed file, which holds its own SHA-256."""
+    return encode_json({**body, "sha256": hashlib.sha256(encode_json(body)).hexdigest()})
+
+
+def is_sealed(raw: bytes) -> bool:
+    """Return whether these bytes are exactly those of a sealed file."""
+    try:
+        body = json.loads(raw)
+        del body["sha256"]
+        return encode_sealed(body) == raw
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return False

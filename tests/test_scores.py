@@ -1,0 +1,503 @@
+"""A table, a report, the live page and the last lines say the same of runs, and no more than that.
+
+What they should say is computed here once more, from how the files were made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import html
+import io
+import json
+import math
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from podracer.cli.pods import finish_sweep
+from podracer.drivers.population import Hyperparameter, Pod
+from podracer.experiments import recipes
+from podracer.experiments.run_records import RunRecords, members_of
+from podracer.experiments.scores import count_seeds, score_of_runs
+from podracer.experiments.serialization import read_experiment, to_json
+from podracer.experiments.statistics import bootstrap_interval
+from podracer.experiments.sweep import configurations
+from podracer.io.edits import encode_sealed, read_sealed
+from podracer.io.seal import seal_json
+from podracer.io.sinks import read_metrics
+from podracer.reports import curves
+from podracer.reports.console import line, number, summarize
+from podracer.reports.run import write_report
+from podracer.reports.watch.watcher import Watcher
+
+EXPERIMENT = dataclasses.replace(
+    recipes.find("catch"), frames=10 * 128 * 16, evaluations=2, target_return=None
+)
+RATES = (0.001, 0.5)
+UPDATES = 10  # of the whole run
+NO_SCORE = {
+    "diverged": "diverged",
+    "unfinished": "unfinished evaluation",
+    "null": "evaluation without a finite mean",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """One learner: its place among the others, and what happened to it in its last evaluation."""
+
+    seed: int
+    rate: float
+    outcome: str  # sound, or a key of NO_SCORE
+    value: float  # return of the last evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A directory with one learner or, as a sweep, several."""
+
+    learners: tuple[Learner, ...]
+    is_sweep: bool
+    age: int  # of two runs of one seed the one of lower age began last
+    is_finished: bool
+    version: str
+    is_edited: bool
+    copies: int
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def records_of(learner, updates):
+    """Two evaluations, of which the first is sound and better than any last one."""
+    sound = {"episodes": 8, "frames": 100, "episode_return": 0.5}
+    first = {"updates": updates // 2, **sound, "evaluation_return": 1000.0}
+    last = {"updates": updates, **sound, "evaluation_return": learner.value}
+    match learner.outcome:
+        case "diverged":
+            last |= {"episodes": None, "episode_return": None}
+        case "unfinished":
+            last |= {"evaluation_unfinished": 3}
+        case "null":
+            last |= {"evaluation_return": None}
+    return [first, last]
+
+
+def make(directory, made, name):
+    """Write what a run or a sweep writes, sealed."""
+    updates = UPDATES if made.is_finished else UPDATES - 4
+    first, *_ = made.learners
+    rate = [Hyperparameter("learning_rate", learner.rate) for learner in made.learners]
+    pods = [Pod(learner.seed, (r,)) for learner, r in zip(made.learners, rate, strict=True)]
+    agent = dataclasses.replace(EXPERIMENT.agent, learning_rate=first.rate)
+    experiment = dataclasses.replace(
+        EXPERIMENT, agent=agent, seed=first.seed, pods=tuple(pods) if made.is_sweep else ()
+    )
+    directory.mkdir()
+    config = {
+        "recipe": "catch", "experiment": to_json(experiment),
+        "run": {"id": name, "experiment": name}, "started": f"2030-01-{28 - made.age:02}",
+        "versions": {"podracer": "1", "jax": made.version, "python": "3"},
+    }  # fmt: skip
+    seal_json(directory / "config.json", config)
+    series = [records_of(learner, updates) for learner in made.learners]
+    if not made.is_sweep:
+        write_lines(directory / "metrics.jsonl", series[0])
+    else:
+        keys = ("episodes", "frames", "episode_return", "evaluation_return")
+        rows = [
+            {"updates": at_once[0]["updates"]}
+            | {key: [record[key] for record in at_once] for key in keys}
+            | {"evaluation_unfinished": [r.get("evaluation_unfinished", 0) for r in at_once]}
+            for at_once in zip(*series, strict=True)
+        ]
+        write_lines(directory / "pods.jsonl", rows)
+        whole = [{"updates": row["updates"], "evaluation_return": 5.0} for row in rows]
+        write_lines(directory / "metrics.jsonl", whole)
+    if made.is_edited:
+        path = directory / "config.json"
+        path.write_text(path.read_text().replace('"recipe"', ' "recipe"', 1))
+    return experiment
+
+
+values = st.floats(-100, 100).map(lambda x: round(x, 2))
+outcomes = st.sampled_from(["sound", "sound", "sound", *NO_SCORE])
+
+
+def learners(seed, rate):
+    return st.builds(Learner, st.just(seed), st.just(rate), outcomes, values)
+
+
+lone = st.tuples(st.integers(0, 6), st.sampled_from(RATES)).flatmap(
+    lambda place: st.tuples(learners(*place))
+)
+grid = st.integers(1, 7).flatmap(
+    lambda seeds: st.tuples(*(learners(seed, rate) for rate in RATES for seed in range(seeds)))
+)
+
+
+def directories(is_sweep, kind):
+    return st.builds(
+        Made, kind, st.just(is_sweep), st.integers(0, 20), st.sampled_from([True, True, False]),
+        st.sampled_from(["0.10", "0.10", "0.11"]), st.sampled_from([False, False, True]),
+        st.sampled_from([0, 0, 1]),
+    )  # fmt: skip
+
+
+def expected(names, all_made):
+    """What is to be said of each rate: counted learners, and the runs that count no seed."""
+    groups = {}
+    for rate in RATES:
+        rows = [
+            (not made.is_edited, made.is_finished or x.outcome == "diverged", -made.age, name, x)
+            for name, made in zip(names, all_made, strict=True)
+            for x in made.learners
+            if x.rate == rate
+        ]
+        rows.sort(key=lambda row: row[:4], reverse=True)
+        of_seed = {}
+        for *_, name, learner in rows:
+            of_seed.setdefault(learner.seed, (name, learner))
+        num_runs = sum(
+            1 + made.copies
+            for made in all_made
+            for learner in made.learners
+            if learner.rate == rate
+        )
+        groups[rate] = (dict(sorted(of_seed.items())), num_runs)
+    return groups
+
+
+def words(of_seed):
+    """The score in the words of a page: its mean, and its interval or none."""
+    finals = np.array([x.value for _, x in of_seed.values() if x.outcome == "sound"])
+    if not len(finals):
+        return "-", None
+    if len(finals) < 5:
+        return number(float(finals.mean())), None
+    low, high = bootstrap_interval(finals)
+    mean = number(float(scipy.stats.trim_mean(finals, 0.25)))
+    return mean, f"{number(float(low))} to {number(float(high))}"
+
+
+def text_of(page):
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+
+
+def sentences(page):
+    found = re.findall(r"<p><b>(?:(?!</p>).)*: final .*?</p>", page)
+    return {text_of(sentence).strip() for sentence in found}
+
+
+@settings(
+    max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(
+    all_made=st.lists(directories(False, lone) | directories(True, grid), min_size=1, max_size=6)
+)
+def test_all_outputs_say_the_same_scores_counts_and_intervals(all_made, monkeypatch, capsys):
+    monkeypatch.setattr(curves, "render", lambda *_: "")  # the words count, not the pictures
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "runs"
+        root.mkdir()
+        names = [f"{index}" for index in range(len(all_made))]
+        for name, made in zip(names, all_made, strict=True):
+            make(root / name, made, name)
+            for copy in range(made.copies):
+                shutil.copytree(root / name, root / f"{name}-copy{copy}")
+        paths = sorted(root.iterdir(), key=lambda path: path.name)
+        page = write_report(paths, Path(folder) / "report.html").read_text()
+        overview = Watcher(root).parts()["overview"]
+        check_groups(page, overview, expected(names, all_made), all_made)
+        for name, made in zip(names, all_made, strict=True):
+            if made.is_sweep and not made.is_edited:
+                check_sweep(root / name, made, folder, capsys)
+            elif not made.is_sweep:
+                check_lone(root / name, made.learners[0], page, overview)
+
+
+def check_groups(page, overview, groups, all_made):
+    """The report and the live page say the same of each configuration, which is what is right."""
+    reported, watched = sentences(page), sentences(overview)
+    assert watched <= reported
+    for rate, (of_seed, num_runs) in groups.items():
+        apart = f"learning_rate {rate}, " if all(of_seed for of_seed, _ in groups.values()) else ""
+        seeds = f"{len(of_seed)} {'seed' if len(of_seed) == 1 else 'seeds'}"
+        runs = "" if num_runs == len(of_seed) else f", {num_runs} runs"
+        (found, *more) = [s for s in reported if f"catch, {apart}{seeds}{runs} :" in s] or [None]
+        assert not more
+        assert (found is not None) == (num_runs > 1)
+        if found is None:
+            continue
+        mean, interval = words(of_seed)
+        shown = f" evaluation {mean}" + (f", 95 % interval {interval}" if interval else "")
+        assert f"{shown} (" in found
+        outcomes = [learner.outcome for _, learner in of_seed.values()]
+        for outcome, reason in NO_SCORE.items():
+            count = outcomes.count(outcome)
+            assert (f"{count} of {len(of_seed)} {reason}" in found) == (count > 0), found
+        others = {seed for other, _ in groups.values() for seed in other} - of_seed.keys()
+        assert ("missing: seed " in found) == bool(others)
+        counted = [all_made[int(name)] for name, _ in of_seed.values()]
+        assert ("jax 0.1" in found) == (len({made.version for made in counted}) > 1)
+        unfinished = sum(
+            not made.is_finished and learner.outcome != "diverged"
+            for made, (_, learner) in zip(counted, of_seed.values(), strict=True)
+        )
+        assert (f"{unfinished} of {len(of_seed)} not at the end" in found) == (unfinished > 0)
+        is_edited = any(m.is_edited and any(x.rate == rate for x in m.learners) for m in all_made)
+        assert ("config.json was changed after the run wrote it" in found) == is_edited
+
+
+def check_sweep(directory, made, folder, capsys):
+    """The table, the report of one sweep and its live page say the same."""
+    alone = expected(["0"], [dataclasses.replace(made, copies=0)])
+    finish_sweep(directory, read_experiment(directory))
+    table = capsys.readouterr().out
+    (directory / "best.json").unlink(missing_ok=True)
+    reported = sentences(write_report([directory], Path(folder) / "one.html").read_text())
+    pods = text_of(Watcher(directory).parts()["pods-0"])
+    for configuration in configurations(directory):
+        rate = configuration.hyperparameters[0].value
+        of_seed, _ = alone[rate]
+        (mean, interval), score = words(of_seed), configuration.score
+        assert (number(score.mean), score.num_seeds) == (mean, len(of_seed))
+        assert score.is_whole == all(x.outcome == "sound" for _, x in of_seed.values())
+        assert (score.interval is None) == (interval is None)
+        row = next(text for text in table.splitlines() if text.startswith(f"{rate} "))
+        count = sum(x.outcome == "sound" for _, x in of_seed.values())
+        assert row.split()[1] == mean
+        assert row.split()[-1] == str(count)
+        assert (interval or "") in row
+        assert f"learning_rate {number(rate)} {len(of_seed)} {mean} {interval or ''}" in pods
+        for mark in score.marks:
+            assert f"learning_rate {rate}" in table
+            assert mark in table
+            assert mark in pods
+        found = [text for text in reported if f"learning_rate {rate}," in text]
+        assert len(found) == (len(of_seed) > 1)
+        for text in found:
+            assert f" evaluation {mean}" in text
+            assert (interval or "") in text
+            assert all(mark in text for mark in score.marks)
+
+
+def check_lone(directory, learner, page, overview):
+    """The last lines of a run say what the rows of the pages say."""
+    value = number(learner.value) if learner.outcome == "sound" else "-"
+    out = io.StringIO()
+    summarize(directory, file=out)
+    reason = NO_SCORE.get(learner.outcome, "")
+    assert f"evaluation {value} ({reason}{', ' if reason else ''}best " in out.getvalue()
+    for text in (page, overview):
+        row = re.search(rf"<tr><th>{directory.name}</th>(.*?)</tr>", text)
+        first = re.search(r"<dd>(.*?)</dd>", text) if row is None else re.search(">(.*?)<", row[1])
+        assert first is not None
+        assert first[1] == value
+        assert reason in text
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def alone(directory, **changes):
+    """Write one run that came to its end, and return its directory."""
+    learner = Learner(0, RATES[0], "sound", 1.5)
+    made = Made((learner,), False, 0, True, "0.10", False, 0)
+    make(directory, dataclasses.replace(made, **changes), directory.name)
+    return directory
+
+
+def read(path):
+    """The run as pages read it."""
+    config = json.loads((path / "config.json").read_text())
+    return RunRecords(
+        path.name, config, read_metrics(path / "metrics.jsonl"), {}, path, read_sealed(path)
+    )
+
+
+def checkpoint(run, *names, updates=UPDATES, **metadata):
+    """Write what a checkpoint says of the records."""
+    seals = {}
+    for name in names:
+        content = (run / name).read_bytes()
+        seals[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path = run / "checkpoints" / f"{updates:012}"
+    path.mkdir(parents=True)
+    meta = {"metadata": {"records": seals, **metadata}}
+    (path / "meta.json").write_text(json.dumps(meta))
+
+
+def test_files_that_were_changed_are_named(tmp_path):
+    def edits(change, updates=UPDATES):
+        run = alone(tmp_path / f"{len(list(tmp_path.iterdir()))}")
+        checkpoint(run, "metrics.jsonl", updates=updates)
+        assert read(run).edits == []
+        change(run)
+        return read(run).edits
+
+    def replace(name, old, new):
+        def change(run):
+            content = (run / name).read_text()
+            assert content.count(old) >= 1
+            (run / name).write_text(content.replace(old, new, 1))
+
+        return change
+
+    def add(run):
+        lines = (run / "metrics.jsonl").read_text()
+        more = lines.splitlines()[-1].replace(f'"updates": {UPDATES}', '"updates": 99')
+        (run / "metrics.jsonl").write_text(f"{lines}{more}\n")
+
+    def reseal(run):
+        body = json.loads((run / "config.json").read_text())
+        del body["sha256"]
+        (run / "config.json").write_bytes(encode_sealed(body))
+
+    config = "config.json was changed after the run wrote it"
+    records = "metrics.jsonl was changed after the run wrote it"
+    for change, words in [
+        (replace("config.json", '"learning_rate": 0.001', '"learning_rate": 123'), [config]),
+        (replace("config.json", '"seed": 0', '"seed": 77'), [config]),
+        (replace("config.json", '"sha256"', '"sha257"'), [config]),
+        (reseal, []),
+        (replace("metrics.jsonl", "1000.0", "1001.0"), [records]),
+        (lambda run: (run / "metrics.jsonl").write_text(""), [records]),
+        (add, ["metrics.jsonl has records that the run did not seal"]),
+    ]:  # fmt: skip
+        assert edits(change) == words
+    assert edits(add, updates=UPDATES // 2) == []  # a run that went on and was killed
+
+
+def test_a_report_and_the_live_page_name_an_edit_and_draw_the_run(tmp_path):
+    run = alone(tmp_path / "run", is_edited=True)
+    page = write_report([run], tmp_path / "report.html").read_text()
+    for text in (page, Watcher(run).parts()["overview"]):
+        assert "config.json was changed after the run wrote it" in text
+        assert ">1.50<" in text
+
+
+def test_a_run_that_went_on_under_another_version_is_mixed(tmp_path):
+    run = alone(tmp_path / "run")
+    checkpoint(run, versions=[{"jax": "0.10"}, {"jax": "0.11"}, {"jax": "0.10"}])
+    assert read(run).marks == ["jax 0.10, then 0.11"]
+    for hostile in ("0.10", [5, None], {"jax": 1}, [{"jax": []}]):
+        other = alone(tmp_path / f"{hash(str(hostile))}")
+        checkpoint(other, versions=hostile)
+        assert isinstance(read(other).marks, list)
+
+
+@pytest.mark.parametrize(
+    ("records", "crash", "score"),
+    [
+        ([{"evaluation_return": 2.0}, {}], {}, (2.0, "")),
+        ([{"evaluation_return": 2.0}, {"evaluation_return": None}], {},
+         "evaluation without a finite mean"),
+        ([{"evaluation_return": 2.0}, {"evaluation_return": 9.0, "evaluation_unfinished": 1}], {},
+         "unfinished evaluation"),
+        ([{"evaluation_return": 2.0}, {"episodes": None}], {}, "diverged"),
+        ([{"evaluation_return": 2.0, "episodes": None}, {"episodes": 3}], {}, "diverged"),
+        ([{"evaluation_return": 2.0}], {"exception": "NonFiniteError"}, "diverged"),
+        ([{"evaluation_return": 2.0}], {"exception": "OSError"}, (2.0, "")),
+        ([{"episode_return": 3.0}, {"episode_return": None}], {}, (3.0, "")),
+        ([{"episode_return": 3.0}, {"episodes": None}], {}, "diverged"),
+        ([{}], {}, "no evaluation"),
+        ([], {}, "no evaluation"),
+    ],
+)  # fmt: skip
+def test_a_final_score_is_that_of_the_last_evaluation_or_there_is_none(records, crash, score):
+    value, reason = RunRecords("run", {}, records, crash).final
+    if isinstance(score, str):
+        assert (math.isnan(value), reason) == (True, score)
+    else:
+        assert (value, reason) == score
+
+
+def test_a_copy_under_another_seed_is_no_seed(tmp_path):
+    run = alone(tmp_path / "run")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    body = json.loads((copy / "config.json").read_text())
+    body["experiment"]["seed"] = 5
+    (copy / "config.json").write_text(json.dumps(body))
+    counted, repeated = count_seeds([read(copy), read(run)])
+    assert [run.name for run in counted] == ["run"]
+    assert repeated == {"copy": "copy of run"}
+
+
+def test_pods_under_a_selection_are_told_apart_by_their_place(tmp_path):
+    """All of them may have one seed, as each was drawn with hyperparameters of its own."""
+    pods = [{"seed": 0, "hyperparameters": [{"name": "x", "value": v}]} for v in range(3)]
+    experiment = {"agent": {}, "exchange": {"kind": "Selection"}, "pods": pods}
+    run = RunRecords("run", {"experiment": experiment, "run": {"id": "a"}}, [], {})
+    series = [{"updates": 1, "evaluation_return": [1.0, 2.0, 6.0]}]
+    members = members_of(run, series)
+    other = RunRecords("copy", run.config, [], {})
+    score = score_of_runs([*members, *members_of(other, series)])
+    assert (score.num_seeds, score.num_runs, score.mean, score.interval) == (3, 6, 3.0, None)
+    assert score.marks == tuple(
+        [", ".join(f"copy pod {i} is a copy of run pod {i}" for i in (0, 1, 2))]
+    )
+
+
+def test_a_line_of_the_terminal_names_what_the_evaluation_leaves_out():
+    base = {"updates": 3, "frames": 10, "evaluation_return": 7.0}
+    assert line(base, 9).endswith("eval   7.00")
+    cut = line({**base, "evaluation_unfinished": 2}, 9)
+    assert cut.endswith("eval      -  unfinished evaluation")
+    assert line({**base, "evaluation_return": math.nan}, 9).endswith("eval      -")
+    pods = {**base, "pods_failed": 2.0, "evaluation_distinct_episodes": 41 / 9}
+    assert line(pods, 9).endswith("eval   7.00  distinct 4.56  2 diverged")
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_a_mean_over_seeds_leaves_out_those_that_diverged():
+    config = {"experiment": {}}
+    sound, other = (
+        RunRecords(name, config, [{"updates": i, "episode_return": value} for i in (1, 2)], {})
+        for name, value in (("a", 1.0), ("b", 3.0))
+    )
+    records = [{"updates": 1, "episode_return": 99.0}, {"updates": 2, "episodes": None}]
+    fault = RunRecords("c", config, records, {})
+    panel = curves.Panel("Return", "episode_return", "updates")
+    lines, in_mean = curves.seed_curves([sound, other, fault], panel)
+    assert (len(lines), len(in_mean)) == (3, 2)
+    axes = Figure().subplots()
+    curves._curves(axes, {"all": [sound, other, fault]}, panel)
+    means = [drawn.get_ydata() for drawn in axes.lines if drawn.get_linewidth() == 1.8]
+    assert np.unique(np.concatenate(means)).tolist() == [2.0]
+
+
+def test_each_environment_has_panels_of_its_own(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(curves, "render", lambda title, *_: drawn.append(title) or "")
+    for name in ("catch", "cartpole"):
+        run = alone(tmp_path / name)
+        config = json.loads((run / "config.json").read_text())
+        config["experiment"]["environment"] = name
+        del config["sha256"]
+        seal_json(run / "config.json", config)
+    runs = [tmp_path / name for name in ("catch", "cartpole")]
+    page = write_report(runs, tmp_path / "report.html").read_text()
+    learning = page.partition("<h2>Learning</h2>")[2].partition("</section>")[0]
+    assert re.findall("<h3>(.*?)</h3>", learning) == ["catch", "cartpole"]
+    assert drawn.count("Episode return over frames (dots: evaluation)") == 2
+    watched = Watcher(tmp_path).parts()["learning"]
+    first, second = watched.split("<h3>")[1:]
+    assert first.startswith("cartpole</h3>")
+    assert second.startswith("catch</h3>")
+    assert [part.count("<svg") for part in (first, second)] == [1, 1]
+    write_report(runs[:1], tmp_path / "one.html")
+    assert "<h3>" not in (tmp_path / "one.html").read_text()
