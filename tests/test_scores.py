@@ -99,9 +99,12 @@ def make(directory, made, name):
     first, *_ = made.learners
     rate = [Hyperparameter("learning_rate", learner.rate) for learner in made.learners]
     pods = [Pod(learner.seed, (r,)) for learner, r in zip(made.learners, rate, strict=True)]
-    agent = dataclasses.replace(EXPERIMENT.agent, learning_rate=first.rate)
-    experiment = dataclasses.replace(
-        EXPERIMENT, agent=agent, seed=first.seed, pods=tuple(pods) if made.is_sweep else ()
+    experiment = EXPERIMENT.with_fields(
+        {
+            "agent": {"learning_rate": first.rate},
+            "seed": first.seed,
+            "pods": tuple(pods) if made.is_sweep else (),
+        }
     )
     directory.mkdir()
     config = {
