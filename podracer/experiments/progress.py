@@ -31,7 +31,8 @@ def is_watched() -> bool:
 
 def console(run: RunInfo) -> Console:
     """Return the sink that shows a run on the terminal or in a notebook, as `train` does."""
-    from podracer.reports.console import Console, acting_text
+    from podracer.experiments.run_records import acting_text
+    from podracer.reports.console import Console
 
     experiment = run.experiment
     return Console(
