@@ -60,6 +60,12 @@ GUARDS = [
     ),
     Guard(
         "io/run_directory.py",
+        "self._take(descriptor)\n            self._check()",
+        "self._take(descriptor)",
+        "test_claims.py::test_what_another_process_began_before_the_lock_is_left_as_it_is",
+    ),
+    Guard(
+        "io/run_directory.py",
         "os.replace(draft, path)",
         "path.write_bytes(data)",
         "test_rundir.py::test_json_is_replaced_whole_and_synced_before_it_is_named",

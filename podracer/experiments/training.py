@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from bisect import bisect
 from collections.abc import Generator, Sequence
@@ -17,7 +18,7 @@ from podracer.drivers.common import Progress, Request, TrainState
 from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
-from podracer.experiments.claim import claim_run_directory
+from podracer.experiments.claim import check_claim, name_run_directory
 from podracer.experiments.errors import classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
@@ -112,10 +113,12 @@ def train(
         if resume or begin is not None:
             raise ConfigError("a run begins in one way: give weights without resume and begin.")
         begin = Weights(weights, setup, experiment)
-    directory = claim_run_directory(experiment, run_dir, resume)
+    directory = name_run_directory(experiment, run_dir)
+    check = functools.partial(check_claim, directory, resume)
+    check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
-    lock = RunLock(directory) if run.is_main else contextlib.nullcontext()
+    lock = RunLock(directory, check) if run.is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
             return run.execute(resume)

@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +61,18 @@ def run_directory(root: Path, name: str) -> Path:
 class RunLock:
     """Lock of a run directory, which is created if it does not exist; a context manager.
 
+    `check`, which raises `ConfigError` for a directory that cannot be taken, is called before
+    anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
     Raises `ConfigError` naming the holder if another run has it, or if nothing can be locked there.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = Path(directory) / "lock"
+    def __init__(self, directory: Path, check: Callable[[], object] = lambda: None) -> None:
+        self._path, self._check = Path(directory) / "lock", check
         self._descriptor = -1
 
     def __enter__(self) -> RunLock:
+        self._check()
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,7 @@ class RunLock:
             ) from error
         try:
             self._take(descriptor)
+            self._check()
         except BaseException:
             os.close(descriptor)
             raise

@@ -77,6 +77,12 @@ def chosen_step(run: Path, choice: Choice, report: Report) -> int:
         raise CheckpointError(f"the best checkpoint is lost: {error}") from error
 
 
+def check_holds_no_run(directory: Path) -> None:
+    """Raise `ConfigError` if a directory, which something else is to have, holds a run."""
+    if is_there(directory / CONFIG) or step_directories(directory / CHECKPOINTS):
+        raise ConfigError(f"{directory} holds a run: choose another name.")
+
+
 def best_step(metadata: dict[str, Any]) -> int | None:
     """Return the step that is best by the metadata of a checkpoint, None if it names none.
 

@@ -25,13 +25,14 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.run_directory import RunLock, fsync_directory
-from podracer.io.steps import CHECKPOINTS
+from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.tournament.events import (
     EVENTS,
     FORMAT,
@@ -149,18 +150,17 @@ class Leaderboard:
     header the tournament must exist. Once a method has returned, its effect survives any kill. If a
     write fails, `OSError` is raised and nothing has changed.
 
-    Raises `ConfigError` if another process writes, if there is no tournament, or a different
-    one; `CheckpointError` if the log is damaged.
+    Raises `ConfigError` if another process writes, if there is no tournament, a different one or
+    a run; `CheckpointError` if the log is damaged.
     """
 
     def __init__(self, directory: Path, header: Header | None = None) -> None:
         self.directory = Path(directory).resolve()
-        if header is None:
-            read_events(self.directory)
-        else:
+        check = read_events if header is None else check_holds_no_run
+        if header is not None:
             _check_writable(header)  # before a file is made
         with contextlib.ExitStack() as stack:
-            stack.enter_context(RunLock(self.directory))
+            stack.enter_context(RunLock(self.directory, partial(check, self.directory)))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.directory / LOG, flags, 0o644)
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))

@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
+from podracer.io.directories import is_tournament
 from podracer.io.run_directory import RunLock, copy_file, expand_home, read_limited, write_bytes
 from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
-from podracer.io.steps import CHECKPOINTS, step_name
+from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 
@@ -81,7 +83,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
         "window": tuple(date_range(validation.bars)),
         "score": _validation_return(agent, validation, state),
     }
-    with RunLock(models):
+    with RunLock(models, partial(_check_claim, models)):
         decisions = _read_and_repair(models)
         promotions = _active_promotions(decisions)
         if promotions:
@@ -104,8 +106,7 @@ def rollback(models: str | Path) -> Decision:
     Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
     models = expand_home(models)
-    current_model(models)  # fails for a directory without models before a lock file is made
-    with RunLock(models):
+    with RunLock(models, partial(current_model, models)):
         decisions = _read_and_repair(models)
         promotions = _active_promotions(decisions)
         if len(promotions) < 2:
@@ -125,6 +126,13 @@ def current_model(models: str | Path) -> Path:
     if not promotions:
         raise ConfigError(f"{models} has no model yet: promote a run to it.")
     return models / promotions[-1].model
+
+
+def _check_claim(models: Path) -> None:
+    """Raise `ConfigError` if a directory for models holds something else."""
+    check_holds_no_run(models)
+    if is_tournament(models):
+        raise ConfigError(f"{models} holds a tournament: choose another name.")
 
 
 def _validation_return(agent: Any, validation: Trading, state: Any) -> float:
