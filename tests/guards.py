@@ -65,6 +65,12 @@ GUARDS = [
         "test_claims.py::test_what_another_process_began_before_the_lock_is_left_as_it_is",
     ),
     Guard(
+        "io/processes.py",
+        "ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)",
+        "pass",
+        "test_gymnasium.py::test_processes_in_sessions_of_their_own_end_with_the_run",
+    ),
+    Guard(
         "io/run_directory.py",
         "os.replace(draft, path)",
         "path.write_bytes(data)",
