@@ -128,7 +128,8 @@ def anakin(
 ) -> Iterator[Progress]:
     """Train from `state` (consumed) until `num_updates` updates are done, a multiple of the chunk.
 
-    A chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
+    Chunks end at multiples of their length: from a state between two the first chunk is shorter. A
+    chunk is a boundary if `boundary(updates)` is true, if a host made a `request()` (with several
     hosts it takes effect one chunk later, at the same chunk on all), or if it is the last. At a
     boundary metrics are fetched at once and `Progress.state` is set; that state is donated to the
     next chunk when the iterator is advanced. At every other chunk metrics come one chunk late.
@@ -136,7 +137,8 @@ def anakin(
     Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
     """
     yield from run_chunks(
-        compile or (lambda: lower_chunk(agent, env, mesh, config, state)()),
+        lambda chunk: lower_chunk(agent, env, mesh, chunk, like_arrays(state))(),
+        compile,
         state,
         mesh,
         config,
@@ -252,8 +254,16 @@ def _rollout_and_learn(
 # --- the loop around it ---------------------------------------------------------------------------
 
 
+def like_arrays(state: TrainState) -> TrainState:
+    """Return shapes, dtypes and shardings of a state, which may be consumed."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+
+
 def run_chunks(
-    compile: Callable[[], Program],
+    compile_chunk: Callable[[AnakinConfig], Program],
+    compile_whole: Callable[[], Program] | None,
     state: TrainState,
     mesh: Mesh,
     config: AnakinConfig,
@@ -263,19 +273,30 @@ def run_chunks(
     request: Callable[[], int],
     boundary: Callable[[int], bool],
 ) -> Iterator[Progress]:
-    """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`."""
+    """Run the loop of `anakin` around any program `(state, request) -> (state, metrics)`.
+
+    `compile_whole` returns that of a whole chunk, where a caller has begun to compile it.
+    """
     multi_host = jax.process_count() > 1
     updates = int(np.max(jax.device_get(state.update)))  # `[P]` of a population, all equal
-    start = time.perf_counter()
-    compiled = compile()
-    compile_seconds = time.perf_counter() - start
+    compiled: Any = None  # program of `length` updates
+    length, compile_seconds = 0, 0.0
     pending: tuple[int, Metrics] | None = None  # of the chunk that may still run
     agreed_request = Request.NONE.value
     while updates < num_updates:
+        chunk = config.updates_per_chunk - updates % config.updates_per_chunk
+        if chunk != length:
+            length, start = chunk, time.perf_counter()
+            if compile_whole is not None and chunk == config.updates_per_chunk:
+                compiled = compile_whole()
+            else:
+                part = dataclasses.replace(config, updates_per_chunk=chunk)
+                compiled = compile_chunk(part)
+            compile_seconds += time.perf_counter() - start
         requests = request_array(mesh, request())
         with jax.transfer_guard("disallow"):
             state, metrics = compiled(state, requests)
-        updates += config.updates_per_chunk
+        updates += length
         if pending is not None:
             progress = to_progress(pending[0], jax.device_get(pending[1]))
             agreed_request = progress.request

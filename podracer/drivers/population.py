@@ -217,7 +217,10 @@ def population(
         return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
 
     yield from anakin.run_chunks(
-        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state, exchange)()),
+        lambda chunk: lower_chunk(
+            agent, pods, env, mesh, chunk, anakin.like_arrays(state), exchange
+        )(),
+        compile,
         state,
         mesh,
         config,
