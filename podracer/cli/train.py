@@ -18,13 +18,14 @@ from podracer.cli.arguments import (
     parse,
     parse_experiment,
 )
-from podracer.cli.run_options import RunOptions
+from podracer.cli.run_options import AtCheckpoint, RunOptions
 from podracer.experiments.hosts import Hosts, disable_async_dispatch, initialize_devices
 from podracer.io.directories import is_tournament
 
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
     from podracer.experiments.result import Result
+    from podracer.io.steps import Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,9 @@ class TrainOptions:
     weights: Path | None = None
     """Directory of a run whose learned parameters, optimizer and statistics this one begins with,
     such as to go on in another environment or with other hyperparameters."""
+    checkpoint: AtCheckpoint = "newest"
+    """Checkpoint of --weights to take: the newest, that of the best evaluation, or by its number
+    of updates."""
     track: Trackers = ()
 
 
@@ -113,8 +117,8 @@ def train(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     return run(
         experiment, options.run_dir, extra["hosts"],
-        resume=False, weights=options.weights, recipe=own_recipe(recipe, arguments),
-        track=options.track,
+        resume=False, weights=options.weights, checkpoint=options.checkpoint,
+        recipe=own_recipe(recipe, arguments), track=options.track,
     )  # fmt: skip
 
 
@@ -151,6 +155,7 @@ def run(
     *,
     resume: bool,
     weights: Path | None = None,
+    checkpoint: Choice = "newest",
     recipe: str | None = None,
     track: Trackers = (),
     num_devices: int = 0,
@@ -176,7 +181,10 @@ def run(
     from podracer.reports.tracking import trackers
 
     sinks = [console, *trackers(track)]
-    result = train(experiment, run_dir=run_dir, resume=resume, weights=weights, sinks=sinks)
+    result = train(
+        experiment, run_dir=run_dir, resume=resume, weights=weights, checkpoint=checkpoint,
+        sinks=sinks,
+    )  # fmt: skip
     if jax.process_index() == 0:
         if experiment.pods and result.exit_code == 0:
             from podracer.cli.pods import finish_sweep

@@ -43,13 +43,14 @@ from podracer.experiments.serialization import (
 )
 from podracer.experiments.sweep import RECORDS, read_run
 from podracer.experiments.weights import Begin, Weights, describe_begin, recorded_begin
-from podracer.io import checkpoint
+from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
 from podracer.io.run_directory import RunLock, expand_home
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
+from podracer.io.steps import Choice
 from podracer.mesh import any_process, wait_for_all_processes
 from podracer.types import CheckpointError, ConfigError, PodracerError
 
@@ -63,6 +64,7 @@ def train(
     run_dir: str | Path | None = None,
     resume: bool = False,
     weights: str | Path | None = None,
+    checkpoint: Choice = "newest",
     begin: Begin | None = None,
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
@@ -75,8 +77,9 @@ def train(
     recipe's its target return does not count, and one of the host is trained under Sebulba.
 
     With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
-    begins with what the agent of the run `weights` has learned, see `Weights`, or with the state
-    that `begin` returns. SIGTERM and Ctrl-C save the run and end it after the current chunk.
+    begins with what the agent of the run `weights` has learned at a `checkpoint`, see `Weights` and
+    `podracer.load`, or with the state that `begin` returns. SIGTERM and Ctrl-C save the run and end
+    it after the current chunk.
 
     `sinks` get the record of every chunk besides `metrics.jsonl` and TensorBoard, each in a thread
     of its own; a function is called with the `RunInfo` and returns one. `podracer.console` shows
@@ -108,11 +111,14 @@ def train(
             _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": weights}
+        command["checkpoint"] = checkpoint
         peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
     if weights is not None:
         if resume or begin is not None:
             raise ConfigError("a run begins in one way: give weights without resume and begin.")
-        begin = Weights(weights, setup, experiment)
+        begin = Weights(weights, setup, experiment, checkpoint)
+    elif checkpoint != "newest":
+        raise ConfigError("a checkpoint is that of another run: name the run by weights.")
     directory = name_run_directory(experiment, run_dir)
     check = functools.partial(check_claim, directory, resume)
     check()
@@ -161,7 +167,7 @@ class Run:
             stack.enter_context(signals.installed())
             watchdog = Watchdog(self.experiment.stall_seconds, self._stalled)
             stack.enter_context(watchdog)
-            checkpointer = checkpoint.Checkpointer(self.directory)
+            checkpointer = Checkpointer(self.directory)
             stack.enter_context(checkpointer)
             state = self._restored_state(checkpointer) if resume else None
             if state is None:
@@ -187,7 +193,7 @@ class Run:
         self.recorder.restore(totals)
         return state
 
-    def _restored_state(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
+    def _restored_state(self, checkpointer: Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
         check_same_environment(self.directory, self.env)
         if not checkpointer.has_saved():
@@ -257,7 +263,7 @@ class Run:
     def _consume(
         self,
         state: TrainState,
-        checkpointer: checkpoint.Checkpointer,
+        checkpointer: Checkpointer,
         sinks: Sinks,
         signals: StopSignals,
         watchdog: Watchdog,
@@ -362,7 +368,7 @@ class Run:
             return "max_seconds"
         return ""
 
-    def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
+    def _save(self, checkpointer: Checkpointer, state: TrainState) -> None:
         best = self.recorder.best
         metadata = {
             "totals": dataclasses.asdict(self.totals),
