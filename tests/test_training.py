@@ -268,6 +268,25 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
         loaded("best")
 
 
+def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monkeypatch):
+    """On a solved task all do; of those that are saved anyway the newest is the best."""
+    saves = []
+
+    def save(self, checkpointer, state):
+        saves.append((self.totals.updates, self.recorder.best_saved().updates))
+
+    def scripted_setup(experiment, saved_devices=0):
+        def evaluate(state):
+            return Evaluation(np.ones(3), np.ones(3, int), 0, np.array(3))
+
+        return dataclasses.replace(make_run_setup(experiment, saved_devices), evaluate=evaluate)
+
+    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    monkeypatch.setattr(training.Run, "_save", save)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", save_seconds=1e6)
+    assert saves == [(10, 10), (40, 40)]
+
+
 def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):
     run = tmp_path / "run"
     podracer.train(EXPERIMENT, run_dir=run, save_seconds=0)

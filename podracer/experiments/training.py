@@ -369,7 +369,7 @@ class Run:
         return ""
 
     def _save(self, checkpointer: Checkpointer, state: TrainState) -> None:
-        best = self.recorder.best
+        best = self.recorder.best_saved()
         metadata = {
             "totals": dataclasses.asdict(self.totals),
             "experiment": to_json(self.experiment),
