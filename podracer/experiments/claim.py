@@ -14,6 +14,7 @@ import jax
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.sweep import RECORDS
 from podracer.io.directories import is_tournament
+from podracer.io.paths import user_path
 from podracer.io.run_directory import run_directory
 from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import CHECKPOINTS, newest_saved, step_directories
@@ -27,7 +28,8 @@ def name_run_directory(experiment: Experiment, run_dir: Path | None) -> Path:
             raise ConfigError("several processes need a run directory that all of them share.")
         moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
-    return run_directory(run_dir.parent, run_dir.name)
+    path = user_path(run_dir)
+    return run_directory(path.parent, path.name)
 
 
 def check_claim(directory: Path, resume: bool) -> None:

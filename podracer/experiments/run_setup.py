@@ -36,6 +36,7 @@ from podracer.experiments.serialization import (
 )
 from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
+from podracer.io.paths import user_path
 from podracer.mesh import (
     Device,
     find_devices,
@@ -69,7 +70,7 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
 
 def _content(agent: NeedsFile) -> bytes:
     try:
-        return Path(agent.data_file).read_bytes()
+        return user_path(agent.data_file).read_bytes()
     except OSError as error:
         raise ConfigError(
             f"{type(agent).__name__} needs the file {agent.data_file!r}, which cannot be read: "
@@ -125,6 +126,12 @@ class RunSetup:
     start_compile: Callable[[], Future[Any]]  # of the program that `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the training state on all devices, the most that a checkpoint takes."""
+        leaves = jax.tree.leaves(self.abstract_state)
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
     @property
     def topology(self) -> str:

@@ -46,7 +46,8 @@ from podracer.experiments.weights import Begin, Weights, describe_begin, recorde
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
-from podracer.io.run_directory import RunLock, expand_home
+from podracer.io.paths import user_path
+from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
@@ -91,7 +92,7 @@ def train(
     `NonFiniteError`, `CheckpointError`, `StorageError` or `DeviceError`, with the reason in
     `crash.json`.
     """
-    run_dir = None if run_dir is None else expand_home(run_dir)
+    run_dir = None if run_dir is None else user_path(run_dir)
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
         experiment = experiment.with_environment(
@@ -110,8 +111,7 @@ def train(
         for sentence in experiment.warnings:
             _LOG.warning(sentence)
     if jax.process_count() > 1:
-        command = {"run_dir": run_dir, "resume": resume, "weights": weights}
-        command["checkpoint"] = checkpoint
+        command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
         peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
     if weights is not None:
         if resume or begin is not None:
@@ -124,7 +124,7 @@ def train(
     check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
-    lock = RunLock(directory, check) if run.is_main else contextlib.nullcontext()
+    lock = RunLock(directory, check, setup.saved_bytes) if run.is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
             return run.execute(resume)

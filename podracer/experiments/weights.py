@@ -19,7 +19,7 @@ from podracer.experiments.run_setup import RunSetup
 from podracer.experiments.serialization import read_config
 from podracer.experiments.sweep import best_pod
 from podracer.io.checkpoint import load_part
-from podracer.io.run_directory import expand_home
+from podracer.io.paths import user_path
 from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import Choice, identity_of
@@ -57,7 +57,7 @@ class Weights:
         experiment: Experiment,
         checkpoint: Choice = "newest",
     ) -> None:
-        directory = expand_home(run)
+        directory = user_path(run)
         check_is_run(directory)
         restored = load_part(directory, ".learner.shared", checkpoint)
         self._shared: dict[str, Any] = restored.state

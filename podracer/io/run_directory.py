@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,20 +21,8 @@ from podracer.types import CheckpointError, ConfigError, StorageError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
+_ROOM = 2**20  # bytes that are free wherever something is to be saved
 _JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
-
-
-def expand_home(path: str | Path) -> Path:
-    """Return a path with the home directory in the place of `~`.
-
-    Raises `ConfigError` if there is none.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"there is no home directory for {str(path)!r}: write the path without '~'."
-        ) from error
 
 
 def run_directory(root: Path, name: str) -> Path:
@@ -51,10 +40,18 @@ def run_directory(root: Path, name: str) -> Path:
         raise ConfigError(f"run name {name!r} is reserved by some systems; choose another")
     root = Path(root).resolve()
     path = root / name
-    if path.is_symlink() or path.resolve().parent != root:
-        raise ConfigError(f"{path} is a symbolic link; a run directory must be a real directory")
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} is a file; choose another run name")
+    try:
+        if path.is_symlink() or path.resolve().parent != root:
+            raise ConfigError(
+                f"{path} is a symbolic link; a run directory must be a real directory"
+            )
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; choose another run name")
+        (path / "lock").exists()
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; choose a directory that this user may open."
+        ) from error
     return path
 
 
@@ -64,11 +61,14 @@ class RunLock:
     `check`, which raises `ConfigError` for a directory that cannot be taken, is called before
     anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
-    Raises `ConfigError` naming the holder if another run has it, or if nothing can be locked there.
+    Raises `ConfigError` naming the holder if another run has it, if nothing can be locked there, or
+    if there is not room for `room` bytes and a few more.
     """
 
-    def __init__(self, directory: Path, check: Callable[[], object] = lambda: None) -> None:
-        self._path, self._check = Path(directory) / "lock", check
+    def __init__(
+        self, directory: Path, check: Callable[[], object] = lambda: None, room: int = 0
+    ) -> None:
+        self._path, self._check, self._room = Path(directory) / "lock", check, room
         self._descriptor = -1
 
     def __enter__(self) -> RunLock:
@@ -86,6 +86,7 @@ class RunLock:
         try:
             self._take(descriptor)
             self._check()
+            check_room(self._path.parent, self._room)
         except BaseException:
             os.close(descriptor)
             raise
@@ -114,6 +115,29 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         # The file stays: removing it would let two runs lock two different files of one name.
         os.close(self._descriptor)
+
+
+def check_room(directory: Path, size: int = 0) -> None:
+    """Raise `ConfigError` unless files can be made in a directory, with room for `size` bytes.
+
+    The directory is made where there is none. A file is written, as nothing else tells of quotas
+    and of file systems that cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_ROOM))
+            file.flush()
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise ConfigError(
+            f"no file can be made in {directory}: {error.strerror}; choose another directory."
+        ) from error
+    if free < size + _ROOM:
+        raise ConfigError(
+            f"{directory} has {free / 2**20:,.0f} MiB free, and a checkpoint takes up to "
+            f"{size / 2**20:,.0f} MiB: choose another directory, or make room."
+        )
 
 
 def _holder(record: bytes) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from matplotlib.figure import Figure
 
+from podracer.io.paths import user_path
 from podracer.io.sinks import PARENT, TASK_REWARD, group, read_metrics
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import (
@@ -59,12 +60,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
-    paths = list(dict.fromkeys(Path(path).resolve() for path in runs))
+    paths = list(dict.fromkeys(user_path(path).resolve() for path in runs))
     names = _names(paths)
     loaded = [run for pair in zip(paths, names, strict=True) for run in _load(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
-    out = Path(out)
+    out = user_path(out)
     lineages = [
         lineage_figure(path, _object(path / "config.json").get("experiment", {})) for path in paths
     ]

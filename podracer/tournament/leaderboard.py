@@ -31,6 +31,7 @@ from typing import Any
 
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
+from podracer.io.paths import user_path
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.tournament.events import (
@@ -155,7 +156,7 @@ class Leaderboard:
     """
 
     def __init__(self, directory: Path, header: Header | None = None) -> None:
-        self.directory = Path(directory).resolve()
+        self.directory = user_path(directory).resolve()
         check = read_events if header is None else check_holds_no_run
         if header is not None:
             _check_writable(header)  # before a file is made

@@ -26,7 +26,8 @@ from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
-from podracer.io.run_directory import RunLock, copy_file, expand_home, read_limited, write_bytes
+from podracer.io.paths import user_path
+from podracer.io.run_directory import RunLock, copy_file, read_limited, write_bytes
 from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.trading.backtest import date_range, simulate
@@ -71,7 +72,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     under other terms than the current model; `CheckpointError` where a checkpoint or the record is
     damaged.
     """
-    models, run = expand_home(models), expand_home(run)
+    models, run = user_path(models), user_path(run)
     agent, env, state, _ = load_run(run, checkpoint=checkpoint)
     backtest_environment(env)
     check_same_environment(run, env)
@@ -105,7 +106,7 @@ def rollback(models: str | Path) -> Decision:
 
     Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
-    models = expand_home(models)
+    models = user_path(models)
     with RunLock(models, partial(current_model, models)):
         decisions = _read_and_repair(models)
         promotions = _active_promotions(decisions)
@@ -121,7 +122,7 @@ def current_model(models: str | Path) -> Path:
 
     Raises `ConfigError` if there is none.
     """
-    models = expand_home(models)
+    models = user_path(models)
     promotions = _active_promotions(_read(models))
     if not promotions:
         raise ConfigError(f"{models} has no model yet: promote a run to it.")
