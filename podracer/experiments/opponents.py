@@ -25,7 +25,7 @@ from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import SelfPlay, load_game, observe
 from podracer.experiments.serialization import recipe_name
 from podracer.io.paths import user_path
-from podracer.io.run_directory import read_limited
+from podracer.io.reading import read_limited
 from podracer.io.seal import CONFIG, MANIFEST
 from podracer.io.steps import CHECKPOINTS, read_chosen
 from podracer.io.text import print_stderr

@@ -37,6 +37,7 @@ from podracer.experiments.serialization import (
 from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
 from podracer.io.paths import user_path
+from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.mesh import (
     Device,
     find_devices,
@@ -47,7 +48,7 @@ from podracer.mesh import (
     schedulable_cores,
 )
 from podracer.schedules import over_run
-from podracer.types import ConfigError, EnvironmentSpec
+from podracer.types import CheckpointError, ConfigError, EnvironmentSpec
 
 T = TypeVar("T")
 
@@ -70,11 +71,11 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
 
 def _content(agent: NeedsFile) -> bytes:
     try:
-        return user_path(agent.data_file).read_bytes()
-    except OSError as error:
+        return read_limited(user_path(agent.data_file), LARGE_FILE)
+    except (OSError, CheckpointError) as error:
         raise ConfigError(
             f"{type(agent).__name__} needs the file {agent.data_file!r}, which cannot be read: "
-            f"{error.strerror}."
+            f"{getattr(error, 'strerror', None) or error}."
         ) from error
 
 

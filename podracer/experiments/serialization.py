@@ -25,7 +25,8 @@ from podracer.envs.catalog import imported_module
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import fits, refusal
 from podracer.io.differences import differences
-from podracer.io.run_directory import encode_json, read_limited
+from podracer.io.reading import read_limited
+from podracer.io.run_directory import encode_json
 from podracer.io.seal import CONFIG, check_is_run, read_sealed_json, seal_json
 from podracer.networks import Table, TorsoNetwork
 from podracer.types import CheckpointError, ConfigError

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from podracer.io.reading import read_lines
+
 LOG = "leaderboard.jsonl"  # in each tournament's directory, see `tournament/leaderboard.py`
 
 
@@ -17,5 +19,4 @@ def holds_begun_tournament(directory: Path) -> bool:
     """
     if not is_tournament(directory):
         return False
-    with (directory / LOG).open("rb") as file:
-        return file.readline().endswith(b"\n")
+    return next(read_lines(directory / LOG), b"").endswith(b"\n")

@@ -13,16 +13,16 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podracer.types import CheckpointError, ConfigError, StorageError
+from podracer.io.reading import naming
+from podracer.types import ConfigError, StorageError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
 _ROOM = 2**20  # bytes that are free wherever something is to be saved
-_JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
 
 
 def run_directory(root: Path, name: str) -> Path:
@@ -165,6 +165,7 @@ def encode_json(obj: Any) -> bytes:
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write bytes atomically, as `write_json` does; `mode` is that of the file."""
     path = Path(path)
+    _remove_drafts(path)
     # One name per thread: a watchdog may write crash.json while the main thread does.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -183,6 +184,25 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     fsync_directory(path.parent)
 
 
+def _remove_drafts(path: Path) -> None:
+    """Remove what processes that were killed while they wrote a file have left beside it."""
+    draft = re.compile(rf"\.{re.escape(path.name)}\.([0-9]+)\.[0-9]+")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path.parent):
+            if (match := draft.fullmatch(name)) and not _is_running(int(match[1])):
+                path.with_name(name).unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file of any size and make it durable; a link in the place of `target` is replaced."""
     target.unlink(missing_ok=True)
@@ -191,27 +211,6 @@ def copy_file(source: Path, target: Path) -> None:
         writing.flush()
         os.fsync(writing.fileno())
     fsync_directory(target.parent)
-
-
-def read_limited(path: Path) -> bytes:
-    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB, or for a pipe."""
-    with naming(path):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a file")
-        if status.st_size > _JSON_LIMIT:
-            raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
-        return path.read_bytes()
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in an error of an open one, which does not know it."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 def own_directory(path: Path) -> int:

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from podracer.io.reading import read_lines
+
 Record = Mapping[str, Any]
 TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
 PARENT, HYPERPARAMETER = "parent", "hyperparameter_"  # in records of pods: a name, a prefix
@@ -117,14 +119,8 @@ def returns_of(record: Mapping[str, Any], key: str) -> np.ndarray:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        from podracer.types import StorageError
-
-        raise StorageError(f"{path} is not a file.")
-    with path.open("rb") as file:
-        for line in file:
-            yield line, parse_record(line)
+    for line in read_lines(path):
+        yield line, parse_record(line)
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

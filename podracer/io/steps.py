@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from podracer.io.run_directory import own_directory, read_limited, unused
+from podracer.io.reading import read_limited
+from podracer.io.run_directory import own_directory, unused
 from podracer.io.seal import (
     CONFIG,
     is_there,
@@ -163,13 +164,22 @@ def _spell_run(identity: Any) -> str:
 
 
 def newest_saved(run: Path) -> int | None:
-    """Return the newest step that was ever sealed, None if none was; it may be lost."""
+    """Return the newest step that was ever sealed, None if none was; it may be lost.
+
+    Raises `CheckpointError` for a sealed number that is no step's: another program wrote it.
+    """
     if not is_there(run / SAVED):
         return None
     try:
-        return int(read_sealed_json(run / SAVED)["step"])
-    except (CheckpointError, KeyError, TypeError, ValueError):
+        step = read_sealed_json(run / SAVED).get("step", 0)
+    except CheckpointError:
         return 0  # damaged: some step was saved
+    if type(step) is not int or not 0 <= step < 10**12:
+        raise CheckpointError(
+            f"{run / SAVED} says that the newest step is {str(step)[:40]!r}, which is none: bring "
+            "the file back as it was."
+        )
+    return step
 
 
 def _move(path: Path, folder: Path) -> Path:

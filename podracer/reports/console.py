@@ -28,6 +28,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from podracer.io.reading import read_limited
 from podracer.io.sinks import Record, best_return, group, read_metrics, whole_return
 
 if TYPE_CHECKING:
@@ -377,7 +378,7 @@ def summarize(
 def _acting_of(run: Path) -> str:
     """Return how the evaluations of a run act, "" where its configuration does not say it."""
     try:
-        experiment = json.loads((run / "config.json").read_text())["experiment"]
+        experiment = json.loads(read_limited(run / "config.json"))["experiment"]
         return acting_text(experiment["evaluation_policy"], experiment["evaluation_epsilon"])
     except (OSError, ValueError, KeyError):
         return ""

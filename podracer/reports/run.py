@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.io.sinks import PARENT, TASK_REWARD, group, read_metrics
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import (
@@ -129,7 +130,7 @@ def _pods(
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        content = json.loads(read_limited(path)) if path.is_file() else {}
         is_sound = isinstance(content.get("experiment", {}), dict)
     except (ValueError, RecursionError, AttributeError):
         content, is_sound = {}, False

@@ -32,6 +32,7 @@ from typing import Any
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
 from podracer.io.paths import user_path
+from podracer.io.reading import read_lines
 from podracer.io.run_directory import RunLock, fsync_directory
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.tournament.events import (
@@ -88,24 +89,23 @@ def _read(path: Path) -> tuple[list[Event], list[str], int]:
     """Read the events, their checksums, and the number of bytes they take."""
     events, checksums = list[Event](), list[str]()
     size = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break  # torn: its writer was killed before it was acknowledged
-            try:
-                fields = json.loads(line)
-                del fields["sha256"]
-                expected, checksum = _line(fields, checksums[-1] if checksums else "")
-                if line != expected:
-                    raise ValueError
-                events.append(_decode(fields))
-                checksums.append(checksum)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise CheckpointError(
-                    f"{path}: line {number} is damaged, so this and all that follows cannot be "
-                    "trusted; restore the file from a copy"
-                ) from None
-            size += len(line)
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.endswith(b"\n"):
+            break  # torn: its writer was killed before it was acknowledged
+        try:
+            fields = json.loads(line)
+            del fields["sha256"]
+            expected, checksum = _line(fields, checksums[-1] if checksums else "")
+            if line != expected:
+                raise ValueError
+            events.append(_decode(fields))
+            checksums.append(checksum)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise CheckpointError(
+                f"{path}: line {number} is damaged, so this and all that follows cannot be "
+                "trusted; restore the file from a copy"
+            ) from None
+        size += len(line)
     return events, checksums, size
 
 

@@ -27,7 +27,8 @@ from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
 from podracer.io.directories import is_tournament
 from podracer.io.paths import user_path
-from podracer.io.run_directory import RunLock, copy_file, read_limited, write_bytes
+from podracer.io.reading import read_limited
+from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, file_digest, seal, verify_seal
 from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.trading.backtest import date_range, simulate
@@ -200,7 +201,7 @@ def _record(models: Path, decision: Decision) -> Decision:
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     decision = dataclasses.replace(decision, time=time)
     path, line = models / RECORD, json.dumps(dataclasses.asdict(decision)) + "\n"
-    write_bytes(path, (path.read_bytes() if path.exists() else b"") + line.encode())
+    write_bytes(path, (read_limited(path) if path.exists() else b"") + line.encode())
     write_bytes(models / CURRENT, f"{decision.model}\n".encode())
     return decision
 
@@ -231,5 +232,7 @@ def _active_promotions(decisions: list[Decision]) -> list[Decision]:
         if decision.action == "promote":
             promotions.append(decision)
         elif decision.action == "rollback":
+            if len(promotions) < 2:
+                raise CheckpointError(f"{RECORD} has a rollback without a model to go back to.")
             promotions.pop()
     return promotions

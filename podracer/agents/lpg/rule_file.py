@@ -16,6 +16,7 @@ import numpy as np
 from podracer.agents.lpg.rule import UpdateRule
 from podracer.io.npz import DAMAGE, read_array
 from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.types import ConfigError, Params
 
 SCHEMA = "schema"
@@ -60,7 +61,7 @@ def read_rule(path: str | Path) -> tuple[UpdateRule, Params]:
     path = user_path(path)
     if not path.is_file():
         raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
-    return decode_rule(path.read_bytes(), str(path))
+    return decode_rule(read_limited(path), str(path))
 
 
 def _named(params: Params) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.io.npz import digest_of
 from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.networks import Table
 from podracer.types import ConfigError
 
@@ -27,7 +28,7 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     path = user_path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
-    content = path.read_bytes()
+    content = read_limited(path)
     if is_disco_rule(content):
         agent = _disco(experiment, str(path), content)
     else:
