@@ -20,8 +20,9 @@ else
 fi
 code=$?
 
-# 75: told to stop, and saved. At the end of its time Slurm does not queue a job again by itself.
-if [ "$code" -eq 75 ]; then
+# 75: told to stop, and saved; 143: before Python had begun, so there was nothing to save. At the end
+# of its time Slurm does not queue a job again by itself.
+if [ "$code" -eq 75 ] || [ "$code" -eq 143 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
