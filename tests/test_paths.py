@@ -141,7 +141,7 @@ def test_a_path_that_is_not_utf8_is_refused_before_anything_is_made(
 def test_a_locale_that_reads_names_otherwise_is_told(monkeypatch):
     """Checkpoints would be written under the UTF-8 of what the locale makes of a name."""
     monkeypatch.setattr(os, "fsencode", lambda path: path.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"not in this locale: .* C\.UTF-8"):
+    with pytest.raises(ConfigError, match="not in this locale: take another name"):
         user_path("/tmp/é")
 
 

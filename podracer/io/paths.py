@@ -30,7 +30,7 @@ def user_path(path: str | Path) -> Path:
     if not _is_utf8(full):
         _refuse(
             f"{full!r} cannot be used, as its bytes are not UTF-8, or not in this locale: take "
-            "another name, or a locale such as C.UTF-8."
+            "another name, or a locale of UTF-8."
         )
     return home
 
