@@ -20,9 +20,10 @@ else
 fi
 code=$?
 
-# 75: told to stop, and saved. At the end of its time Slurm does not queue a job again by itself.
+# 75: told to stop, and saved; 143: before Python had begun, so there was nothing to save. At the end
+# of its time Slurm does not queue a job again by itself.
 # 77, 137: a process or a machine was lost; the others go on from the last save, 20 times at most.
-if [ "$code" -eq 75 ] ||
+if [ "$code" -eq 75 ] || [ "$code" -eq 143 ] ||
     { [ "$code" -eq 77 ] || [ "$code" -eq 137 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

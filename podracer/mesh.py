@@ -7,7 +7,10 @@ name of a mesh axis; with `axis=None` there is one shard and nothing is reduced.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -48,12 +51,38 @@ def num_cores() -> int:
     return min(count, cgroups.cores() or count)
 
 
+@functools.cache
+def check_machine(threads: int = 32) -> None:
+    """Raise `ConfigError` on a machine where JAX would abort, or fail without saying why.
+
+    It starts threads for each core and some more, here `threads`.
+    """
+    if sys.platform == "linux" and not Path("/proc/cpuinfo").exists():
+        raise ConfigError("JAX on a CPU needs /proc/cpuinfo, which is not there: mount /proc.")
+    release, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(threads + 2 * (os.cpu_count() or 1)):
+            started.append(threading.Thread(target=release.wait))
+            started[-1].start()
+    except RuntimeError:
+        raise ConfigError(
+            f"only {len(started) - 1} threads can be started, and a run needs more: raise the "
+            "limit of this user (ulimit -u) or of the container."
+        ) from None
+    finally:
+        release.set()
+        for thread in started:
+            if thread.ident is not None:
+                thread.join()
+
+
 def find_devices(count: int = 0) -> list[Device]:
     """Return `count` devices, equally many of each host; all devices if `count` is 0.
 
-    Raises `ConfigError` where there are too few, or where the hosts cannot have equal shares or
-    have different numbers of devices.
+    Raises `ConfigError` where `check_machine` does, where there are too few, or where the hosts
+    cannot have equal shares or have different numbers of devices.
     """
+    check_machine()
     devices = jax.devices()
     by_host = [[d for d in devices if d.process_index == p] for p in range(jax.process_count())]
     sizes = [len(host) for host in by_host]

@@ -60,6 +60,48 @@ GUARDS = [
     ),
     Guard(
         "io/run_directory.py",
+        "self._take(descriptor)\n            self._check()",
+        "self._take(descriptor)",
+        "test_claims.py::test_what_another_process_began_before_the_lock_is_left_as_it_is",
+    ),
+    Guard(
+        "io/processes.py",
+        "ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)",
+        "pass",
+        "test_gymnasium.py::test_processes_in_sessions_of_their_own_end_with_the_run",
+    ),
+    Guard(
+        "io/run_directory.py",
+        "if free < size + _ROOM:",
+        "if False:",
+        "test_paths.py::test_a_directory_that_cannot_be_saved_to_is_refused_before_a_compile",
+    ),
+    Guard(
+        "io/paths.py",
+        "if not _is_utf8(full):",
+        "if False:",
+        "test_paths.py::test_a_path_that_is_not_utf8_is_refused_before_anything_is_made",
+    ),
+    Guard(
+        "io/paths.py",
+        "if _ADDRESS.match(text):",
+        "if False:",
+        "test_paths.py::test_no_function_takes_an_address_for_a_path",
+    ),
+    Guard(
+        "io/reading.py",
+        "return file.read(size)",
+        "return file.read()",
+        "test_reading.py::test_what_is_no_file_is_refused",
+    ),
+    Guard(
+        "io/steps.py",
+        "if type(step) is not int or not 0 <= step < 10**12:",
+        "if False:",
+        "test_reading.py::test_a_newest_step_that_is_none_is_refused",
+    ),
+    Guard(
+        "io/run_directory.py",
         "os.replace(draft, path)",
         "path.write_bytes(data)",
         "test_rundir.py::test_json_is_replaced_whole_and_synced_before_it_is_named",

@@ -191,6 +191,10 @@ BROKEN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "step not callable": (mutant(step=3), ("`step`",)),
     # What its specification says.
     "no observation": (with_spec(observation={}), ("spec.observation",)),
+    "an empty observation": (
+        with_spec(observation={"x": ArraySpec((0,)), "y": ArraySpec((3, 0))}),
+        ("spec.observation has no numbers",),
+    ),
     "observation a bare shape": (
         with_spec(observation=(3,)),
         ("spec.observation must be a tree of podracer.ArraySpec, not of int.",),

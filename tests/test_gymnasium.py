@@ -980,12 +980,19 @@ def test_a_hundred_kills_are_replaced(batches, cases):
     cases.note(f"full again after p50 {p50:.0f} ms, p99 {p99:.0f} ms")
 
 
+def fork_server():
+    """Ids of the only batch's fork server and of its guard, the child of this process."""
+    [guard] = children(os.getpid())
+    [server] = children(guard)
+    return {"server": server, "guard": guard}
+
+
 @pytest.mark.figure(7)
-def test_the_fork_server_is_replaced_too(batches):
+@pytest.mark.parametrize("killed", ["server", "guard"])
+def test_the_fork_server_is_replaced_too(killed, batches):
     batch = batches("CartPole-v1", 4, 2)
     batch.reset(0, np.arange(4), 0)
-    [fork_server] = children(os.getpid())
-    os.kill(fork_server, signal.SIGKILL)
+    os.kill(fork_server()[killed], signal.SIGKILL)
     while batch.faults["died"] < 2:  # its workers do not outlive it
         batch.step(good(4))
     for _ in range(50):
@@ -1000,12 +1007,12 @@ def test_a_fork_server_that_is_stopped_is_replaced(batches, monkeypatch):
     monkeypatch.setattr(library(), "_FORK_SECONDS", 0.2)
     batch = batches("CartPole-v1", 2, 2)
     batch.reset(0, np.arange(2), 0)
-    [fork_server] = children(os.getpid())
-    os.kill(fork_server, signal.SIGSTOP)
+    former = fork_server()
+    os.kill(former["server"], signal.SIGSTOP)
     os.kill(batch.pids[0], signal.SIGKILL)
     while batch.faults["died"] < 2:  # the other worker ends with its fork server
         batch.step(good(2))
-    assert children(os.getpid()) != [fork_server]
+    assert not set(fork_server().values()) & set(former.values())
     assert batch.step(good(2)).observation.any(axis=1).all()
 
 
@@ -1030,7 +1037,7 @@ def test_workers_are_without_jax_and_deaf_to_signals(batches):
     assert imported.tolist() == [0, 0]
     assert pids.tolist() == batch.pids
     for number in (signal.SIGINT, signal.SIGTERM):
-        for pid in (*batch.pids, *children(os.getpid())):
+        for pid in (*batch.pids, *fork_server().values()):
             os.kill(pid, number)
         batch.step(good(2))
     assert not any(batch.faults.values())
@@ -1113,6 +1120,69 @@ def test_what_an_environment_leaves_does_not_outlive_the_run(batches, caplog):
     assert not is_running(pids[0])
     batch.close()
     assert not is_running(pids[1])
+
+
+class Roaming(Inside):
+    """Starts two processes in sessions of their own, a child and an orphan, and observes them."""
+
+    observation_space = spaces.Tuple([spaces.Discrete(2**31 - 1)] * 2)
+    orphan = "import os; x = os.fork(); print(x) if x else (os.setsid(), os.execlp('sleep', *{}))"
+
+    def __init__(self):
+        command = ["sleep", "60"]
+        self.child = subprocess.Popen(command, start_new_session=True).pid
+        code = [sys.executable, "-S", "-c", self.orphan.format(command)]
+        with subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            self.orphan_pid = int(process.stdout.readline())
+
+    def reset(self, *, seed=None, options=None):
+        return (self.orphan_pid, self.child), {}
+
+
+ROAMING = """
+import os, sys
+import numpy as np
+sys.path.insert(0, {tests!r})
+from test_gymnasium import Roaming
+from podracer.envs.host.gymnasium import Gymnasium
+batch = Gymnasium(Roaming).make(2, 2)
+roaming = batch.reset(0, np.arange(2), 0).observation
+print(*np.ravel(roaming).tolist(), flush=True)
+sys.stdin.readline()
+batch.close()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.figure(12)
+@pytest.mark.parametrize(
+    "ends",
+    ["killed", *(pytest.param(x, marks=pytest.mark.slow) for x in ("closes", "server killed"))],
+)
+def test_processes_in_sessions_of_their_own_end_with_the_run(ends, tmp_path):
+    """Children and orphans, also where nothing but the kernel can tell that the run has ended."""
+    script = ROAMING.format(tests=str(Path(__file__).parent))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdin is not None
+        pids = [int(pid) for pid in run.stdout.readline().split()]
+        assert len(pids) == 4
+        watched = [os.pidfd_open(pid) for pid in pids]
+        if ends == "closes":
+            run.stdin.write("\n")
+            run.stdin.flush()
+        if ends == "server killed":
+            (guard,) = children(run.pid)
+            (server,) = [pid for pid in children(guard) if pid not in pids]
+            os.kill(server, signal.SIGKILL)
+        if ends == "killed":
+            run.kill()
+        for fd in watched:
+            assert select.select([fd], [], [], GENEROUS)[0]
+            os.close(fd)
 
 
 def resources():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from functools import partial
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from podracer import cgroups
+from podracer import mesh as meshes
 from podracer.mesh import (
     DATA,
     REPLICATED,
@@ -275,3 +277,25 @@ def test_a_container_has_what_it_may_use(monkeypatch):
     monkeypatch.setattr(cgroups, "free_memory", lambda: 1000)
     assert free > 1000
     assert (free_host_bytes(), num_cores(), schedulable_cores()) == (1000, 1, schedulable)
+
+
+def test_a_machine_on_which_jax_would_abort_is_refused(monkeypatch):
+    """A limit of threads that is too low, and no /proc."""
+    start, started = threading.Thread.start, []
+
+    def start_few(thread):
+        if len(started) == 5:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    check = meshes.check_machine.__wrapped__
+    check()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_few)
+        with pytest.raises(ConfigError, match="only 5 threads can be started, and a run needs"):
+            check()
+    assert not any(thread.is_alive() for thread in started)
+    monkeypatch.setattr(meshes.Path, "exists", lambda path: False)
+    with pytest.raises(ConfigError, match="needs /proc/cpuinfo, which is not there: mount /proc"):
+        check()

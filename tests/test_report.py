@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
+from podracer.cli.runs import report
 from podracer.experiments.run_records import RunRecords
 from podracer.experiments.scores import returns_of
 from podracer.experiments.statistics import (
@@ -652,3 +653,16 @@ def test_metrics_have_titles_in_words():
     assert run_report.metric_title("approx_kl") == "Approximate KL divergence"
     assert run_report.metric_title("td_error") == "TD error"
     assert run_report.metric_title("q") == "Q"
+
+
+def test_a_comparison_is_no_page_of_a_run(tmp_path, capsys):
+    """By default it lies in the folder that all runs share, and the command says so."""
+    runs = [make_run(tmp_path / folder / "run", seed=seed) for seed, folder in enumerate("ab")]
+    for run in runs:
+        (run / "report.html").write_text("mine")
+    assert report([*map(str, runs)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'comparison.html'}\n"
+    assert [(run / "report.html").read_text() for run in runs] == ["mine", "mine"]
+    assert report([str(runs[0]), str(runs[0])]) == 0  # which is one
+    assert capsys.readouterr().out == f"{runs[0] / 'report.html'}\n"
+    assert "mine" in (runs[1] / "report.html").read_text()

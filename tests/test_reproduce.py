@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from child import environment, records, wait_for_lines
 
 from podracer.bench import machine
 from podracer.cli.main import main
+from podracer.io.checkpoint import stored_fingerprint
 from podracer.reproduce import measure
 from podracer.reproduce.chart import _Axis
 from podracer.reproduce.figure import (
@@ -300,6 +304,28 @@ def test_the_command_that_runs_is_stopped_and_may_save(tmp_path):
     finally:
         process.kill()
         (tmp_path / "begun").unlink(missing_ok=True)
+
+
+@pytest.mark.figure(12)
+@pytest.mark.parametrize("lines", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_command_that_runs_ends_where_this_one_is_killed(lines, tmp_path):
+    """At any moment; once it trains, it saves."""
+    run = tmp_path / "run"
+    command = ["train", "catch_a2c", "--frames", "1e9", "--save-seconds", "1e9", "--devices", "1"]
+    code = f"from podracer.reproduce.measure import _run\n_run({[*command, '--run-dir', str(run)]})"
+    with subprocess.Popen([sys.executable, "-c", code], env=environment()) as parent:
+        task = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        while not (pids := task.read_text().split()):
+            assert parent.poll() is None
+            time.sleep(0.01)
+        child = os.pidfd_open(int(pids[0]))
+        if lines:
+            wait_for_lines(parent, run, lines)
+        parent.kill()
+    assert select.select([child], [], [], 60)[0]
+    os.close(child)
+    if lines:
+        assert stored_fingerprint(run)[0] == records(run)[-1]["updates"]
 
 
 @pytest.mark.slow

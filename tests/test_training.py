@@ -23,6 +23,7 @@ from podracer.agents.ppo import PPO
 from podracer.agents.r2d2 import R2D2
 from podracer.agents.sac import SAC
 from podracer.drivers.anakin import AnakinConfig
+from podracer.drivers.population import Pod
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import auto_reset, restart, transition
 from podracer.envs.catch import Catch
@@ -66,7 +67,7 @@ EXPERIMENT = Experiment(
 
 @pytest.mark.slow
 def test_a_longer_run_is_evaluated_where_its_chunks_pass_an_evaluation(tmp_path):
-    """A short run has a shorter chunk, so the ends of a resumed run's chunks are elsewhere."""
+    """A short run has a shorter chunk, so a resumed run's first chunk is shorter, too."""
     short = dataclasses.replace(EXPERIMENT, frames=3 * STEPS, evaluations=1)
     podracer.train(short, run_dir=tmp_path / "run")
     podracer.train(EXPERIMENT, run_dir=tmp_path / "run", resume=True)
@@ -74,7 +75,32 @@ def test_a_longer_run_is_evaluated_where_its_chunks_pass_an_evaluation(tmp_path)
     evaluated = [
         record["updates"] for record in map(json.loads, lines) if "evaluation_return" in record
     ]
-    assert evaluated == [3, 13, 23, 33, 43]
+    assert evaluated == [3, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "pods"),
+    [
+        (3, 4, ()),
+        pytest.param(3, 13, (), marks=pytest.mark.slow),
+        pytest.param(3, 7, (Pod(0), Pod(1)), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_is_resumed_for_some_more_frames_makes_these(short, long, pods, tmp_path):
+    """It ends with the updates of one that was begun with all of them, and with the same bytes."""
+    experiment = dataclasses.replace(EXPERIMENT, evaluations=0, pods=pods)
+    updates = []
+    for name, lengths in {"whole": (long,), "longer": (short, long)}.items():
+        for length in lengths:
+            result = podracer.train(
+                experiment,
+                frames=length * STEPS,
+                run_dir=tmp_path / name,
+                resume=length > lengths[0],
+            )
+        updates.append(result.metrics["updates"])
+    assert updates[1] == updates[0]
+    assert stored_fingerprint(tmp_path / "longer") == stored_fingerprint(tmp_path / "whole")
 
 
 def test_evaluations_that_have_no_room_are_said():
@@ -240,6 +266,25 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path, monkeypatch):
     podracer.train(EXPERIMENT, run_dir=run, resume=True, frames=85 * STEPS, keep_best=False)
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         loaded("best")
+
+
+def test_an_evaluation_that_equals_the_best_is_no_reason_to_save(tmp_path, monkeypatch):
+    """On a solved task all do; of those that are saved anyway the newest is the best."""
+    saves = []
+
+    def save(self, checkpointer, state):
+        saves.append((self.totals.updates, self.recorder.best_saved().updates))
+
+    def scripted_setup(experiment, saved_devices=0):
+        def evaluate(state):
+            return Evaluation(np.ones(3), np.ones(3, int), 0, np.array(3))
+
+        return dataclasses.replace(make_run_setup(experiment, saved_devices), evaluate=evaluate)
+
+    monkeypatch.setattr(training, "make_run_setup", scripted_setup)
+    monkeypatch.setattr(training.Run, "_save", save)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run", save_seconds=1e6)
+    assert saves == [(10, 10), (40, 40)]
 
 
 def test_a_run_that_lost_its_checkpoints_does_not_begin_again(tmp_path, caplog):

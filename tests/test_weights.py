@@ -21,14 +21,14 @@ from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.population import Pod
 from podracer.experiments.experiment import Experiment
-from podracer.experiments.records import Totals
+from podracer.experiments.records import Recorder, Totals
 from podracer.experiments.run_setup import make_run_setup
 from podracer.experiments.weights import Weights, describe_begin
 from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, TorsoNetwork
 from podracer.replay import Replay
 from podracer.schedules import Linear, init_frames
-from podracer.types import ConfigError, LearnerState, bounded, static, struct
+from podracer.types import CheckpointError, ConfigError, LearnerState, bounded, static, struct
 
 STEPS = 16 * 8
 NETWORK = TorsoNetwork(MLP((16,)))
@@ -73,6 +73,31 @@ def test_a_run_goes_on_from_what_another_has_learned(first, tmp_path):
     assert config["weights"] == expected
 
 
+def test_a_run_goes_on_from_the_best_checkpoint_or_a_numbered_one(tmp_path, monkeypatch):
+    """The evaluation after five updates is better than the last one."""
+    add_evaluation = Recorder.add_evaluation
+
+    def add(recorder, evaluation, record, progress):
+        returns = np.full_like(evaluation.returns, -progress.updates)
+        add_evaluation(recorder, dataclasses.replace(evaluation, returns=returns), record, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "add_evaluation", add)
+        run = podracer.train(EXPERIMENT, evaluations=2, run_dir=tmp_path / "other").run_dir
+    for choice, updates in {"best": 5, 5: 5, "newest": 10}.items():
+        setup = make_run_setup(EXPERIMENT)
+        weights = Weights(run, setup, EXPERIMENT, choice)
+        assert weights.about["updates"] == updates
+        params = weights(setup)[0].learner.shared.params
+        best = podracer.load(run, checkpoint=updates)[1].shared.params
+        jax.tree.map(np.testing.assert_array_equal, params, best)
+    with pytest.raises(CheckpointError, match="no checkpoint of update 7"):
+        podracer.train(EXPERIMENT, weights=run, checkpoint=7, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="a checkpoint is that of another run"):
+        podracer.train(EXPERIMENT, checkpoint="best", run_dir=tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
 @pytest.mark.slow
 def test_such_a_run_is_resumed_as_any_other(first, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -100,16 +125,25 @@ def test_one_that_failed_before_its_first_save_begins_again_with_them(first, tmp
 
 @pytest.mark.slow
 def test_how_it_began_is_known_or_it_is_not_resumed(tmp_path):
-    """The other run has learned since, or a function of the user's returned the state."""
+    """The other run is gone or is another, or a function of the user's returned the state.
+
+    That it has learned since is no matter, while the checkpoint is there.
+    """
     other, run, own = tmp_path / "other", tmp_path / "run", tmp_path / "own"
     podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
-    with pytest.raises(RuntimeError, match="before the first save"):
-        podracer.train(EXPERIMENT, weights=other, run_dir=run, callbacks=[fail])
+    for directory in (run, tmp_path / "run2"):
+        with pytest.raises(RuntimeError, match="before the first save"):
+            podracer.train(EXPERIMENT, weights=other, run_dir=directory, callbacks=[fail])
     crash = (run / "crash.json").read_text()
+    whole = podracer.train(EXPERIMENT, weights=other, run_dir=tmp_path / "whole")
     podracer.train(EXPERIMENT, run_dir=other, resume=True)
-    with pytest.raises(ConfigError, match=f"began with {other} at update 5, which has learned"):
-        podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    podracer.train(EXPERIMENT, run_dir=tmp_path / "run2", resume=True)
+    assert stored_fingerprint(tmp_path / "run2") == stored_fingerprint(whole.run_dir)
     other.rename(tmp_path / "elsewhere")
+    podracer.train(EXPERIMENT, frames=5 * STEPS, run_dir=other)
+    with pytest.raises(ConfigError, match=f"began with {other}, where another run is now"):
+        podracer.train(EXPERIMENT, run_dir=run, resume=True)
+    other.rename(tmp_path / "nowhere")
     with pytest.raises(
         ConfigError, match=f"{run} ended before its first save, and .*: {other} hol"
     ):
@@ -310,7 +344,8 @@ def test_there_is_one_way_to_begin(first, tmp_path):
 def test_the_flag(tmp_path):
     flags = ("train", "catch_a2c", "--frames", 4000, "--evaluations", 0, "--devices", 1)
     one, two = tmp_path / "one", tmp_path / "two"
-    for directory, more in ((one, ()), (two, ("--weights", one, "--learning-rate", 1e-3))):
-        code, _, error = call(*flags, "--run-dir", directory, *more)
+    more = ("--weights", one, "--checkpoint", 8, "--learning-rate", 1e-3)
+    for directory, flags_of_run in ((one, ()), (two, more)):
+        code, _, error = call(*flags, "--run-dir", directory, *flags_of_run)
         assert code == 0, error
     assert json.loads((two / "config.json").read_text())["weights"]["run"] == str(one)

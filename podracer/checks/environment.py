@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from typing import Any
 
@@ -68,6 +69,8 @@ def check_spec(environment: Any) -> EnvironmentSpec:
         raise ConfigError(
             f"{spec.name}: spec.observation must be a tree of podracer.ArraySpec{found}."
         )
+    if not any(math.prod(leaf.shape) for leaf in leaves):
+        raise ConfigError(f"{spec.name}: spec.observation has no numbers, by which agents act.")
     if isinstance(spec.action, Discrete):
         number = spec.action.num_actions
         if not _is_count(number):

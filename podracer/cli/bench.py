@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -239,8 +238,7 @@ def _measured_by_processes(
 
     for devices in (1, 1 + num_cores()):
         limits = ["--devices", str(devices), "--seconds", str(seconds / 2), "--json"]
-        command = [sys.executable, "-m", "podracer", "tune", *arguments, *limits]
-        with child_process(command) as process:
+        with child_process(["tune", *arguments, *limits]) as process:
             assert process.stdout is not None
             for values in printed_objects(process.stdout):
                 values["config"] = SebulbaConfig(**values["config"])

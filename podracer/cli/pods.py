@@ -215,8 +215,6 @@ def tournament(arguments: Sequence[str]) -> int:
     flags = join_values(arguments[len(names) :], "vary")
     from podracer.experiments.ranges import read_range
     from podracer.io.names import nearest
-    from podracer.io.seal import CONFIG
-    from podracer.io.steps import CHECKPOINTS, step_directories
     from podracer.tournament.config import Tournament
     from podracer.tournament.selection import SELECTION_RULES, PopulationBased
     from podracer.types import ConfigError
@@ -243,8 +241,6 @@ def tournament(arguments: Sequence[str]) -> int:
     directory = options.run_dir or Path("runs") / f"tournament-{time_of_start}"
     if holds_begun_tournament(directory):
         raise ConfigError(f"{directory} already holds a tournament: resume it, or choose another.")
-    if (directory / CONFIG).exists() or step_directories(directory / CHECKPOINTS):
-        raise ConfigError(f"{directory} holds a run: choose another name.")
     return _run(settings, directory, [own for name in names if (own := own_recipe(name))])
 
 

@@ -40,6 +40,7 @@ def reproduce(arguments: Sequence[str]) -> int:
         "It continues where it stopped; figures that were not measured in --out are shown with "
         "the project's own points.",
     )  # fmt: skip
+    from podracer.io.run_directory import check_room
     from podracer.reproduce.figures import FIGURES
     from podracer.reproduce.measure import RECORDS, measure_figures
     from podracer.types import ConfigError, PodracerError
@@ -56,6 +57,7 @@ def reproduce(arguments: Sequence[str]) -> int:
         _write_pages(list(FIGURES.values()), options.out)
 
     failed = []
+    check_room(options.out)
     if not options.page:
         failed = measure_figures(figures, options.scale, options.out, _show, write)
     write()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -109,6 +108,7 @@ def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Pat
     Raises `ConfigError` where no file can be written, before anything is computed for it, and
     without one of the suffixes, as a run's own files are.
     """
+    from podracer.io.run_directory import check_room
     from podracer.types import ConfigError
 
     path = default if out is None else out
@@ -122,8 +122,5 @@ def output_file(out: Path | None, default: Path, suffixes: Sequence[str]) -> Pat
         raise ConfigError(f"{path.parent} holds no run: there is no such directory.")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} to write {path.name} into.")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ConfigError(f"no file can be made in {path.parent}: {error.strerror}.") from error
+    check_room(path.parent)
     return path

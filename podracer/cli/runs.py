@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -168,7 +169,16 @@ class ReportOptions:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Directories of one or more runs, or of one tournament."""
     out: Path | None = None
-    """Path of the HTML file. By default report.html in the first run."""
+    """Path of the HTML file. By default report.html in the run, of several runs comparison.html in
+    the folder that they share."""
+
+
+def default_page(runs: Sequence[Path]) -> Path:
+    """Return the page of a report where none is named: no other report's."""
+    folders = sorted({run.resolve() for run in runs})
+    if len(folders) == 1:
+        return runs[0] / "report.html"
+    return Path(os.path.commonpath([folder.parent for folder in folders])) / "comparison.html"
 
 
 def report(arguments: Sequence[str]) -> int:
@@ -186,7 +196,7 @@ def report(arguments: Sequence[str]) -> int:
     for run in options.runs:
         if not is_tournament(run):
             check_is_run(run)
-    out = output_file(options.out, options.runs[0] / "report.html", (".html", ".htm"))
+    out = output_file(options.out, default_page(options.runs), (".html", ".htm"))
     if tournaments := list(filter(is_tournament, options.runs)):
         from podracer.reports.tournament import write_tournament_report
 

@@ -19,7 +19,7 @@ from podracer.cli.arguments import (
     parse,
     parse_experiment,
 )
-from podracer.cli.run_options import RunOptions
+from podracer.cli.run_options import AtCheckpoint, RunOptions
 from podracer.experiments.hosts import (
     Hosts,
     disable_async_dispatch,
@@ -32,6 +32,7 @@ from podracer.io.text import redact_settings
 if TYPE_CHECKING:
     from podracer.experiments.experiment import Experiment
     from podracer.experiments.result import Result
+    from podracer.io.steps import Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,9 @@ class TrainOptions:
     weights: Path | None = None
     """Directory of a run whose learned parameters, optimizer and statistics this one begins with,
     such as to go on in another environment or with other hyperparameters."""
+    checkpoint: AtCheckpoint = "newest"
+    """Checkpoint of --weights to take: the newest, that of the best evaluation, or by its number
+    of updates."""
     track: Trackers = ()
 
 
@@ -120,8 +124,8 @@ def train(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     return run(
         experiment, options.run_dir, extra["hosts"],
-        resume=False, weights=options.weights, recipe=own_recipe(recipe, arguments),
-        track=options.track,
+        resume=False, weights=options.weights, checkpoint=options.checkpoint,
+        recipe=own_recipe(recipe, arguments), track=options.track,
     )  # fmt: skip
 
 
@@ -173,6 +177,7 @@ def run(
     *,
     resume: bool,
     weights: Path | None = None,
+    checkpoint: Choice = "newest",
     recipe: str | None = None,
     track: Trackers = (),
     num_devices: int = 0,
@@ -201,7 +206,7 @@ def run(
     from podracer.reports.tracking import trackers
 
     result = train(
-        experiment, run_dir=run_dir, resume=resume, weights=weights,
+        experiment, run_dir=run_dir, resume=resume, weights=weights, checkpoint=checkpoint,
         sinks=trackers(track), progress=True,
     )  # fmt: skip
     if jax.process_index() == 0:

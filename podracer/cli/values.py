@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import tyro
+
+from podracer.io.paths import user_path
 
 if TYPE_CHECKING:
     from podracer.schedules import Linear
 
 REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _path_rule(info: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Parse fields of type `Path`, see `user_path`."""
+    if info.type is not Path:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda texts: user_path(texts[0]),
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @REGISTRY.primitive_rule

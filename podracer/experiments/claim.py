@@ -1,4 +1,7 @@
-"""The claim of a directory: a new run takes one that is unused, a resumed one its own."""
+"""The claim of a directory: a new run takes one that is unused, a resumed one its own.
+
+What is checked here is checked again under the directory's lock, see `RunLock`.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,27 @@ import jax
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.sweep import RECORDS
 from podracer.io.directories import is_tournament
+from podracer.io.paths import user_path
 from podracer.io.run_directory import run_directory
-from podracer.io.seal import check_is_run
+from podracer.io.seal import CONFIG, check_is_run
 from podracer.io.steps import CHECKPOINTS, newest_saved, step_directories
 from podracer.types import ConfigError
 
 
-def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resume: bool) -> Path:
-    """Return the run's directory: a new one, or with `resume` one that holds a run."""
+def name_run_directory(experiment: Experiment, run_dir: Path | None) -> Path:
+    """Return the path of a run's directory, by default a new one in `runs/`; create nothing."""
     if run_dir is None:
         if jax.process_count() > 1:
             raise ConfigError("several processes need a run directory that all of them share.")
         moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         run_dir = Path("runs") / f"{experiment.recipe}-s{experiment.seed}-{moment}"
-    path = Path(run_dir)
-    directory = run_directory(path.parent, path.name)
-    exists = (directory / "config.json").exists()
+    path = user_path(run_dir)
+    return run_directory(path.parent, path.name)
+
+
+def check_claim(directory: Path, resume: bool) -> None:
+    """Raise `ConfigError` unless a new run, or with `resume` the one in it, can go on there."""
+    exists = (directory / CONFIG).exists()
     if resume:
         check_is_run(directory)
     if exists and not resume:
@@ -48,4 +56,3 @@ def claim_run_directory(experiment: Experiment, run_dir: str | Path | None, resu
             f"{directory} holds the {records[0]} of another run: move it away, or choose another "
             "name."
         )
-    return directory

@@ -76,8 +76,8 @@ class Experiment:
     """Longest time between two checkpoints, in seconds, to which a chunk, under Sebulba an update,
     may add; 0 saves after every chunk."""
     keep_best: bool = True
-    """Whether to save at each evaluation with the highest mean return so far, and to keep that
-    checkpoint, of equal ones the newest, besides the newest ones."""
+    """Whether to save at each evaluation with a higher mean return than all before, and to keep the
+    checkpoint of the best one, of equal ones the newest that is saved, besides the newest ones."""
     stall_seconds: float = bounded(1800.0, low=0.001)
     """Time in seconds after which a chunk, an evaluation or a save that has not finished ends the
     run (exit code 76)."""

@@ -61,8 +61,10 @@ def initialize_devices(hosts: Hosts, devices: int) -> None:
     import jax
 
     from podracer.experiments import peers
+    from podracer.mesh import check_machine
     from podracer.types import ConfigError
 
+    check_machine()
     require_deterministic_kernels()
     hosts = hosts.with_environment()
     settings = [hosts.coordinator, hosts.num_processes, hosts.process_id]

@@ -20,7 +20,7 @@ from podracer.experiments.run_setup import build
 from podracer.experiments.serialization import read_experiment, recipe_name
 from podracer.io import checkpoint as checkpoints
 from podracer.io.checkpoint import Choice, Restored
-from podracer.io.run_directory import expand_home
+from podracer.io.paths import user_path
 from podracer.mesh import make_mesh
 from podracer.policy import Policy
 from podracer.types import ConfigError, LearnerState
@@ -115,7 +115,7 @@ def load_run(
     is not read, and the `local` part of the learner's, such as a replay, only if asked for: no
     policy depends on either.
     """
-    directory = expand_home(run_dir)
+    directory = user_path(run_dir)
     experiment = reopen(directory, recipe, environment)
     if opponents != "all":
         stand_in = without_runs(

@@ -24,7 +24,8 @@ from podracer.envs.model import WithModel
 from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import SelfPlay, load_game, observe
 from podracer.experiments.serialization import recipe_name
-from podracer.io.run_directory import expand_home, read_limited
+from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.io.seal import CONFIG, MANIFEST
 from podracer.io.steps import CHECKPOINTS, read_chosen
 from podracer.io.text import print_stderr
@@ -173,7 +174,7 @@ def without_runs(
 
 def find_run(name: str) -> tuple[Path | None, int | None]:
     """Return the directory and the pod that a name, `RUN` or `RUN:POD`, means, None for neither."""
-    name = str(expand_home(name))
+    name = str(user_path(name))
     directory, _, pod = name.rpartition(":")
     if not _is_named(name) and Path(name).is_dir():
         return Path(name), None

@@ -122,6 +122,7 @@ class Recorder:
     def __init__(self, experiment: Experiment, env: Environment | HostEnvironments) -> None:
         self.totals = Totals()
         self.best: Best | None = None
+        self._equal: Best | None = None  # the newest evaluation, if it equals the best
         self.chunk_seconds = 0.0  # that the driver took for the last record
         self._env, self._keeps_best = env, experiment.keep_best
         # Each pod of a population has its own.
@@ -214,7 +215,7 @@ class Recorder:
             _LOG.warning(text)
 
     def _compare(self, evaluation: Evaluation, progress: Progress) -> None:
-        """Remember an evaluation that no earlier one exceeds.
+        """Remember an evaluation that exceeds all earlier ones, and one that equals the best.
 
         Pods with a fault or with episodes that did not end are left out.
         """
@@ -223,8 +224,19 @@ class Recorder:
             returns = np.where(np.isnan(progress.pods["episodes"]), -np.inf, returns)
         score = float(returns.max())
         highest = self.best.mean_return if self.best else -math.inf
-        if math.isfinite(score) and score >= highest:
+        if math.isfinite(score) and score > highest:
             self.best = Best(progress.updates, score)
+        self._equal = Best(progress.updates, score) if score == highest else None
+
+    def best_saved(self) -> Best | None:
+        """Return the best evaluation of which there is a checkpoint, once this update is saved.
+
+        Of equal ones it is the newest that is saved for another reason: on a solved task each
+        evaluation equals the best.
+        """
+        if self._equal is not None and self._equal.updates == self.totals.updates:
+            self.best = self._equal
+        return self.best
 
     def _warn_of_diagnostics(self, progress: Progress) -> None:
         """Name the agent's metrics that are not finite: the run goes on, see `Fault`."""

@@ -37,6 +37,8 @@ from podracer.experiments.serialization import (
 )
 from podracer.host_memory import host_leaves
 from podracer.io.differences import differences
+from podracer.io.paths import user_path
+from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.text import remember_secrets
 from podracer.mesh import (
     Device,
@@ -48,7 +50,7 @@ from podracer.mesh import (
     schedulable_cores,
 )
 from podracer.schedules import over_run
-from podracer.types import ConfigError, EnvironmentSpec
+from podracer.types import CheckpointError, ConfigError, EnvironmentSpec
 
 T = TypeVar("T")
 
@@ -73,11 +75,11 @@ def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments
 
 def _content(agent: NeedsFile) -> bytes:
     try:
-        return Path(agent.data_file).read_bytes()
-    except OSError as error:
+        return read_limited(user_path(agent.data_file), LARGE_FILE)
+    except (OSError, CheckpointError) as error:
         raise ConfigError(
             f"{type(agent).__name__} needs the file {agent.data_file!r}, which cannot be read: "
-            f"{error.strerror}."
+            f"{getattr(error, 'strerror', None) or error}."
         ) from error
 
 
@@ -129,6 +131,12 @@ class RunSetup:
     start_compile: CompileInThread[Any]  # of the program that `drive` waits for
     drive: Drive
     evaluate: Callable[[TrainState], Evaluation]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the training state on all devices, the most that a checkpoint takes."""
+        leaves = jax.tree.leaves(self.abstract_state)
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
     @property
     def topology(self) -> str:

@@ -26,7 +26,7 @@ from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import fits, refusal
 from podracer.io.differences import differences
 from podracer.io.edits import encode_json
-from podracer.io.run_directory import read_limited
+from podracer.io.reading import read_limited
 from podracer.io.seal import CONFIG, check_is_run, read_sealed_json, seal_json
 from podracer.io.text import redact_settings
 from podracer.networks import Table, TorsoNetwork

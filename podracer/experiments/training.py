@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Generator, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from podracer.drivers.sebulba import SebulbaConfig, continues_episodes
 from podracer.evaluate import Evaluation
 from podracer.experiments import peers, recipes
 from podracer.experiments.budget import Budget
-from podracer.experiments.claim import claim_run_directory
+from podracer.experiments.claim import check_claim, name_run_directory
 from podracer.experiments.errors import StallError, classify_error, tag_component
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.field_types import check_types
@@ -44,13 +45,15 @@ from podracer.experiments.serialization import (
 from podracer.experiments.sweep import RECORDS, read_run
 from podracer.experiments.torso import flattened_images
 from podracer.experiments.weights import Begin, Weights, describe_begin, recorded_begin
-from podracer.io import checkpoint
+from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
 from podracer.io.jsonl import JsonlSink
-from podracer.io.run_directory import RunLock, expand_home
+from podracer.io.paths import user_path
+from podracer.io.run_directory import RunLock
 from podracer.io.seal import CONFIG, seal_json
 from podracer.io.signals import PREEMPTED, StopSignals, Stopwatch, Watchdog
 from podracer.io.sinks import Sink, Sinks, TensorBoardSink
+from podracer.io.steps import Choice
 from podracer.io.text import redact_settings
 from podracer.mesh import any_process, wait_for_all_processes
 from podracer.types import CheckpointError, ConfigError
@@ -65,6 +68,7 @@ def train(
     run_dir: str | Path | None = None,
     resume: bool = False,
     weights: str | Path | None = None,
+    checkpoint: Choice = "newest",
     begin: Begin | None = None,
     sinks: Sequence[Sink | MakeSink] = (),
     callbacks: Sequence[Callback] = (),
@@ -78,8 +82,8 @@ def train(
     recipe's its target return does not count, and one of the host is trained under Sebulba.
 
     With `resume` the run continues exactly from the newest valid checkpoint of `run_dir`. A new run
-    begins with what the agent of the run `weights` has learned, see `Weights`, or with the state
-    that `begin` returns.
+    begins with what the agent of the run `weights` has learned at a `checkpoint`, see `Weights` and
+    `podracer.load`, or with the state that `begin` returns.
 
     Ctrl-C, a notebook's interrupt, saves the run after the current chunk and raises
     `KeyboardInterrupt`; a second one raises it at once, and a resume goes on from the last save.
@@ -96,7 +100,7 @@ def train(
     `NonFiniteError`, `CheckpointError`, `StorageError`, `DeviceError` or `StallError`, with the
     reason in `crash.json`.
     """
-    run_dir = None if run_dir is None else expand_home(run_dir)
+    run_dir = None if run_dir is None else user_path(run_dir)
     if isinstance(experiment, str):
         experiment = recipes.find(experiment)
         experiment = experiment.with_environment(
@@ -116,16 +120,20 @@ def train(
         for sentence in (*experiment.warnings, *flattened_images(setup.agent)):
             _LOG.warning(sentence)
     if jax.process_count() > 1:
-        command = {"run_dir": run_dir, "resume": resume, "weights": weights}
+        command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
         peers.check_same_configuration({**run_metadata(experiment, setup), "run": command})
     if weights is not None:
         if resume or begin is not None:
             raise ConfigError("a run begins in one way: give weights without resume and begin.")
-        begin = Weights(weights, setup, experiment)
-    directory = claim_run_directory(experiment, run_dir, resume)
+        begin = Weights(weights, setup, experiment, checkpoint)
+    elif checkpoint != "newest":
+        raise ConfigError("a checkpoint is that of another run: name the run by weights.")
+    directory = name_run_directory(experiment, run_dir)
+    check = functools.partial(check_claim, directory, resume)
+    check()
     wait_for_all_processes("directory claimed")  # or a slow process finds the run of a fast one
     run = Run(experiment, setup, directory, sinks, callbacks, begin)
-    lock = RunLock(directory) if run.is_main else contextlib.nullcontext()
+    lock = RunLock(directory, check, setup.saved_bytes) if run.is_main else contextlib.nullcontext()
     with lock, peers.reports_loss(run.report_fault):
         try:
             return run.execute(resume)
@@ -168,7 +176,7 @@ class Run:
             stack.enter_context(signals.installed())
             stalled = partial(self._stalled, signals)
             watchdog = stack.enter_context(Watchdog(self.experiment.stall_seconds, stalled))
-            checkpointer = stack.enter_context(checkpoint.Checkpointer(self.directory))
+            checkpointer = stack.enter_context(Checkpointer(self.directory))
             state = self._restored_state(checkpointer) if resume else None
             if state is None:
                 state = self._initial_state()
@@ -193,7 +201,7 @@ class Run:
         self.recorder.restore(totals)
         return state
 
-    def _restored_state(self, checkpointer: checkpoint.Checkpointer) -> TrainState | None:
+    def _restored_state(self, checkpointer: Checkpointer) -> TrainState | None:
         """Return the newest checkpoint's state, None if the run ended before its first save."""
         check_same_environment(self.directory, self.env)
         if not checkpointer.has_saved():
@@ -263,7 +271,7 @@ class Run:
     def _consume(
         self,
         state: TrainState,
-        checkpointer: checkpoint.Checkpointer,
+        checkpointer: Checkpointer,
         sinks: Sinks,
         signals: StopSignals,
         watchdog: Watchdog,
@@ -372,8 +380,8 @@ class Run:
             return "max_seconds"
         return ""
 
-    def _save(self, checkpointer: checkpoint.Checkpointer, state: TrainState) -> None:
-        best = self.recorder.best
+    def _save(self, checkpointer: Checkpointer, state: TrainState) -> None:
+        best = self.recorder.best_saved()
         metadata = {
             "totals": dataclasses.asdict(self.totals),
             "experiment": redact_settings(to_json(self.experiment)),

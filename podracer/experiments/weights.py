@@ -19,10 +19,10 @@ from podracer.experiments.run_setup import RunSetup
 from podracer.experiments.serialization import read_config
 from podracer.experiments.sweep import best_pod
 from podracer.io.checkpoint import load_part
-from podracer.io.run_directory import expand_home
+from podracer.io.paths import user_path
 from podracer.io.schema import leaves_by_path
 from podracer.io.seal import CONFIG, check_is_run
-from podracer.io.steps import identity_of
+from podracer.io.steps import Choice, identity_of
 from podracer.types import CheckpointError, ConfigError
 
 Begin = Callable[[RunSetup], tuple[TrainState, Totals]]
@@ -34,7 +34,7 @@ _OF_LIFETIMES = (".num_rollouts", ".metrics[")  # of a rule that is learned
 
 
 class Weights:
-    """First state of a run, whose learner is that of another run's newest checkpoint.
+    """First state of a run, whose learner is that of another run's checkpoint.
 
     It has the other's parameters, targets, optimizer and statistics. The frames that schedules
     count, environments, lifetimes, replay and random numbers begin anew, and an update rule that
@@ -44,15 +44,22 @@ class Weights:
         run: directory of the other run; of a sweep its best pod is taken. Its arrays alone are
             read, so its recipe, agent and environment may be any.
         setup, experiment: of the new run.
+        checkpoint: the choice of `podracer.load`.
 
     Raises `ConfigError` if there is no run or the learners differ in structure, and what
     `load_part` raises.
     """
 
-    def __init__(self, run: str | Path, setup: RunSetup, experiment: Experiment) -> None:
-        directory = expand_home(run)
+    def __init__(
+        self,
+        run: str | Path,
+        setup: RunSetup,
+        experiment: Experiment,
+        checkpoint: Choice = "newest",
+    ) -> None:
+        directory = user_path(run)
         check_is_run(directory)
-        restored = load_part(directory, ".learner.shared")
+        restored = load_part(directory, ".learner.shared", checkpoint)
         self._shared: dict[str, Any] = restored.state
         if read_config(directory / CONFIG)["experiment"].get("pods"):
             pod = best_pod(directory, restored)
@@ -96,8 +103,8 @@ def describe_begin(begin: Begin | None) -> dict[str, Any]:
 def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin | None:
     """Return how a run that ended before its first save began, so that it begins again like that.
 
-    Raises `ConfigError` if that is not known, or if the run whose weights it took is gone or has
-    learned since.
+    Raises `ConfigError` if that is not known, or if the run whose weights it took, or their
+    checkpoint, is gone.
     """
     if not (run / CONFIG).is_file():
         return None
@@ -110,7 +117,7 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
     if (record := config.get("weights")) is None:
         return None
     try:
-        weights = Weights(record["run"], setup, experiment)
+        weights = Weights(record["run"], setup, experiment, record["updates"])
     except (ConfigError, CheckpointError) as error:
         raise ConfigError(
             f"{run} ended before its first save, and began with the weights of {record['run']}, "
@@ -118,8 +125,8 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
         ) from error
     if weights.about != record:
         raise ConfigError(
-            f"{run} ended before its first save, and began with {record['run']} at update "
-            f"{record['updates']}, which has learned since or is another run: begin a new run."
+            f"{run} ended before its first save, and began with {record['run']}, where another run "
+            "is now: begin a new run."
         )
     return weights
 

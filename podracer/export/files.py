@@ -23,7 +23,8 @@ from podracer.export.proof import Proof, Runner, prove
 from podracer.export.stablehlo import PLATFORMS, to_stablehlo
 from podracer.io.checkpoint import Choice
 from podracer.io.edits import encode_json
-from podracer.io.run_directory import expand_home, write_bytes
+from podracer.io.paths import user_path
+from podracer.io.run_directory import check_room, write_bytes
 from podracer.io.steps import identity_of
 from podracer.io.text import redact_settings
 from podracer.types import ArraySpec, ConfigError, Continuous, EnvironmentSpec, PodracerError
@@ -73,10 +74,12 @@ def export_policy(
     """
     if format not in SUFFIXES:
         raise ConfigError(f"the format must be onnx, stablehlo or html, but it is {format!r}.")
-    directory = expand_home(run_dir)
-    path = directory / f"policy{SUFFIXES[format]}" if out is None else expand_home(out)
+    directory = user_path(run_dir)
+    path = directory / f"policy{SUFFIXES[format]}" if out is None else user_path(out)
     if path.suffix.lower() != SUFFIXES[format]:
         raise ConfigError(f"{path.name} must end in {SUFFIXES[format]}.")
+    if out is not None:
+        check_room(path.parent)
     if format != "stablehlo":
         for package in ("onnx", "onnxruntime"):
             import_optional(package, f"the format {format}", "export")

@@ -291,11 +291,13 @@ def load(
     return read_chosen(Path(run).absolute(), step, report, lambda path: _read(path, like, without))
 
 
-def load_part(run: Path, prefix: str, *, report: Report = print_stderr) -> Restored:
+def load_part(
+    run: Path, prefix: str, step: Choice = "newest", *, report: Report = print_stderr
+) -> Restored:
     """Restore the arrays whose paths begin with `prefix`, by the rest of their paths, on the host.
 
-    They are those of the newest valid step. Reads by the checkpoint's own schema, so the classes
-    that made the state need not be known, and moves nothing. Raises as `stored_fingerprint`.
+    Reads by the checkpoint's own schema, so the classes that made the state need not be known, and
+    moves nothing. Raises as `stored_fingerprint`.
     """
 
     def read(path: Path) -> Restored:
@@ -308,7 +310,7 @@ def load_part(run: Path, prefix: str, *, report: Report = print_stderr) -> Resto
         state = {name.removeprefix(prefix): array for name, array in arrays.items()}
         return Restored(int(path.name), state, meta["metadata"])
 
-    return read_chosen(Path(run).absolute(), "newest", report, read)
+    return read_chosen(Path(run).absolute(), step, report, read)
 
 
 def fingerprint(state: PyTree) -> str:

@@ -4,6 +4,8 @@ import contextlib
 import shlex
 from pathlib import Path
 
+from podracer.io.reading import read_lines
+
 LOG = "leaderboard.jsonl"  # in each tournament's directory, see `tournament/leaderboard.py`
 
 
@@ -19,8 +21,7 @@ def holds_begun_tournament(directory: Path) -> bool:
     """
     if not is_tournament(directory):
         return False
-    with (directory / LOG).open("rb") as file:
-        return file.readline().endswith(b"\n")
+    return next(read_lines(directory / LOG), b"").endswith(b"\n")
 
 
 def short_path(path: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.edits import holds_sealed
+from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.run_directory import fsync_directory, unused, write_bytes
 from podracer.io.seal import retry_reading
 from podracer.io.sinks import Record, parse_record, plain
@@ -76,10 +77,10 @@ class JsonlSink:
 def read_records(path: Path) -> bytes:
     """Return the content of a file of records, nothing if there is none.
 
-    Raises `StorageError` if it cannot be read.
+    Raises `StorageError` if it cannot be read, `CheckpointError` if it is no file of records.
     """
     try:
-        return retry_reading(path.read_bytes)
+        return retry_reading(lambda: read_limited(path, LARGE_FILE))
     except FileNotFoundError:
         return b""
     except OSError as error:

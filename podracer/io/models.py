@@ -16,7 +16,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from podracer.io.run_directory import expand_home, read_limited
+from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.io.seal import CHECKPOINTS, CONFIG, MANIFEST, file_digest, is_there, verify_seal
 from podracer.types import CheckpointError, ConfigError
 
@@ -45,7 +46,7 @@ def current_model(models: str | Path) -> Path:
 
     Raises `ConfigError` if there is none, `CheckpointError` if it is not what was promoted.
     """
-    models = expand_home(models)
+    models = user_path(models)
     decision = current_promotion(models)
     verify(models, decision)
     return models / decision.model

@@ -11,30 +11,19 @@ import re
 import shutil
 import socket
 import stat
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podracer.io.reading import naming
 from podracer.io.text import mode_of
-from podracer.types import CheckpointError, ConfigError, StorageError
+from podracer.types import ConfigError, StorageError
 
 _NAME = re.compile(r"[A-Za-z0-9._-]([A-Za-z0-9._ -]{0,78}[A-Za-z0-9._-])?")
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(\..*)?", re.IGNORECASE)
-_JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
-
-
-def expand_home(path: str | Path) -> Path:
-    """Return a path with the home directory in the place of `~`.
-
-    Raises `ConfigError` if there is none.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"there is no home directory for {str(path)!r}: write the path without '~'."
-        ) from error
+_ROOM = 2**20  # bytes that are free wherever something is to be saved
 
 
 def run_directory(root: Path, name: str) -> Path:
@@ -53,25 +42,39 @@ def run_directory(root: Path, name: str) -> Path:
         raise ConfigError(f"run name {name!r} is reserved by some systems; choose another")
     root = Path(root).resolve()
     path = root / name
-    if path.is_symlink() or path.resolve().parent != root:
-        raise ConfigError(f"{path} is a symbolic link; a run directory must be a real directory")
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} is a file; choose another run name")
+    try:
+        if path.is_symlink() or path.resolve().parent != root:
+            raise ConfigError(
+                f"{path} is a symbolic link; a run directory must be a real directory"
+            )
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; choose another run name")
+        (path / "lock").exists()
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; choose a directory that this user may open."
+        ) from error
     return path
 
 
 class RunLock:
     """Lock of a run directory, which is created if it does not exist; a context manager.
 
+    `check`, which raises `ConfigError` for a directory that cannot be taken, is called before
+    anything is made there, and again under the lock: another process may have come between.
     The kernel releases the lock when the process ends, however it ends, so no lock is ever stale.
-    Raises `ConfigError` naming the holder if another run has it, or if nothing can be locked there.
+    Raises `ConfigError` naming the holder if another run has it, if nothing can be locked there, or
+    if there is not room for `room` bytes and a few more.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = Path(directory) / "lock"
+    def __init__(
+        self, directory: Path, check: Callable[[], object] = lambda: None, room: int = 0
+    ) -> None:
+        self._path, self._check, self._room = Path(directory) / "lock", check, room
         self._descriptor = -1
 
     def __enter__(self) -> RunLock:
+        self._check()
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,8 @@ class RunLock:
             ) from error
         try:
             self._take(descriptor)
+            self._check()
+            check_room(self._path.parent, self._room)
         except BaseException:
             os.close(descriptor)
             raise
@@ -114,6 +119,29 @@ class RunLock:
         os.close(self._descriptor)
 
 
+def check_room(directory: Path, size: int = 0) -> None:
+    """Raise `ConfigError` unless files can be made in a directory, with room for `size` bytes.
+
+    The directory is made where there is none. A file is written, as nothing else tells of quotas
+    and of file systems that cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_ROOM))
+            file.flush()
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise ConfigError(
+            f"no file can be made in {directory}: {error.strerror}; choose another directory."
+        ) from error
+    if free < size + _ROOM:
+        raise ConfigError(
+            f"{directory} has {free / 2**20:,.0f} MiB free, and a checkpoint takes up to "
+            f"{size / 2**20:,.0f} MiB: choose another directory, or make room."
+        )
+
+
 def _holder(record: bytes) -> str:
     try:
         fields = json.loads(record)
@@ -135,6 +163,7 @@ def write_json(path: Path, obj: Any, *, mode: int | None = None) -> None:
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write bytes atomically, as `write_json` does; `mode` is that of the file."""
     path = Path(path)
+    _remove_drafts(path)
     # One name per thread: a watchdog may write crash.json while the main thread does.
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -153,6 +182,25 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     fsync_directory(path.parent)
 
 
+def _remove_drafts(path: Path) -> None:
+    """Remove what processes that were killed while they wrote a file have left beside it."""
+    draft = re.compile(rf"\.{re.escape(path.name)}\.([0-9]+)\.[0-9]+")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path.parent):
+            if (match := draft.fullmatch(name)) and not _is_running(int(match[1])):
+                path.with_name(name).unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file and its mode durably; a link in the place of `target` is replaced."""
     target.unlink(missing_ok=True)
@@ -162,27 +210,6 @@ def copy_file(source: Path, target: Path) -> None:
         writing.flush()
         os.fsync(writing.fileno())
     fsync_directory(target.parent)
-
-
-def read_limited(path: Path) -> bytes:
-    """Return the bytes of a JSON file. Raises `CheckpointError` above 64 MiB, or for a pipe."""
-    with naming(path):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is not a file")
-        if status.st_size > _JSON_LIMIT:
-            raise CheckpointError(f"{path} is larger than {_JSON_LIMIT:,} bytes")
-        return path.read_bytes()
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in an error of an open one, which does not know it."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 def own_directory(path: Path) -> int:

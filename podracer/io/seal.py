@@ -19,12 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from podracer.io.edits import encode_sealed
-from podracer.io.run_directory import (
-    fsync_directory,
-    naming,
-    read_limited,
-    write_bytes,
-)
+from podracer.io.reading import naming, open_regular, read_limited
+from podracer.io.run_directory import fsync_directory, write_bytes
 from podracer.io.text import mode_of
 from podracer.types import CheckpointError, ConfigError, StorageError
 
@@ -180,7 +176,7 @@ def _files(directory: Path) -> dict[str, int]:
 
 def file_digest(path: Path, *, sync: bool = False) -> str:
     """Return the SHA-256 of a file in hex; with `sync` the file is durable then."""
-    with naming(path), open(path, "rb") as file:
+    with naming(path), open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if sync:
             os.fsync(file.fileno())

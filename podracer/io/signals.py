@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -21,7 +20,6 @@ from podracer.io.text import print_stderr
 PREEMPTED = 75
 STALLED = 76
 STOPPED = 130
-_PR_SET_PDEATHSIG = 1
 _THREAD_SECONDS = 5.0  # for threads that go on after the main thread
 
 
@@ -46,15 +44,6 @@ def own_process() -> Iterator[None]:
         yield
     finally:
         _process.is_own = previous
-
-
-def request_signal_at_parent_death(number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends, however it ends; Linux only.
-
-    With SIGCONT a process that is stopped wakes up, and can find that it is alone.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def how_killed(number: int) -> str:
@@ -116,11 +105,12 @@ def exit_on_stop() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a command within the context, its output a pipe; at the end ask it to stop, and wait.
+def child_process(arguments: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run `podracer` within the context, its output a pipe; at the end ask it to stop, and wait.
 
     So does SIGTERM or SIGHUP, on the main thread, which exits with 75 once the command has saved
-    and ended. The handler raises nothing, so that none comes between a process and its record.
+    and ended. The handler raises nothing, so that none comes between a process and its record. The
+    command also saves and ends where this process is killed.
     """
     processes, numbers = list[subprocess.Popen[str]](), list[int]()
 
@@ -129,9 +119,15 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess
         for process in processes:
             process.terminate()
 
+    command = [sys.executable, "-m", "podracer.cli.child", *arguments]
+    reader, writer = os.pipe()  # whose end, with this process, stops the command
     with (
         _handled(_preemptions(), stop),
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process,
+        open(reader) as stdin,
+        open(writer, "w"),
+        subprocess.Popen(
+            command, stdin=stdin, stdout=subprocess.PIPE, text=True, **options
+        ) as process,
     ):
         processes.append(process)
         try:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from podracer.io.reading import read_lines
+
 Record = Mapping[str, Any]
 TASK_REWARD = "reward_"  # prefix of the metric `reward_TASK`, the mean reward of a step in a task
 PARENT, HYPERPARAMETER = "parent", "hyperparameter_"  # in records of pods: a name, a prefix
@@ -83,14 +85,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        from podracer.types import StorageError
-
-        raise StorageError(f"{path} is not a file.")
-    with path.open("rb") as file:
-        for line in file:
-            yield line, parse_record(line)
+    for line in read_lines(path):
+        yield line, parse_record(line)
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

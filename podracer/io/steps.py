@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from podracer.io.models import check_promoted
-from podracer.io.run_directory import own_directory, read_limited, unused
+from podracer.io.reading import read_limited
+from podracer.io.run_directory import own_directory, unused
 from podracer.io.seal import (
     CHECKPOINTS,
     CONFIG,
@@ -77,6 +78,12 @@ def chosen_step(run: Path, choice: Choice, report: Report) -> int:
         return verified_step(run, step)
     except CheckpointError as error:
         raise CheckpointError(f"the best checkpoint is lost: {error}") from error
+
+
+def check_holds_no_run(directory: Path) -> None:
+    """Raise `ConfigError` if a directory, which something else is to have, holds a run."""
+    if is_there(directory / CONFIG) or step_directories(directory / CHECKPOINTS):
+        raise ConfigError(f"{directory} holds a run: choose another name.")
 
 
 def best_step(metadata: dict[str, Any]) -> int | None:
@@ -159,13 +166,22 @@ def _spell_run(identity: Any) -> str:
 
 
 def newest_saved(run: Path) -> int | None:
-    """Return the newest step that was ever sealed, None if none was; it may be lost."""
+    """Return the newest step that was ever sealed, None if none was; it may be lost.
+
+    Raises `CheckpointError` for a sealed number that is no step's: another program wrote it.
+    """
     if not is_there(run / SAVED):
         return None
     try:
-        return int(read_sealed_json(run / SAVED)["step"])
-    except (CheckpointError, KeyError, TypeError, ValueError):
+        step = read_sealed_json(run / SAVED).get("step", 0)
+    except CheckpointError:
         return 0  # damaged: some step was saved
+    if type(step) is not int or not 0 <= step < 10**12:
+        raise CheckpointError(
+            f"{run / SAVED} says that the newest step is {str(step)[:40]!r}, which is none: bring "
+            "the file back as it was."
+        )
+    return step
 
 
 def _move(path: Path, folder: Path) -> Path:

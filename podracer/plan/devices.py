@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from podracer.io.names import nearest
+from podracer.io.reading import read_limited
 from podracer.plan.work import Work
-from podracer.types import ConfigError
+from podracer.types import CheckpointError, ConfigError
 
 SHIPPED = Path(__file__).parent / "devices.json"
 
@@ -182,8 +183,8 @@ def _check_numbers(name: str, part: Device | Price | Simulator) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = json.loads(read_limited(path))
+    except (OSError, ValueError, CheckpointError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a JSON object, as podracer/plan/devices.json does.")

@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 
 from podracer.experiments.run_records import RunRecords, as_text, members_of, pods_in
 from podracer.io.edits import read_sealed
+from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.io.sinks import TASK_REWARD, group, read_metrics
 from podracer.reports.console import clock, compact, number
 from podracer.reports.curves import (
@@ -65,12 +67,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
     Raises `ConfigError` for a directory that holds no run and for files that cannot be read.
     """
-    paths = list(dict.fromkeys(Path(path).resolve() for path in runs))
+    paths = list(dict.fromkeys(user_path(path).resolve() for path in runs))
     names = _names(paths)
     loaded = [run for pair in zip(paths, names, strict=True) for run in _load(*pair)]
     from podracer.io.run_directory import write_bytes  # imports JAX
 
-    out = Path(out)
+    out = user_path(out)
     lineages = [
         lineage_figure(path, _object(path / "config.json").get("experiment", {})) for path in paths
     ]
@@ -102,7 +104,7 @@ def _load(path: Path, name: str) -> list[RunRecords]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        content = json.loads(read_limited(path)) if path.is_file() else {}
         is_sound = isinstance(content.get("experiment", {}), dict)
     except (ValueError, RecursionError, AttributeError):
         content, is_sound = {}, False

@@ -6,7 +6,6 @@ import os
 import resource
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -119,10 +118,9 @@ def _resumed(arguments: list[str]) -> list[str]:
 def _run(arguments: list[str]) -> tuple[int, list[str]]:
     """Run `podracer` with arguments; return its exit code and the lines that it printed.
 
-    If this process is stopped, the command is, which saves a run.
+    If this process is stopped or killed, the command is stopped, which saves a run.
     """
-    command = [sys.executable, "-m", "podracer", *arguments]
-    with child_process(command, stderr=subprocess.STDOUT, errors="replace") as process:
+    with child_process(arguments, stderr=subprocess.STDOUT, errors="replace") as process:
         output = process.communicate()[0]
     return process.returncode, output.splitlines()
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from podracer.io.run_directory import naming
+from podracer.io.reading import naming, read_limited
 from podracer.reproduce.figure import Record
 from podracer.types import ConfigError
 
@@ -23,7 +23,7 @@ def read_records(path: Path) -> list[Record]:
     is not a record.
     """
     newest: dict[tuple[str, str, str], Record] = {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = read_limited(path).decode().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
             record = Record(**json.loads(line))

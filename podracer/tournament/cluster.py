@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from podracer.io.signals import request_signal_at_parent_death
+from podracer.io.processes import request_signal_at_parent_death
 from podracer.tournament.engine import Lines, LocalEngine, open_log
 
 SAVE_SECONDS = 60.0  # for pods whose orchestrator is gone

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.types import ConfigError, PodracerError
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ class Lines:
 
 
 def _last_line(log: Path) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return log.read_text(errors="replace").strip().splitlines()[-1][:500]
+    with contextlib.suppress(OSError, IndexError, PodracerError):
+        text = read_limited(log, LARGE_FILE).decode(errors="replace")
+        return text.strip().splitlines()[-1][:500]
     return "it has ended"

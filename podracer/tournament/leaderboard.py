@@ -25,13 +25,16 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from podracer.io.differences import differences
 from podracer.io.directories import LOG
+from podracer.io.paths import user_path
+from podracer.io.reading import read_lines
 from podracer.io.run_directory import RunLock, fsync_directory
-from podracer.io.steps import CHECKPOINTS
+from podracer.io.steps import CHECKPOINTS, check_holds_no_run
 from podracer.io.text import mode_of
 from podracer.tournament.events import (
     EVENTS,
@@ -87,24 +90,23 @@ def _read(path: Path) -> tuple[list[Event], list[str], int]:
     """Read the events, their checksums, and the number of bytes they take."""
     events, checksums = list[Event](), list[str]()
     size = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break  # torn: its writer was killed before it was acknowledged
-            try:
-                fields = json.loads(line)
-                del fields["sha256"]
-                expected, checksum = _line(fields, checksums[-1] if checksums else "")
-                if line != expected:
-                    raise ValueError
-                events.append(_decode(fields))
-                checksums.append(checksum)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise CheckpointError(
-                    f"{path}: line {number} is damaged, so this and all that follows cannot be "
-                    "trusted; restore the file from a copy"
-                ) from None
-            size += len(line)
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.endswith(b"\n"):
+            break  # torn: its writer was killed before it was acknowledged
+        try:
+            fields = json.loads(line)
+            del fields["sha256"]
+            expected, checksum = _line(fields, checksums[-1] if checksums else "")
+            if line != expected:
+                raise ValueError
+            events.append(_decode(fields))
+            checksums.append(checksum)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise CheckpointError(
+                f"{path}: line {number} is damaged, so this and all that follows cannot be "
+                "trusted; restore the file from a copy"
+            ) from None
+        size += len(line)
     return events, checksums, size
 
 
@@ -150,18 +152,17 @@ class Leaderboard:
     header the tournament must exist. Once a method has returned, its effect survives any kill. If a
     write fails, `OSError` is raised and nothing has changed.
 
-    Raises `ConfigError` if another process writes, if there is no tournament, or a different
-    one; `CheckpointError` if the log is damaged.
+    Raises `ConfigError` if another process writes, if there is no tournament, a different one or
+    a run; `CheckpointError` if the log is damaged.
     """
 
     def __init__(self, directory: Path, header: Header | None = None) -> None:
-        self.directory = Path(directory).resolve()
-        if header is None:
-            read_events(self.directory)
-        else:
+        self.directory = user_path(directory).resolve()
+        check = read_events if header is None else check_holds_no_run
+        if header is not None:
             _check_writable(header)  # before a file is made
         with contextlib.ExitStack() as stack:
-            stack.enter_context(RunLock(self.directory))
+            stack.enter_context(RunLock(self.directory, partial(check, self.directory)))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.directory / LOG, flags, mode_of(header and header.tournament))
             self._file = stack.enter_context(open(descriptor, "r+b", buffering=0))

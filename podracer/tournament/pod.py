@@ -45,7 +45,8 @@ from podracer.experiments.run_setup import RunSetup, make_run_setup
 from podracer.experiments.serialization import KINDS, from_json, read_config, recipe_name, to_json
 from podracer.experiments.training import train
 from podracer.io import checkpoint
-from podracer.io.run_directory import own_directory, read_limited, write_json
+from podracer.io.reading import read_limited
+from podracer.io.run_directory import own_directory, write_json
 from podracer.io.seal import MANIFEST
 from podracer.io.steps import CHECKPOINTS, step_name
 from podracer.io.text import explain_error, redact

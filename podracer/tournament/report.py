@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from podracer.io.run_directory import read_limited
+from podracer.io.reading import LARGE_FILE, read_limited
 from podracer.io.signals import how_killed
 from podracer.types import PodracerError
 
@@ -76,7 +76,8 @@ def reason_of_failure(directory: Path, code: int) -> str:
         if path.stat().st_mtime_ns >= task.stat().st_mtime_ns:  # not that of an earlier attempt
             crash = json.loads(read_limited(path))
             return f"exit code {code}: {crash['message']}"[:500]
-    with contextlib.suppress(OSError, IndexError):
-        lines = (directory / "log.txt").read_text(errors="replace").splitlines()
+    with contextlib.suppress(OSError, IndexError, PodracerError):
+        log = read_limited(directory / "log.txt", LARGE_FILE)
+        lines = log.decode(errors="replace").splitlines()
         return f"exit code {code}: {lines[-1].removeprefix('podracer: ')}"[:500]
     return f"exit code {code}"

@@ -18,7 +18,7 @@ from podracer.envs.trading.market import Period, Periods, format_time
 from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
-from podracer.io.run_directory import expand_home
+from podracer.io.paths import user_path
 from podracer.rollout import ActorState, Purpose, init_actor, interact, purpose_key
 from podracer.trading.baselines import buy_and_hold, equal_weight, minimum_variance
 from podracer.trading.metrics import Performance, compute_performance
@@ -95,7 +95,7 @@ def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtes
     Raises `ConfigError` for a run that does not trade, for one whose bars have changed since, and
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
-    directory = expand_home(directory)
+    directory = user_path(directory)
     agent, env, state, _ = load_run(directory, checkpoint=checkpoint)
     backtest_env = backtest_environment(env)  # first, because it rejects other environments
     check_same_environment(directory, env)

@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from podracer.experiments.loading import load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
+from podracer.io.directories import is_tournament
 from podracer.io.models import (
     RECORD,
     RUN_FILES,
@@ -35,9 +37,11 @@ from podracer.io.models import (
     read_record,
     verify,
 )
-from podracer.io.run_directory import RunLock, copy_file, expand_home, read_limited, write_bytes
+from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
+from podracer.io.run_directory import RunLock, copy_file, write_bytes
 from podracer.io.seal import MANIFEST, seal, verify_seal
-from podracer.io.steps import CHECKPOINTS, step_name
+from podracer.io.steps import CHECKPOINTS, check_holds_no_run, step_name
 from podracer.trading.backtest import date_range, simulate
 from podracer.types import CheckpointError, ConfigError
 
@@ -66,7 +70,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     under other terms than the current model; `CheckpointError` where a checkpoint or the record is
     damaged.
     """
-    models, run = expand_home(models), expand_home(run)
+    models, run = user_path(models), user_path(run)
     agent, env, state, _ = load_run(run, checkpoint=checkpoint)
     backtest_environment(env)
     check_same_environment(run, env)
@@ -78,7 +82,7 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
         "window": tuple(date_range(validation.bars)),
         "score": _validation_return(agent, validation, state),
     }
-    with RunLock(models):
+    with RunLock(models, partial(_check_claim, models)):
         decisions = _read_and_repair(models)
         promotions = active_promotions(decisions)
         if promotions:
@@ -100,9 +104,8 @@ def rollback(models: str | Path) -> Decision:
 
     Raises `ConfigError` if there is none, `CheckpointError` if its files have changed.
     """
-    models = expand_home(models)
-    current_promotion(models)  # fails for a directory without models before a lock file is made
-    with RunLock(models):
+    models = user_path(models)
+    with RunLock(models, partial(current_promotion, models)):
         decisions = _read_and_repair(models)
         promotions = active_promotions(decisions)
         if len(promotions) < 2:
@@ -110,6 +113,13 @@ def rollback(models: str | Path) -> Decision:
         previous = promotions[-2]
         verify(models, previous)
         return _record(models, Decision("rollback", previous.model, previous.files))
+
+
+def _check_claim(models: Path) -> None:
+    """Raise `ConfigError` if a directory for models holds something else."""
+    check_holds_no_run(models)
+    if is_tournament(models):
+        raise ConfigError(f"{models} holds a tournament: choose another name.")
 
 
 def _validation_return(agent: Any, validation: Trading, state: Any) -> float:
@@ -162,7 +172,7 @@ def _record(models: Path, decision: Decision) -> Decision:
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     decision = dataclasses.replace(decision, time=time)
     path, line = models / RECORD, json.dumps(dataclasses.asdict(decision)) + "\n"
-    write_bytes(path, (path.read_bytes() if path.exists() else b"") + line.encode())
+    write_bytes(path, (read_limited(path) if path.exists() else b"") + line.encode())
     write_bytes(models / CURRENT, f"{decision.model}\n".encode())
     return decision
 

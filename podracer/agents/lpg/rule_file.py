@@ -15,6 +15,8 @@ import numpy as np
 
 from podracer.agents.lpg.rule import UpdateRule
 from podracer.io.npz import DAMAGE, read_array
+from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.types import ConfigError, Params
 
 SCHEMA = "schema"
@@ -56,10 +58,10 @@ def decode_rule(content: bytes, name: str) -> tuple[UpdateRule, Params]:
 
 def read_rule(path: str | Path) -> tuple[UpdateRule, Params]:
     """Return the rule of a file and its parameters. Raises `ConfigError` as `decode_rule` does."""
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
         raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
-    return decode_rule(path.read_bytes(), str(path))
+    return decode_rule(read_limited(path), str(path))
 
 
 def _named(params: Params) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from podracer.envs.host.gymnasium_spec import (
     inspect_environment,
     with_pictures,
 )
+from podracer.io.processes import end_guarded
 from podracer.io.signals import how_killed
 from podracer.types import ConfigError, EnvironmentFault, EnvironmentSpec, TimeStep
 
@@ -347,6 +348,4 @@ class GymnasiumBatch:
             self._control.settimeout(2 * CLOSE_SECONDS)
             while self._control.recv(64):
                 pass
-        self._fork_server.kill()  # it has closed its end, or hangs
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in a call of the kernel
-            self._fork_server.wait(CLOSE_SECONDS)
+        end_guarded(self._fork_server, CLOSE_SECONDS)  # it has closed its end, or hangs

@@ -10,12 +10,10 @@ import json
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,6 +24,7 @@ from podracer.envs.host import gymnasium_worker
 from podracer.envs.host.gymnasium_factories import Filtered, Pictured, Registered
 from podracer.envs.host.gymnasium_protocol import CLOSE_SECONDS, Leaf, WorkerSetup
 from podracer.io.names import nearest
+from podracer.io.processes import children, kill_tree
 from podracer.types import (
     ACTION_MASK,
     ActionSpace,
@@ -87,7 +86,7 @@ def inspect_environment(
     pickled, main = (b"", None) if in_process else _pickle(name, make)
     if isinstance(environment, Pictured) and not in_process:
         _check_drawable(name, pickled, main)
-    children = _child_processes()
+    earlier_children = children()
     try:
         env = make()
     except Exception as error:
@@ -114,7 +113,7 @@ def inspect_environment(
         )
     finally:
         _close(name, env)
-        _end(_child_processes() - children)
+        _end(children() - earlier_children)
     specs = jax.tree.map(
         lambda leaf: ArraySpec(
             leaf.shape, leaf.dtype, num_values=leaf.num_values, start=leaf.first_value
@@ -150,19 +149,11 @@ def _close(name: str, env: Env) -> None:
         _LOG.warning("%s: `close` has not returned after %g s.", name, CLOSE_SECONDS)
 
 
-def _child_processes() -> set[int]:
-    """Return the ids of this thread's children; none where the system does not tell."""
-    with contextlib.suppress(OSError):
-        file = Path(f"/proc/self/task/{threading.get_native_id()}/children")
-        return set(map(int, file.read_text().split()))
-    return set()
-
-
 def _end(pids: Iterable[int]) -> None:
     """Kill processes that an environment has started and left: they would outlive the run."""
     for pid in pids:
+        kill_tree(pid)
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
 

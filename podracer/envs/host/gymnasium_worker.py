@@ -41,7 +41,7 @@ from podracer.envs.host.gymnasium_protocol import (
     map_shared_memory,
     observation_leaves,
 )
-from podracer.io.signals import request_signal_at_parent_death
+from podracer.io.processes import go_on_guarded, kill_tree, request_signal_at_parent_death
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -321,7 +321,7 @@ def try_environment() -> None:
 
 
 def _enter_fork_server() -> None:
-    """Mark this process, and leave signals and warnings to the parent."""
+    """Mark this process, leave signals and warnings to the parent, and go on under a guard."""
     global inside_worker
     inside_worker = True
     request_signal_at_parent_death(signal.SIGCONT)
@@ -330,6 +330,7 @@ def _enter_fork_server() -> None:
         signal.signal(number, lambda *_: None)  # but engines that we start may be ended so
         signal.siginterrupt(number, False)
     warnings.simplefilter("ignore")  # the parent has made one environment and shown them
+    go_on_guarded()
 
 
 def _worker_main(worker: Worker, channel: int, parent: int) -> None:
@@ -348,7 +349,11 @@ def _worker_main(worker: Worker, channel: int, parent: int) -> None:
 
 
 def _end_child(pid: int) -> int:
-    """Kill a worker and what it started; return its wait status, maybe of an earlier death."""
+    """Kill a worker and what it started; return its wait status, maybe of an earlier death.
+
+    Of a worker that died before, what has left its group is the guard's.
+    """
+    kill_tree(pid)
     os.killpg(pid, signal.SIGKILL)  # the group exists at least until the worker is waited for
     return os.waitpid(pid, 0)[1]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from podracer.envs.common import import_optional
 from podracer.envs.trading.market import PRICES, Market, adjust_for_splits, check_jumps, format_time
+from podracer.io.paths import user_path
 from podracer.types import ConfigError
 
 NUMBERS = (*PRICES, "volume")
@@ -25,7 +26,7 @@ def load_market(path: str | Path, *, adjust: bool = False) -> Market:
     splits, see `adjust_for_splits`. Raises `ConfigError` with the first invalid row or value, and
     where pyarrow is not installed.
     """
-    path = Path(path)
+    path = user_path(path)
     if path.suffix not in READERS:
         raise ConfigError(f"{path} is neither a .csv nor a .parquet file.")
     arrow, reader = (

@@ -35,6 +35,7 @@ from podracer.experiments.recipes.registry import RECIPES, recipe, with_name
 from podracer.experiments.recipes.update_rules import with_update_rule
 from podracer.experiments.serialization import experiment_of, read_config
 from podracer.io.names import nearest
+from podracer.io.paths import user_path
 from podracer.types import ConfigError
 
 __all__ = ["RECIPES", "find", "installed", "options_of", "recipe", "with_update_rule"]
@@ -60,7 +61,7 @@ def find(name: str, **options: Any) -> Experiment:
     Raises `ConfigError` with the nearest name if there is no such recipe.
     """
     if name.endswith(".json"):
-        return _of_file(Path(name), **options)
+        return _of_file(user_path(name), **options)
     function = _function(name)
     for key, parameter in _parameters(name).items():
         if parameter.default is parameter.empty and key not in options:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from podracer.agents.disco import Disco
@@ -13,6 +12,8 @@ from podracer.agents.lpg.student import lpg_student
 from podracer.drivers.anakin import AnakinConfig
 from podracer.experiments.experiment import Experiment
 from podracer.io.npz import digest_of
+from podracer.io.paths import user_path
+from podracer.io.reading import read_limited
 from podracer.networks import Table
 from podracer.types import ConfigError
 
@@ -24,10 +25,10 @@ def with_update_rule(experiment: Experiment, file: str) -> Experiment:
     makes an `LPGStudent`, a published one of DiscoRL a `Disco`, whose replay grows where it would
     not hold four rollouts. An experiment whose agent is a `Disco` keeps all of its settings.
     """
-    path = Path(file).resolve()
+    path = user_path(file).resolve()
     if not path.is_file():
         raise ConfigError(f"there is no rule at {path}: write one with `podracer rule RUN`.")
-    content = path.read_bytes()
+    content = read_limited(path)
     if is_disco_rule(content):
         agent = _disco(experiment, str(path), content)
     else:

@@ -1,0 +1,48 @@
+"""Paths that a user gives: a place in a file system of this machine, before anything is done."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NoReturn
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` makes one slash of two
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path with the home directory in the place of `~`.
+
+    Raises `ConfigError` if there is none, for an address such as `s3://bucket/run`, and for a name
+    that is not UTF-8: checkpoints are written by a library that would take it for another.
+    """
+    text = str(path)
+    if _ADDRESS.match(text):
+        _refuse(
+            f"{text!r} is an address, but files are kept in directories of this machine: mount the "
+            "store there and name the directory."
+        )
+    try:
+        home = Path(text).expanduser()
+    except RuntimeError:
+        _refuse(f"there is no home directory for {text!r}: write the path without '~'.")
+    full = os.path.abspath(home)
+    if not _is_utf8(full):
+        _refuse(
+            f"{full!r} cannot be used, as its bytes are not UTF-8, or not in this locale: take "
+            "another name, or a locale of UTF-8."
+        )
+    return home
+
+
+def _refuse(message: str) -> NoReturn:
+    from podracer.types import ConfigError  # imports JAX, for which a mistyped flag need not wait
+
+    raise ConfigError(message)
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        return os.fsencode(path) == path.encode()
+    except UnicodeEncodeError:
+        return False

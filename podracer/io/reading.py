@@ -1,0 +1,70 @@
+"""Reading of files that anybody may have put there: regular ones alone, never more than their size.
+
+A link to a file of /proc, which has no size and no end, is read as empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import NoReturn
+
+_JSON_LIMIT = 64 * 2**20  # bytes; a schema of 10,000 leaves takes about 1 MiB
+_LINE_LIMIT = 16 * 2**20
+LARGE_FILE = 2**32
+"""Limit in bytes of files of records, and of others that are read as a whole."""
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read, without waiting. Raises `CheckpointError` for a pipe or a device."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        _refuse(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_limited(path: Path, limit: int = _JSON_LIMIT) -> bytes:
+    """Return the content of a file, by default one of JSON.
+
+    Raises `CheckpointError` for what is no regular file, and for a file of more than `limit` bytes.
+    """
+    with naming(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            _refuse(f"{path} is larger than {limit:,} bytes")
+        return file.read(size)
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that may be growing, the last one maybe torn.
+
+    Raises `CheckpointError` for what is no regular file, and at a line of more than 16 MiB.
+    """
+    with naming(path), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        while line := file.readline(min(size, _LINE_LIMIT + 1)):
+            if len(line) > _LINE_LIMIT:
+                _refuse(f"{path} has a line of more than {_LINE_LIMIT:,} bytes")
+            size -= len(line)
+            yield line
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of an open one, which does not know it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _refuse(message: str) -> NoReturn:
+    from podracer.types import CheckpointError  # imports JAX, which not every reader needs
+
+    raise CheckpointError(message)
