@@ -234,7 +234,7 @@ class PPO:
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": jnp.mean(batch.valid * (ratio - 1.0 - log_ratio)),
+            "approx_kl": jnp.mean(batch.valid * (jnp.expm1(log_ratio) - log_ratio)),
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
         return Mean(loss, share := jnp.mean(batch.valid)), with_share(metrics, share)

@@ -354,7 +354,7 @@ class Run:
             boundary=lambda updates: budget.is_due(budget.most_frames(self.totals, updates)),
         )
 
-    def _call_back(self, boundary: Boundary, checkpointer: checkpoint.Checkpointer) -> bool:
+    def _call_back(self, boundary: Boundary, checkpointer: Checkpointer) -> bool:
         """Call all callbacks, with the last save done; return whether one of them ends the run."""
         if self.callbacks:
             with tag_component("checkpointer"):
