@@ -35,7 +35,7 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-MAX_LINES_OF_A_FILE = 400
+MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_AN_AGENT = 250
 MAX_LINES_OF_A_FUNCTION = 60
 MAX_SHARED_LINES = 0.4  # of the larger of two agents' files
