@@ -62,7 +62,7 @@ GUARDS = [
         "io/run_directory.py",
         "self._take(descriptor)\n            self._check()",
         "self._take(descriptor)",
-        "test_claims.py::test_what_another_process_began_before_the_lock_is_left_as_it_is",
+        "test_directory_claims.py::test_what_another_process_began_before_the_lock_is_left_as_it_is",
     ),
     Guard(
         "io/processes.py",

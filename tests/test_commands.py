@@ -399,7 +399,7 @@ MISTAKES = [
     ("train catch --frames inf", "'inf' must be a whole number"),
     ("train catch --frames -5", "frames must be at least 1"),
     ("train catch --frames 99999999999999999999999999", "frames must be at most"),
-    ("train catch --frames 1e18", "a run has at most 4,294,967,295 updates"),
+    ("train catch --frames 1e18", "a run has at most 2,147,483,647 updates"),
     ("train catch --seed -1", "seed must be at least 0"),
     ("train catch --seed 99999999999999999999999", "seed must be at most 4,294,967,295"),
     ("train catch --devices -1", "devices must be at least 0, but"),
@@ -434,7 +434,7 @@ MISTAKES = [
     ("train cartpole_dqn --epsilon 1:0:0", "epsilon.frames must be at least 1"),
     ("train catch_muzero --num-simulations 9999999999", "num_simulations must be at most"),
     ("train cartpole_sebulba --policy-lag -1", "policy_lag must be at least 0"),
-    ("train catch --num-envs 1 --frames 5e10", "an environment makes at most 4,294,967,295 steps"),
+    ("train catch --num-envs 1 --frames 3e10", "an environment makes at most 2,147,483,647 steps"),
     ("train cartpole_sebulba --queue-depth 99999999999", "queue_depth must be at most"),
     ("train cartpole_sebulba --env-timeout-seconds inf", "env_timeout_seconds must be finite"),
     # what does not go together

@@ -50,7 +50,7 @@ class Clock(Walk):
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
     def observe(self):
-        return np.array([1.7e9 + self.time + self.np_random.random()])
+        return np.array([1.7e9 + self.np_random.random()])
 
 
 class Unseeded(Walk):

@@ -168,7 +168,7 @@ def test_losses_with_a_target_network(name, key):
         params, target_params = changed(learner.params), changed(learner.params, 0.2)
 
         def loss(params: Any) -> jax.Array:
-            return agent._loss(params, target_params, sample, key)[0]
+            return agent._loss(params, target_params, sample, key)[0].total
 
         assert_gradient_equals_differences(loss, params)
 
@@ -187,7 +187,7 @@ def test_the_loss_of_critics_whose_actions_the_cross_entropy_method_finds(distri
         learner = dataclasses.replace(learner, target_params=changed(critics, 0.2))
 
         def loss(critics: Any) -> jax.Array:
-            return agent._critic_loss(critics, learner, transition, key)[0]
+            return agent._critic_loss(critics, learner, transition, key)[0].total
 
         assert_gradient_equals_differences(loss, critics)
 
@@ -220,7 +220,8 @@ def test_the_inner_and_the_outer_loss_of_stacx(action):
 
         def inner_loss(params: Any) -> jax.Array:
             policy, values = agent._unroll(params, trajectory)
-            return jnp.sum(agent._losses(policy, values, trajectory, agent._constrain(eta))[0])
+            losses, _ = agent._losses(policy, values, trajectory, agent._constrain(eta))
+            return jnp.sum(losses.total)
 
         def outer_loss(eta: Any) -> jax.Array:
             with mock.patch.object(jax.lax, "stop_gradient", STOP):  # within the inner gradient
@@ -244,6 +245,6 @@ def test_the_loss_of_ppo_with_a_memory(action):
         moments = [jnp.mean(batch.advantage), jnp.var(batch.advantage)]
 
         def loss(params: Any) -> jax.Array:
-            return agent._loss(moments, jnp.uint32(0), params, batch)[0]
+            return agent._loss(moments, jnp.uint32(0), params, batch)[0].total
 
         assert_gradient_equals_differences(loss, changed(state.shared.params, 0.1))

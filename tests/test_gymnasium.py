@@ -670,8 +670,7 @@ def test_a_class_of_ones_own_trains_in_one_line(tmp_path):
         target_return=None,
         run_dir=tmp_path / "run",
     )
-    assert result.metrics["updates"] == 3
-    assert 0 < result.metrics["frames"] <= 96
+    assert 96 <= result.metrics["frames"] < 96 + 4 * 8
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_hosts_learn_apart_and_meet_after_every_third_update(setup, peers, monke
             )
             own = jax.tree.map(jax.numpy.copy, own)  # it is donated
             half = [map_over_rows(partial(half_of, host), shard) for shard in rows]
-            learned.append(floats(shared(alone(agent, own, half, np.zeros(2, np.int32))[0])))
+            learned.append(floats(shared(alone(agent, own, half, np.zeros((2, 2), np.int32))[0])))
         if update in (2, 5):
             learned = [[(a + b) / 2 for a, b in zip(*learned, strict=True)]] * 2
         for host in (0, 1):

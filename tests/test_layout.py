@@ -13,8 +13,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Rooms from the ground up; those on one floor do not import each other.
 FLOORS = (
     ("types",),
-    ("io", "cgroups", "means", "reports.notebook"),
-    ("environment", "reports.console"),
+    ("io", "cgroups", "means", "reports.notebook", "experiments.statistics"),
+    ("environment", "experiments.scores"),
+    ("experiments.run_records",),
+    ("reports.console",),
     ("mesh", "agent", "host_memory"),
     ("ops", "schedules"),
     ("networks", "rollout", "replay", "checks"),

@@ -48,7 +48,7 @@ class Poisoned(Impala):
             return jnp.where(is_bad, jnp.full_like(x, jnp.nan), x) if is_float else x
 
         if self.site in metrics:
-            metrics = {**metrics, self.site: poison(metrics[self.site])}
+            metrics = {**metrics, self.site: jax.tree.map(poison, metrics[self.site])}
         elif self.site:
             part = jax.tree.map(poison, getattr(state.shared, self.site))
             state = dataclasses.replace(

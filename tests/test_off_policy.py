@@ -657,7 +657,7 @@ def test_r2d2_sees_the_last_action_and_reward_of_its_episode_only():
         assert (changed[~first] > 0).all()
         assert not changed[first].any()
     blind, _ = agent_and_env("r2d2", action_reward_inputs=False)
-    check_agent(blind, length=8)
+    check_agent(blind, num_envs=B, length=8)
     for network, inputs in ((agent._network, 8 + 3 + 1), (blind._network, 8)):
         trunk = jax.eval_shape(network.init, jax.random.key(0))["shared"]
         assert trunk.layers[-1][0].weight.shape == (2, 8)  # they go past the torso

@@ -348,6 +348,8 @@ def test_the_interval_of_a_sweep_is_that_of_its_score(returns, row, tmp_path, mo
     record = {"updates": 5, "episodes": [3] * len(pods), "evaluation_return": returns}
     monkeypatch.setattr(sweep, "read_experiment", lambda *_: experiment)
     monkeypatch.setattr(sweep, "_read_pods", lambda _: [record])
+    whole = {"updates": 5, "frames": 5 * STEPS * len(pods)}
+    monkeypatch.setattr(sweep, "read_run", lambda _: [whole])
     finish_sweep(tmp_path, experiment)
     out = capsys.readouterr().out.splitlines()
     remarks = [text for text in out if text.startswith("Remarks")]

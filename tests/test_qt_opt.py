@@ -77,7 +77,7 @@ def test_targets_take_the_smallest_value_at_the_best_action_of_the_first_critic(
     )
     target = 2 + 0.5 * q_values(target_critics, -observations, best).min(0)
     errors = q_values(critics, observations, action) - target[None]
-    np.testing.assert_allclose(loss, 0.5 * np.square(errors).sum(0).mean(), rtol=1e-4)
+    np.testing.assert_allclose(loss.value, 0.5 * np.square(errors).sum(0).mean(), rtol=1e-4)
 
 
 def test_a_recurrent_network_is_refused():

@@ -27,7 +27,7 @@ from podracer.cli.pods import finish_sweep
 from podracer.drivers.population import Hyperparameter, Pod
 from podracer.experiments import recipes
 from podracer.experiments.run_records import RunRecords, members_of
-from podracer.experiments.scores import count_seeds, score_of_runs
+from podracer.experiments.seed_scores import count_seeds, score_of_runs
 from podracer.experiments.serialization import read_experiment, to_json
 from podracer.experiments.statistics import bootstrap_interval
 from podracer.experiments.sweep import configurations
@@ -44,6 +44,7 @@ EXPERIMENT = dataclasses.replace(
 )
 RATES = (0.001, 0.5)
 UPDATES = 10  # of the whole run
+STEPS = 128 * 16  # of an update
 NO_SCORE = {
     "diverged": "diverged",
     "unfinished": "unfinished evaluation",
@@ -80,9 +81,12 @@ def write_lines(path, records):
 
 def records_of(learner, updates):
     """Two evaluations, of which the first is sound and better than any last one."""
-    sound = {"episodes": 8, "frames": 100, "episode_return": 0.5}
-    first = {"updates": updates // 2, **sound, "evaluation_return": 1000.0}
-    last = {"updates": updates, **sound, "evaluation_return": learner.value}
+    sound = {"episodes": 8, "episode_return": 0.5}
+    first, last = (
+        {"updates": count, "frames": count * STEPS, **sound} for count in (updates // 2, updates)
+    )
+    first |= {"evaluation_return": 1000.0}
+    last |= {"evaluation_return": learner.value}
     match learner.outcome:
         case "diverged":
             last |= {"episodes": None, "episode_return": None}
@@ -117,15 +121,19 @@ def make(directory, made, name):
     if not made.is_sweep:
         write_lines(directory / "metrics.jsonl", series[0])
     else:
-        keys = ("episodes", "frames", "episode_return", "evaluation_return")
+        keys = ("episodes", "episode_return", "evaluation_return")
         rows = [
             {"updates": at_once[0]["updates"]}
             | {key: [record[key] for record in at_once] for key in keys}
             | {"evaluation_unfinished": [r.get("evaluation_unfinished", 0) for r in at_once]}
+            | {"frames": [updates // 2 * STEPS for _ in at_once]}  # since the one before
             for at_once in zip(*series, strict=True)
         ]
         write_lines(directory / "pods.jsonl", rows)
-        whole = [{"updates": row["updates"], "evaluation_return": 5.0} for row in rows]
+        whole = [
+            {"updates": count, "frames": count * STEPS * len(pods), "evaluation_return": 5.0}
+            for count in (row["updates"] for row in rows)
+        ]
         write_lines(directory / "metrics.jsonl", whole)
     if made.is_edited:
         path = directory / "config.json"
@@ -338,7 +346,8 @@ def checkpoint(run, *names, updates=UPDATES, **metadata):
         seals[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     path = run / "checkpoints" / f"{updates:012}"
     path.mkdir(parents=True)
-    meta = {"metadata": {"records": seals, **metadata}}
+    totals = {"frames": updates * STEPS}
+    meta = {"metadata": {"records": seals, "totals": totals, **metadata}}
     (path / "meta.json").write_text(json.dumps(meta))
 
 

@@ -690,7 +690,7 @@ def test_a_sink_that_fails_costs_its_output_only(kind, once, tmp_path, monkeypat
     result, error, crash = trained(tmp_path)
     assert (error, crash) == (None, None)
     assert result.exit_code == 0
-    assert result.metrics["updates"] == 12
+    assert (result.reason, result.metrics["updates"] > 0) == ("frames", True)
     assert f"{kind.__name__} failed and gets no more records" in caplog.text
 
 

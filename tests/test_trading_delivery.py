@@ -39,6 +39,8 @@ EXPERIMENT = Experiment(
     devices=1,
 )
 
+UPDATES = 9  # of the runs below: eight, and one more for steps that only reset
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -196,12 +198,12 @@ def test_a_kill_leaves_the_old_or_the_new_model(
     scores = {pair[0].name: 0.0, "000001": 1.0}  # to play them each time would take minutes
 
     def load(directory: Path, **_: Any) -> Any:
-        state = SimpleNamespace(update=8, score=scores.get(Path(directory).name, 2.0))
+        state = SimpleNamespace(update=UPDATES, score=scores.get(Path(directory).name, 2.0))
         return agent, env, state, None
 
     monkeypatch.setattr(delivery, "load_run", load)
     monkeypatch.setattr(delivery, "_validation_return", lambda agent, env, state: state.score)
-    assert int(state.update) == 8
+    assert int(state.update) == UPDATES
     promote(tmp_path / "start", pair[0])
     for make_current, after in ((promote, "000002"), (rollback, "000001")):
         seen = set()
@@ -242,14 +244,14 @@ def test_a_run_that_goes_on_may_retire_its_checkpoint_meanwhile(
     shutil.copytree(pair[0], run)
 
     def gain(*_: Any) -> float:
-        path = run / "checkpoints" / f"{8:012d}" / gone
+        path = run / "checkpoints" / f"{UPDATES:012d}" / gone
         path.unlink() if gone else shutil.rmtree(path)
         return 0.0
 
     with monkeypatch.context() as patch:
         patch.setattr(delivery, "_validation_return", gain)
         assert called("promote", models, run) == 65
-    words = "run is still training and has deleted the checkpoint at update 8"
+    words = f"run is still training and has deleted the checkpoint at update {UPDATES}"
     assert words in capsys.readouterr().err
     assert promote(models, pair[1]).model == "000001"
 

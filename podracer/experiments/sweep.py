@@ -22,7 +22,8 @@ from podracer.drivers.selection import (
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.ranges import read_range
 from podracer.experiments.run_records import RunRecords, members_of
-from podracer.experiments.scores import Score, returns_of, score_of_runs
+from podracer.experiments.scores import returns_of
+from podracer.experiments.seed_scores import Score, score_of_runs
 from podracer.experiments.serialization import read_config, read_experiment, to_json
 from podracer.io.checkpoint import Restored
 from podracer.io.crash import CRASH

@@ -222,7 +222,8 @@ class Run:
         num_frames = self._budget.frames(Totals(**restored.metadata["totals"]))
         if self.experiment.frames < frames and self.experiment.num_steps < num_frames:
             raise ConfigError(
-                f"frames is {self.experiment.frames:,}, but the run has {num_frames:,} already."
+                f"frames is {self.experiment.frames:,}, but the run has made {num_frames:,} "
+                "already."
             )
         if self.is_main:
             update_config(self.directory, self.experiment)

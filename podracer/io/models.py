@@ -105,17 +105,22 @@ def read_record(models: Path) -> list[Decision]:
         if not all(_MODEL.fullmatch(decision.model) for decision in decisions):
             raise ValueError("a model has six digits")
         active_promotions(decisions)
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a record of models: {error}") from error
     return decisions
 
 
 def active_promotions(decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the promotions that were not rolled back; the last one is current."""
+    """Return the promotions that were not rolled back; the last one is current.
+
+    Raises `CheckpointError` where a rollback leaves none.
+    """
     promotions: list[Decision] = []
     for decision in decisions:
         if decision.action == "promote":
             promotions.append(decision)
         elif decision.action == "rollback":
+            if len(promotions) < 2:
+                raise CheckpointError(f"{RECORD} has a rollback without a model to go back to.")
             promotions.pop()
     return promotions

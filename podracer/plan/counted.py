@@ -114,7 +114,7 @@ def sebulba_work(
     shards = [map_over_rows(partial(_widen, num_learners), shapes.shard)] * threads
     update = make_update(abstract_mesh(num_learners), threads, config.updates_per_batch)
     state = learner_state(agent, config)
-    request = jax.ShapeDtypeStruct((num_learners,), jnp.int32)
+    request = jax.ShapeDtypeStruct((num_learners, 2), jnp.int32)
     learning = count(update, agent, state, shards, request)
     return SebulbaWork(acting, learning, size_of(shapes.timestep), size_of(shapes.shard))
 

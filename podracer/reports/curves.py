@@ -22,7 +22,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from podracer.experiments.run_records import RunRecords
-from podracer.experiments.scores import are_independent, count_seeds
+from podracer.experiments.seed_scores import are_independent, count_seeds
 from podracer.experiments.statistics import (
     ENOUGH,
     SMOOTH,

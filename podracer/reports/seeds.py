@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from podracer.experiments.run_records import RunRecords
-from podracer.experiments.scores import Score, are_independent, count_seeds, score_of_runs
+from podracer.experiments.seed_scores import Score, are_independent, count_seeds, score_of_runs
 from podracer.experiments.statistics import ENOUGH
 from podracer.reports.console import number
 from podracer.reports.curves import Groups

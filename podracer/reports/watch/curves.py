@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.experiments.scores import count_seeds
+from podracer.experiments.seed_scores import count_seeds
 from podracer.experiments.statistics import running_mean, score_of_seeds
 from podracer.reports.curves import COLORS, Curve, Groups, Panel, legend, seed_curves
 from podracer.reports.seeds import by_environment, environment_title

@@ -18,7 +18,8 @@ from podracer.experiments.run_records import (
     pod_records,
     pods_in,
 )
-from podracer.experiments.scores import returns_of, score_of_runs
+from podracer.experiments.scores import returns_of
+from podracer.experiments.seed_scores import score_of_runs
 from podracer.io.edits import Sealed, read_object, read_sealed
 from podracer.io.sinks import TASK_REWARD, group
 from podracer.reports.console import clock, compact, number, percent
