@@ -585,13 +585,13 @@ GUARDS = [
         "test_scores.py::test_a_final_score_is_that_of_the_last_evaluation_or_there_is_none",
     ),
     Guard(
-        "experiments/scores.py",
+        "experiments/seed_scores.py",
         "if original := of_identity.get(identity):",
         "if original := None:",
         "test_scores.py::test_a_copy_under_another_seed_is_no_seed",
     ),
     Guard(
-        "experiments/scores.py",
+        "experiments/seed_scores.py",
         "elif original := of_seed.get(run.seed):",
         "elif original := None:",
         "test_scores.py::test_all_outputs_say_the_same_scores_counts_and_intervals",

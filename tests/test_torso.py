@@ -77,6 +77,11 @@ def pictures_ppo() -> podracer.Experiment:
     )
 
 
+@pytest.fixture(autouse=True)
+def devices_are_there(monkeypatch):
+    monkeypatch.setattr("podracer.cli.train.initialize_devices", lambda *_: None)
+
+
 def run(directory, *arguments):
     """Train one update from the command line; the network in the run's configuration."""
     flags = ("--frames", "64", "--evaluations", "0", "--devices", "1", "--run-dir", str(directory))
