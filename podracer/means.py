@@ -8,7 +8,9 @@ fraction whose parts are averaged apart and divided once, at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
@@ -52,6 +54,16 @@ def mean_of(x: Array, mask: Bool[Array, "..."] | Float32[Array, "..."]) -> Mean:
 def with_share(metrics: Mapping[str, Array], share: Float32[Array, "*h"]) -> dict[str, Mean]:
     """Return metrics that are sums over items that count, divided by the number of all items."""
     return {name: Mean(total, share) for name, total in metrics.items()}
+
+
+def pack(metrics: Mapping[str, Array | Mean]) -> Float32[Array, "n"]:
+    """Return all numbers of scalar metrics in one array: loops handle it as one."""
+    return jnp.stack([jnp.float32(x) for x in jax.tree.leaves(metrics)])
+
+
+def unpack(packed: Float32[Array, "n"], structure: Any) -> dict[str, Any]:
+    """Return metrics of a `jax.tree.structure` that were packed."""
+    return jax.tree.unflatten(structure, list(packed))
 
 
 def as_mean(metric: Array | Mean) -> Mean:

@@ -298,19 +298,24 @@ def global_grad_and_mean(
 
     Between gradient and aux is the mean of `local` over shards, by the same all-reduce.
     """
-    grads, (share, (local, aux)) = _grad_of_total(loss)(params, *args)
+    grads, (share, (local, aux)) = _grad_of_total(loss, is_all=axis is None)(params, *args)
     grads, share, mean = global_mean((grads, share, local), axis)
     return _divided(grads, share), mean, aux
 
 
-def _grad_of_total(loss: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[PyTree, Any]]:
-    """Return the gradient of a loss, or of a `Mean`'s total, with `(share or None, aux)`."""
+def _grad_of_total(
+    loss: Callable[..., tuple[Any, Any]], *, is_all: bool
+) -> Callable[..., tuple[PyTree, Any]]:
+    """Return the gradient of a loss, or of a `Mean`'s total, with `(share or None, aux)`.
+
+    Where `is_all`, and nothing more is averaged, it is that of a `Mean`, without a share.
+    """
 
     def total(*args: Any) -> tuple[jax.Array, Any]:
         value, aux = loss(*args)
-        if isinstance(value, Mean):
+        if isinstance(value, Mean) and not is_all:
             return value.total, (value.share, aux)
-        return value, (None, aux)
+        return value.value if isinstance(value, Mean) else value, (None, aux)
 
     return jax.grad(total, has_aux=True)
 
@@ -332,7 +337,7 @@ def global_grad_in_blocks(
     """
     blocks = split_evenly(indices, indices_in_cache if _is_for_cpu() else indices.shape[0])
     count = blocks.shape[0]
-    block_grad = partial(_grad_of_total(loss), params)
+    block_grad = partial(_grad_of_total(loss, is_all=axis is None and count == 1), params)
     if count == 1:
         grads, (share, aux) = global_mean(block_grad(blocks[0]), axis)
         return _divided(grads, share), aux

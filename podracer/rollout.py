@@ -62,7 +62,7 @@ def environment_keys(
 @unchecked
 @struct
 class EpisodeStats:
-    """Episode statistics of each environment; returns are undiscounted, their sums compensated."""
+    """Episode statistics of each environment; returns are undiscounted, and compensated sums."""
 
     running_return: Float32[Array, "B"]
     """Return of the current episode so far."""
@@ -74,8 +74,6 @@ class EpisodeStats:
     """Number of episodes that ended."""
     total_return: Float32[Array, "B"]
     """Sum of the returns of the episodes that ended."""
-    total_error: Float32[Array, "B"]
-    """Rounding error of `total_return`."""
     total_length: Int32[Array, "B"]
     """Sum of the lengths of the episodes that ended."""
 
@@ -88,7 +86,6 @@ def zero_episode_stats(num_envs: int) -> EpisodeStats:
         running_length=jnp.zeros(num_envs, jnp.int32),
         count=jnp.zeros(num_envs, jnp.int32),
         total_return=jnp.zeros(num_envs),
-        total_error=jnp.zeros(num_envs),
         total_length=jnp.zeros(num_envs, jnp.int32),
     )
 
@@ -104,16 +101,12 @@ def update_episode_stats(
     length = episodes.running_length + (~timestep.last).astype(jnp.int32)
     ended = next_timestep.ends_episode(timestep.last)
     begins = ended | next_timestep.first
-    total_return, total_error = compensated_sum(
-        episodes.total_return, episodes.total_error, jnp.where(ended, running[0], 0.0)
-    )
     return EpisodeStats(
         running_return=jnp.where(begins, 0.0, running[0]),
         running_error=jnp.where(begins, 0.0, running[1]),
         running_length=jnp.where(begins, 0, length),
         count=episodes.count + ended.astype(jnp.int32),
-        total_return=total_return,
-        total_error=total_error,
+        total_return=episodes.total_return + jnp.where(ended, running[0], 0.0),
         total_length=episodes.total_length + jnp.where(ended, length, 0),
     )
 

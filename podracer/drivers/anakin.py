@@ -40,7 +40,7 @@ from podracer.drivers.common import (
 )
 from podracer.environment import Environment
 from podracer.host_memory import keep_on_host
-from podracer.means import Mean
+from podracer.means import Mean, pack, unpack
 from podracer.mesh import (
     DATA,
     REPLICATED,
@@ -198,17 +198,18 @@ def chunk(
     request, num_updates = request[0]
     update = jax.jit(partial(_update, env=env, config=config, axis=axis))  # is traced once
 
-    def body(_: jax.Array, loop: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
-        state, sums = loop
+    def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, (frames, sums) = loop
         state, metrics = update(agent, state)
-        return state, jax.tree.map(jnp.add, sums, metrics)
+        return state, (frames + metrics["frames"], sums + pack(metrics))
 
     state = keep_on_host(state)
-    shapes = jax.eval_shape(update, agent, state)[1]
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    state, sums = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
+    like = jax.eval_shape(update, agent, state)[1]
+    zeros = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(like)))
+    state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
+    metrics = {**unpack(sums, jax.tree.structure(like)), "frames": frames}
     episodes = state.actor.episodes
-    metrics = reduce_metrics(episodes, state.fault, sums, num_updates, request, axis)
+    metrics = reduce_metrics(episodes, state.fault, metrics, num_updates, request, axis)
     actor = dataclasses.replace(state.actor, episodes=reset_episode_totals(episodes))
     return dataclasses.replace(state, actor=actor), metrics
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agents.common import actor_critic
-from podracer.means import Mean
+from podracer.means import Mean, pack, unpack
 from podracer.ops.minibatches import permutation
 from podracer.ops.moments import Moments
 from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
@@ -126,8 +126,15 @@ def scan_minibatches(
     much is not applied, and the minibatches after it are skipped, as in Stable-Baselines3.
     """
     if target_kl is None:
-        state, metrics = jax.lax.scan(update, state, minibatches)
-        return state, jax.tree.map(jnp.mean, metrics)
+        structures = []
+
+        def packed_update(state: State, minibatch: PyTree) -> tuple[State, jax.Array]:
+            state, metrics = update(state, minibatch)
+            structures.append(jax.tree.structure(metrics))
+            return state, pack(metrics)
+
+        state, packed = jax.lax.scan(packed_update, state, minibatches)
+        return state, unpack(jnp.mean(packed, axis=0), structures[0])
 
     attempt = partial(_update_within, 1.5 * target_kl, update)
     first = jax.tree.map(lambda x: x[0], minibatches)
