@@ -6,6 +6,7 @@ every driver, and statistics of episodes.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Any
 
@@ -97,6 +98,9 @@ def update_episode_stats(
 
     An episode that was lost to a fault (`TimeStep.begins_after_loss`) does not count.
     """
+    # Without the barrier XLA computes the environment's step again for each of the statistics.
+    signals = jax.lax.stop_gradient(dataclasses.replace(next_timestep, observation=()))
+    next_timestep = jax.lax.optimization_barrier(signals)
     running = compensated_sum(episodes.running_return, episodes.running_error, next_timestep.reward)
     length = episodes.running_length + (~timestep.last).astype(jnp.int32)
     ended = next_timestep.ends_episode(timestep.last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -276,7 +277,7 @@ def _fault_bits(
         assert agent.spec is not None
         allowed = allows_action(agent.spec.action, mask)
         passed.append((Fault.ACTION_MASK, jnp.all(allowed | steps.last)))
-    failures = (~jnp.stack([x for _, x in passed])).astype(jnp.float32)
+    failures = 1.0 - jnp.stack([x for _, x in passed]).astype(jnp.float32)
     has_failed = (jax.lax.psum(failures, axis) if axis else failures) > 0
     flags = np.asarray([flag.value for flag, _ in passed], np.uint32)
     bits = jnp.bitwise_or.reduce(jnp.where(has_failed, flags, np.uint32(0)))
@@ -310,7 +311,7 @@ def _checked_leaves(
 
 def _all_finite(tree: PyTree) -> jax.Array:
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.stack([jnp.bool_(True), *(jnp.all(jnp.isfinite(x)) for x in floats)]))
+    return functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(x)) for x in floats), np.True_)
 
 
 def reduce_metrics(
