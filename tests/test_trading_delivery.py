@@ -274,7 +274,7 @@ def test_what_is_no_longer_what_it_was(pair: tuple[Path, Path], tmp_path: Path) 
     with pytest.raises(CheckpointError, match="000002"):
         promote(tmp_path, pair[1])
     (tmp_path / "record.jsonl").write_text("{}\n")
-    with pytest.raises(CheckpointError, match="not a record of models|without a model to go back"):
+    with pytest.raises(CheckpointError, match=r"not a record of models|without a model to go back"):
         current_model(tmp_path)
 
 
@@ -309,7 +309,7 @@ def load_served(directory: Path) -> Model:
 def test_a_record_that_cannot_be_is_refused(line: str, tmp_path: Path) -> None:
     decision = {"action": "promote", "files": {}, "window": [], **json.loads(line)}
     (tmp_path / "record.jsonl").write_text(json.dumps(decision) + "\n")
-    with pytest.raises(CheckpointError, match="not a record of models|without a model to go back"):
+    with pytest.raises(CheckpointError, match=r"not a record of models|without a model to go back"):
         current_model(tmp_path)
 
 

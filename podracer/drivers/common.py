@@ -311,7 +311,9 @@ def _checked_leaves(
 
 def _all_finite(tree: PyTree) -> jax.Array:
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(x)) for x in floats), np.True_)
+    return functools.reduce(
+        jnp.logical_and, (jnp.all(jnp.isfinite(x)) for x in floats), jnp.bool_(True)
+    )
 
 
 def reduce_metrics(
