@@ -382,7 +382,7 @@ def test_slow_connections_give_way(service, monkeypatch):
         slow[0].sendall(head)
         slow[1].sendall(b"GET /health HTTP/1.1\r\nHo")
         assert [client.recv(1) for client in slow] == [b"", b"", b""]
-        monkeypatch.setattr(servers, "_PATIENCE", 60.0)
+        monkeypatch.setattr(servers, "_PATIENCE", 8.0)
         monkeypatch.setattr(servers.resource, "getrlimit", lambda which: limit)
         slow += [socket.create_connection(parts(address)) for _ in range(10)]
         assert slow[3].recv(1) == b""  # the oldest
