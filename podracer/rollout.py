@@ -63,7 +63,7 @@ def environment_keys(
 @unchecked
 @struct
 class EpisodeStats:
-    """Episode statistics of each environment; returns are undiscounted, and compensated sums."""
+    """Episode statistics of each environment; returns are undiscounted sums that stay exact."""
 
     running_return: Float32[Array, "B"]
     """Return of the current episode so far."""

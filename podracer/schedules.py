@@ -116,7 +116,7 @@ def count_frames(trajectory: Trajectory, axis: str | None) -> tuple[jax.Array, T
     """
     share = global_mean(valid_share(trajectory), axis)
     timestep = trajectory.steps.timestep
-    timestep = dataclasses.replace(timestep, last=timestep.last | (share < 0))  # which never is
+    timestep = dataclasses.replace(timestep, last=timestep.last | (share < 0))  # never true
     steps = dataclasses.replace(trajectory.steps, timestep=timestep)
     return frames_of(trajectory.valid(), share, axis), dataclasses.replace(trajectory, steps=steps)
 

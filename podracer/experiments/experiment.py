@@ -25,9 +25,9 @@ from podracer.replay import Replay
 from podracer.types import ConfigError, bounded, check_ranges
 
 _MAX_STEPS = 2**31 - 1  # of an update, counted in an int32
-# Of a run and of an environment, counted in an uint32: half, as every second step may only reset.
-_MAX_UPDATES = 2**31 - 1
-_MAX_STEPS_OF_ONE = 2**31 - 1
+# Half of what an uint32 counts, since every second step may only reset an environment.
+_MAX_UPDATES = 2**31 - 1  # of a run
+_MAX_STEPS_OF_ONE = 2**31 - 1  # of an environment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ class RunRecords:
 
     @property
     def edits(self) -> list[str]:
-        """Which of its files are not as the run wrote them, in words."""
+        """Remarks on files that are not as the run wrote them."""
         sealed = (self.whole or self).sealed
         added = [
             f"{name} has records that the run did not seal"

@@ -22,7 +22,7 @@ class Sealed(NamedTuple):
     """What the seals of a run tell about it."""
 
     metadata: Mapping[str, Any] = {}
-    """That of the newest checkpoint, empty without one."""
+    """Metadata of the newest checkpoint, empty without one."""
     frames: int = 0
     """Frames at that checkpoint."""
     edited: tuple[str, ...] = ()

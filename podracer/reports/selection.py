@@ -26,7 +26,7 @@ class Lineage(NamedTuple):
     pods: np.ndarray
     """Lines of all pods: updates, and the pod's number or the value of a hyperparameter."""
     winner: np.ndarray
-    """Those of the best pod and of its ancestors, none where no pod has a return."""
+    """Lines of the best pod and its ancestors, none where no pod has a return."""
 
 
 def lineages(experiment: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> list[Lineage]:
