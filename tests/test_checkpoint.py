@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from podracer.io import arrays, checkpoint, seal, steps
 from podracer.io import run_directory as rundir
+from podracer.io.arrays import silence_orbax
 from podracer.io.checkpoint import (
     Checkpointer,
     fingerprint,
@@ -843,8 +844,10 @@ def test_a_full_disk_surfaces_at_the_next_check_and_costs_only_that_step(tmp_pat
 
 def test_a_failed_save_is_one_error_without_stacks(tmp_path: Path, monkeypatch, caplog) -> None:
     """Orbax's threads log theirs, and its callbacks tell of a loop that is closed."""
+    silence_orbax()
     unraisable: list = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    silence_orbax.__wrapped__()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Checkpointer(tmp_path) as checkpointer:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))

@@ -20,6 +20,7 @@ from podracer.cli.main import main
 from podracer.drivers.anakin import AnakinConfig
 from podracer.envs.trading import load_market
 from podracer.experiments.experiment import Experiment
+from podracer.experiments.history import installed_versions
 from podracer.experiments.run_setup import make_run_setup
 from podracer.export.files import export_policy
 from podracer.io import run_directory as rundir
@@ -157,6 +158,7 @@ def no_rights(directory: Path, monkeypatch, mode: int = 0o555):
     """Be a user whom modes keep out, which they do not do to root."""
     directory.parent.chmod(0o755)
     directory.chmod(mode)
+    installed_versions()  # whose files are perhaps out of that user's reach
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import platform
@@ -18,6 +19,7 @@ _COMPUTING = ("podracer", "jax", "jaxlib", "numpy", "equinox", "optax")
 _LOG = logging.getLogger("podracer")
 
 
+@functools.cache
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a run depends on, by name."""
     packages = (*_COMPUTING, "orbax-checkpoint")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import math
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +92,14 @@ def place(leaf: Any, value: Any, impl: str | None) -> Any:
     return jax.random.wrap_key_data(value, impl=impl) if impl else value
 
 
-@contextlib.contextmanager
-def without_stacks() -> Iterator[None]:
+@functools.cache
+def silence_orbax() -> None:
     """Keep hundreds of lines off the console that Orbax prints of a save that fails.
 
-    It raises the error, too. Its threads log their stacks; their callbacks find a closed loop.
+    It raises the error, too. Its threads log their stacks; their callbacks find a closed loop, some
+    of them after the save and its checkpointer have ended: hence for the life of the process.
     """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
+    hook = sys.unraisablehook
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
@@ -108,10 +108,5 @@ def without_stacks() -> Iterator[None]:
         if str(failure.exc_value) != "Event loop is closed":
             hook(failure)
 
-    log.addFilter(is_of_others)
+    logging.getLogger("absl").addFilter(is_of_others)
     sys.unraisablehook = hook_without_loops
-    try:
-        yield
-    finally:
-        log.removeFilter(is_of_others)
-        sys.unraisablehook = hook

@@ -25,13 +25,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils  # no stable home yet
 
-from podracer.io.arrays import (
-    place,
-    read_arrays,
-    sharding_of,
-    stored_array,
-    without_stacks,
-)
+from podracer.io.arrays import place, read_arrays, sharding_of, silence_orbax, stored_array
 from podracer.io.edits import encode_json
 from podracer.io.run_directory import fsync_directory, own_directory, write_bytes
 from podracer.io.schema import Schema, leaves_by_path, schema, schema_difference
@@ -215,7 +209,7 @@ class Checkpointer:
     def _orbax(self) -> Any:
         import orbax.checkpoint as ocp  # takes longer than the start of a small run
 
-        self._resources.enter_context(without_stacks())
+        silence_orbax()
         orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
         return self._resources.enter_context(orbax)
 
