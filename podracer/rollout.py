@@ -98,9 +98,6 @@ def update_episode_stats(
 
     An episode that was lost to a fault (`TimeStep.begins_after_loss`) does not count.
     """
-    # Without the barrier XLA computes the environment's step again for each of the statistics.
-    signals = jax.lax.stop_gradient(dataclasses.replace(next_timestep, observation=()))
-    next_timestep = jax.lax.optimization_barrier(signals)
     running = compensated_sum(episodes.running_return, episodes.running_error, next_timestep.reward)
     length = episodes.running_length + (~timestep.last).astype(jnp.int32)
     ended = next_timestep.ends_episode(timestep.last)
@@ -113,6 +110,17 @@ def update_episode_stats(
         total_return=episodes.total_return + jnp.where(ended, running[0], 0.0),
         total_length=episodes.total_length + jnp.where(ended, length, 0),
     )
+
+
+def count_episodes(episodes: EpisodeStats, trajectory: Trajectory) -> EpisodeStats:
+    """Return the statistics after all transitions of a trajectory."""
+
+    def count(episodes: EpisodeStats, pair: tuple[TimeStep, TimeStep]) -> tuple[EpisodeStats, None]:
+        return update_episode_stats(episodes, *pair), None
+
+    timesteps = dataclasses.replace(trajectory.steps.timestep, observation=())
+    pairs = jax.lax.stop_gradient((timesteps, trajectory.next_timesteps()))
+    return jax.lax.scan(count, episodes, pairs)[0]
 
 
 @unchecked
@@ -144,10 +152,11 @@ def interact(
     step_keys: Key[Array, "B"],
     explore: bool = True,
 ) -> tuple[ActorState, Step]:
-    """Act once in each environment."""
+    """Act once in each environment, without statistics of episodes."""
     action, extras, carry = agent.act(params, actor.carry, actor.timestep, act_keys, explore)
     step = Step(actor.timestep, action, extras)
-    return step_environments(env, actor, action, carry, step_keys), step
+    env_state, timestep = jax.vmap(env.step)(step_keys, actor.env_state, action)
+    return ActorState(env_state, timestep, carry, actor.episodes), step
 
 
 def step_environments(
@@ -173,4 +182,7 @@ def rollout(
         return interact(agent, env, params, actor, *keys)
 
     final, steps = jax.lax.scan(body, actor, (act_keys, step_keys))
-    return final, Trajectory(steps, final.timestep, actor.carry, final.carry)
+    trajectory = Trajectory(steps, final.timestep, actor.carry, final.carry)
+    # Not in the loop, where XLA computes the environment's step again for each of the statistics.
+    episodes = count_episodes(actor.episodes, trajectory)
+    return dataclasses.replace(final, episodes=episodes), trajectory

@@ -23,7 +23,7 @@ from podracer.agents.common.actor_critic import CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, with_share
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
-from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error
+from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
 from podracer.ops.moments import Moments, init_moments, moments_of_each
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
@@ -234,7 +234,7 @@ class PPO:
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
-            "approx_kl": jnp.mean(batch.valid * (jnp.expm1(log_ratio) - log_ratio)),
+            "approx_kl": jnp.mean(batch.valid * kl_estimate(log_ratio)),
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
         return Mean(loss, share := jnp.mean(batch.valid)), with_share(metrics, share)

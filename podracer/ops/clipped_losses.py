@@ -36,3 +36,15 @@ def clipped_value_error(
     """
     clipped_value = old_value + jnp.clip(value - old_value, -epsilon, epsilon)
     return jnp.maximum((value - target) ** 2, (clipped_value - target) ** 2)
+
+
+def kl_estimate(log_ratio: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Return `r - 1 - log r`, whose mean over samples of the old policy estimates KL(old, new).
+
+    `log_ratio` is the logarithm of the ratio r of `clipped_surrogate`. Near 0, where the difference
+    would be rounding errors alone, the result is the first terms of its series.
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    x = log_ratio
+    series = x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120))))
+    return jnp.where(jnp.abs(x) < 0.2, series, jnp.exp(x) - 1.0 - x)

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float32, PyTree, Shaped, UInt32
 
 from podracer.agent import Agent
 from podracer.drivers.common import reset_episode_totals
-from podracer.rollout import EpisodeStats, update_episode_stats, zero_episode_stats
+from podracer.rollout import EpisodeStats, count_episodes, zero_episode_stats
 from podracer.types import (
     Carry,
     EnvironmentSpec,
@@ -171,17 +171,13 @@ def finish(
     """
     steps, final = buffer.steps, unpack_timestep(observation, scalars)
     timesteps = dataclasses.replace(steps.timestep, observation=())
-    next_timesteps = Trajectory(steps, final, (), ()).next_timesteps()
-
-    def count(episodes: EpisodeStats, pair: tuple[TimeStep, TimeStep]) -> tuple[EpisodeStats, None]:
-        return update_episode_stats(episodes, *pair), None
-
-    episodes, _ = jax.lax.scan(count, start.episodes, (timesteps, next_timesteps))
+    trajectory = Trajectory(steps, final, start.carry, buffer.carry)
+    next_timesteps = trajectory.next_timesteps()
+    episodes = count_episodes(start.episodes, trajectory)
     lost = next_timesteps.begins_after_loss(timesteps.last)
     timestep = dataclasses.replace(steps.timestep, last=timesteps.last | lost)
     steps = dataclasses.replace(steps, timestep=timestep)
-    trajectory = Trajectory(steps, final, start.carry, buffer.carry)
-    all_rows = TrajectoryShard(trajectory, episodes)
+    all_rows = TrajectoryShard(dataclasses.replace(trajectory, steps=steps), episodes)
     width = final.reward.shape[0] // num_learners
 
     def shard(index: int) -> TrajectoryShard:
