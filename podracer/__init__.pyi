@@ -1,7 +1,11 @@
 # The public names of the library; `__init__.py` reads from here where each of them comes from.
 
 from podracer.agent import Agent as Agent
+from podracer.agent import Blueprint as Blueprint
+from podracer.agent import Context as Context
+from podracer.agent import Fused as Fused
 from podracer.agent import FusedAgent as FusedAgent
+from podracer.agent import Rule as Rule
 from podracer.agents import A2C as A2C
 from podracer.agents import DDPG as DDPG
 from podracer.agents import DQN as DQN

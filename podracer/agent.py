@@ -1,18 +1,27 @@
-"""Agents: the protocol that drivers call.
+"""Agents: settings, and the pure functions that they build.
 
-An agent is a frozen pytree (see `types.struct`) without arrays. Its float hyperparameters are
-leaves, so that the members of a population may have different ones in one program; everything else
-is static structure. Filling in `spec` makes an agent for an environment.
+Settings are a frozen pytree without arrays (see `types.struct`). Float hyperparameters are leaves,
+so that the members of a population may have different ones in one program; everything else is
+static structure. Settings build an `Agent` for an environment, as those of an optimizer build an
+`optax.GradientTransformation`:
+
+    agent = PPO(learning_rate=1e-3).build(environment.spec)
+
+Drivers build it inside the compiled program, whose arguments the settings are: another learning
+rate compiles nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 
+from podracer import schedules
 from podracer.means import Mean
+from podracer.mesh import global_grad_and_mean
 from podracer.types import (
     Carry,
     ConfigError,
@@ -23,115 +32,188 @@ from podracer.types import (
     PyTree,
     TimeStep,
     Trajectory,
+    static,
+    struct,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-@runtime_checkable
-class Agent(Protocol):
-    """Five pure functions; `B` is the number of environments of one shard."""
-
-    @property
-    def spec(self) -> EnvironmentSpec | None: ...
-
-    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
-        """Return the state before the first update.
-
-        Leaves of `local` lead with `num_envs`, or with the number of equal groups of environments,
-        one after another in the batch, that share them.
-        """
-        ...
-
-    def carry(self, num_envs: int) -> Carry:
-        """Return the initial recurrent state `[B, ...]`, `()` if there is none."""
-        ...
-
-    def actor_params(self, state: LearnerState) -> Params:
-        """Return the parameters that `act` takes, from the learner's state.
-
-        They depend on `shared` alone, unless the agent is a `MetaLearner`.
-        """
-        ...
-
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        """Choose actions `[B, ...]` for a timestep `[B, ...]` with one key for each environment.
-
-        Returns the actions, extras that `learn` needs (leaves `[B, ...]`), and the new recurrent
-        state.
-        `explore=False` asks for the agent's best action.
-        """
-        ...
-
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        """Update the state from one shard's trajectory; also return scalar metrics, or `Mean`s.
-
-        The update is applied if the shared state and the metrics `loss`, `*_loss` and
-        `*gradient_norm` are finite, else the run ends; other metrics are diagnostics. `axis` is
-        the name of the mesh axis that the batch is sharded over, None on one device.
-        """
-        ...
+Act = Callable[[Params, Carry, TimeStep, jax.Array, bool], tuple[jax.Array, PyTree, Carry]]
+Learn = Callable[[LearnerState, Trajectory, jax.Array, str | None], tuple[LearnerState, Metrics]]
 
 
-@runtime_checkable
-class FusedAgent(Agent, Protocol):
-    """Agent whose loss is a function of the outputs that `act` computed.
+def no_carry(num_envs: int) -> Carry:
+    """Return the recurrent state of an agent without memory."""
+    return ()
 
-    Its gradient may go through the rollout itself and reuse that forward pass (Hessel et al. 2021,
-    the minimal unit of Anakin).
+
+def shared_params(state: LearnerState) -> Params:
+    """Return the field `params` of the learner's shared state."""
+    return state.shared.params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent:
+    """Pure functions of an agent that was built for an environment; `B` is one shard's batch.
+
+    An agent lives as long as the program in which it was built: it may hold traced hyperparameters.
     """
 
-    def loss(
-        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[jax.Array | Mean, Metrics]:
-        """Return the mean loss over one shard, differentiable in `params`, and metrics.
+    name: str
+    """Name in messages, that of the settings' class."""
+    spec: EnvironmentSpec
+    """Environment that it was built for."""
+    init: Callable[[jax.Array, int], LearnerState]
+    """`(key, num_envs)`: Return the state before the first update.
 
-        `params` are what `actor_params` returns for `state`, which is the learner's.
+    Leaves of `local` lead with `num_envs`, or with the number of equal groups of environments, one
+    after another in the batch, that share them."""
+    act: Act
+    """`(params, carry, timestep, keys, explore)`: Choose actions `[B, ...]` for a timestep
+    `[B, ...]` with one key for each environment.
 
-        With `reuse` the network's outputs are those that `act` stored in `extras`, and only the
-        final timestep needs a forward pass; without it all T+1 timesteps get a second one.
-        """
-        ...
+    Returns the actions, extras that `learn` needs (leaves `[B, ...]`), and the new recurrent state.
+    `explore=False` asks for the agent's best action."""
+    learn: Learn | Fused
+    """`(state, trajectory, key, axis)`: Update the state from one shard's trajectory; also return
+    scalar metrics, or `Mean`s.
 
-    def apply_gradients(
-        self, state: LearnerState, grads: Params, num_frames: jax.Array
+    The update is applied if the shared state and the metrics `loss`, `*_loss` and `*gradient_norm`
+    are finite, else the run ends; other metrics are diagnostics. `axis` is the name of the mesh
+    axis that the batch is sharded over, None on one device."""
+    carry: Callable[[int], Carry] = no_carry
+    """`(num_envs)`: Return the initial recurrent state `[B, ...]`, `()` if there is none."""
+    actor_params: Callable[[LearnerState], Params] = shared_params
+    """`(state)`: Return the parameters that `act` takes. They depend on `shared` alone, unless the
+    agent learns a `rule`."""
+    rule: Rule | None = None
+    """Update rule that the agent learns instead of a policy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """`Agent.learn` of an agent whose loss is a function of the outputs that `act` computed.
+
+    Its gradient may go through the rollout itself and reuse that forward pass (Hessel et al. 2021,
+    the minimal unit of Anakin). Called as `learn`, it takes one optimizer step on the loss, with a
+    second forward pass.
+    """
+
+    loss: Callable[[Params, LearnerState, Trajectory, bool], tuple[jax.Array | Mean, Metrics]]
+    """`(params, state, trajectory, reuse)`: Return the mean loss over one shard, differentiable in
+    `params`, and metrics.
+
+    `params` are what `actor_params` returns for `state`, which is the learner's. With `reuse` the
+    network's outputs are those that `act` stored in `extras`, and only the final timestep needs a
+    forward pass; without it all T+1 timesteps get a second one."""
+    apply_gradients: Callable[[LearnerState, Params, jax.Array], tuple[LearnerState, Metrics]]
+    """`(state, grads, num_frames)`: Apply one optimizer step with gradients that are averaged over
+    the mesh, from `num_frames` valid transitions, uint32 [], of all shards together."""
+
+    def __call__(
+        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
-        """Apply one optimizer step with gradients that are already averaged over the mesh.
+        """Take one optimizer step on the loss of a rollout, see `Agent.learn`."""
+        return self.step(state, lambda params: (trajectory, None), axis, reuse=False)[:2]
 
-        They are those of `num_frames` valid transitions, uint32 [], of all shards together.
+    def step(
+        self,
+        state: LearnerState,
+        rollout: Callable[[Params], tuple[Trajectory, PyTree]],
+        axis: str | None,
+        *,
+        reuse: bool,
+    ) -> tuple[LearnerState, Metrics, tuple[Trajectory, PyTree]]:
+        """Take one optimizer step on the loss of `rollout(params)`; also return what that returned.
+
+        The gradient goes through the rollout. `params` are the field of the shared state.
         """
-        ...
+
+        def loss(params: Params) -> tuple[jax.Array | Mean, tuple[jax.Array, Any]]:
+            trajectory, auxiliary = rollout(params)
+            value, metrics = self.loss(params, state, trajectory, reuse)
+            return value, (schedules.valid_share(trajectory), (metrics, trajectory, auxiliary))
+
+        params = state.shared.params
+        grads, share, (metrics, *outputs) = global_grad_and_mean(loss, params, axis=axis)
+        trajectory, auxiliary = outputs
+        num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+        state, gradient_metrics = self.apply_gradients(state, grads, num_frames)
+        return state, {**metrics, **gradient_metrics}, (trajectory, auxiliary)
 
 
-@runtime_checkable
-class MetaLearner(Agent, Protocol):
-    """Agent that learns an update rule instead of a policy.
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Functions of an agent that learns an update rule instead of a policy.
 
     Its actor parameters belong to the environments that it learns in (`LearnerState.local`), so no
     other environment can be acted in with them. Metrics named `reward_TASK` are the mean reward of
     a step in one of the tasks that the rule is learned from.
     """
 
-    def export(self, state: LearnerState, about: Mapping[str, Any]) -> bytes:
-        """Return the learned rule as the content of a file; `about` says where it was learned."""
-        ...
+    export: Callable[[LearnerState, Mapping[str, Any]], bytes]
+    """`(state, about)`: Return the learned rule as the content of a file; `about` says where it was
+    learned."""
+    draw: Callable[[LearnerState, Figure], None]
+    """`(state, figure)`: Draw what the learned rule does, with titles and labels, on an empty
+    figure."""
 
-    def draw(self, state: LearnerState, figure: Figure) -> None:
-        """Draw what the learned rule does, with titles and labels, on an empty figure."""
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@struct
+class Context:
+    """Facts about a run, besides its environment, that an agent is built with."""
+
+    rollout_length: int = static(default=16)
+    """Environment steps T of a rollout."""
+    data: PyTree = None
+    """Content of the settings' file, as `ReadsFile.read` returned it."""
+
+
+DEFAULT_CONTEXT = Context()
+
+
+class Settings(Protocol):
+    """Frozen pytree of an agent's settings."""
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment. Raises `ConfigError` where it cannot learn in it."""
         ...
 
 
 @runtime_checkable
-class NeedsRolloutLength(Agent, Protocol):
-    """Agent whose state depends on the rollout length T of its driver, filled in as `spec` is."""
+class ReadsFile(Settings, Protocol):
+    """Settings of an agent that is initialized from a file."""
 
     @property
-    def rollout_length(self) -> int | None: ...
+    def data_file(self) -> str:
+        """Path of the file."""
+        ...
+
+    def read(self, content: bytes) -> PyTree:
+        """Return arrays from the content of the file, or raise `ConfigError`."""
+        ...
+
+
+@struct
+class Blueprint:
+    """All that an agent is built from: what drivers take, and the argument of their programs."""
+
+    settings: Any
+    spec: EnvironmentSpec = static()
+    context: Context = DEFAULT_CONTEXT
+
+    @property
+    def name(self) -> str:
+        """Name in messages, that of the settings' class."""
+        return type(self.settings).__name__
+
+    def build(self) -> Agent:
+        """Return the agent."""
+        return self.settings.build(self.spec, self.context)
 
 
 @runtime_checkable
@@ -146,21 +228,45 @@ class HasLastAction(Protocol):
     """Actions `[B, ...]`, as `act` returned them."""
 
 
-@runtime_checkable
-class NeedsFile(Agent, Protocol):
-    """Agent that is initialized from the content of a file, filled in as `spec` is.
+def policy_params(agent: Agent, state: LearnerState) -> Params:
+    """Return parameters that can act in any environment; raises `ConfigError` as `check_policy`."""
+    check_policy(agent)
+    return agent.actor_params(LearnerState(state.shared))
 
-    In a run with the weights of another, `rule` in the learner's shared state is still the file's.
-    """
 
-    @property
-    def data_file(self) -> str:
-        """Path of the file."""
-        ...
+def check_policy(agent: Agent, advice: str = "it learns an update rule") -> None:
+    """Raise `ConfigError`, which ends in `advice`, for an agent that learns no policy."""
+    if agent.rule is not None:
+        raise ConfigError(f"{agent.name} has no policy that could act elsewhere: {advice}.")
 
-    def with_data(self, content: bytes) -> Agent:
-        """Return the agent with the content of its file, or raise `ConfigError`."""
-        ...
+
+# --- agents that have their environment in a field `spec`, until all are built -------------------
+
+
+def build_agent(agent: Any) -> Agent:
+    """Return an agent, its blueprint's, or that of an older kind with a field `spec`."""
+    if isinstance(agent, Agent):
+        return agent
+    if isinstance(agent, Blueprint):
+        if hasattr(agent.settings, "build"):
+            return agent.build()
+        values: dict[str, Any] = {"spec": agent.spec}
+        if hasattr(agent.settings, "rollout_length"):
+            values["rollout_length"] = agent.context.rollout_length
+        agent = dataclasses.replace(agent.settings, **values)
+    if agent.spec is None:
+        raise ConfigError("the agent has no `spec`: make it for an environment first.")
+    learn = Fused(agent.loss, agent.apply_gradients) if hasattr(agent, "loss") else agent.learn
+    return Agent(
+        name=type(agent).__name__,
+        spec=agent.spec,
+        init=agent.init,
+        act=agent.act,
+        learn=learn,
+        carry=agent.carry,
+        actor_params=agent.actor_params,
+        rule=Rule(agent.export, agent.draw) if hasattr(agent, "export") else None,
+    )
 
 
 def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
@@ -170,7 +276,14 @@ def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:
     return spec
 
 
-def require_rollout_length(agent: NeedsRolloutLength) -> int:
+class NeedsRolloutLength(Protocol):
+    """Agent whose state depends on the rollout length T of its driver, filled in as `spec` is."""
+
+    @property
+    def rollout_length(self) -> int | None: ...
+
+
+def require_rollout_length(agent: Any) -> int:
     """Return the rollout length of the agent's driver, or raise `ConfigError` where it is None."""
     if agent.rollout_length is None:
         name = type(agent).__name__
@@ -178,15 +291,15 @@ def require_rollout_length(agent: NeedsRolloutLength) -> int:
     return agent.rollout_length
 
 
-def policy_params(agent: Agent, state: LearnerState) -> Params:
-    """Return parameters that can act in any environment; raises `ConfigError` as `check_policy`."""
-    check_policy(agent)
-    return agent.actor_params(LearnerState(state.shared))
+class FusedAgent(Protocol):
+    """Agent of an older kind with a fused form."""
 
+    def loss(
+        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
+    ) -> tuple[Any, Metrics]: ...
 
-def check_policy(agent: Agent, advice: str = "it learns an update rule") -> None:
-    """Raise `ConfigError`, which ends in `advice`, for an agent that learns no policy."""
-    if isinstance(agent, MetaLearner):
-        raise ConfigError(
-            f"{type(agent).__name__} has no policy that could act elsewhere: {advice}."
-        )
+    def apply_gradients(
+        self, state: LearnerState, grads: Params, num_frames: jax.Array
+    ) -> tuple[LearnerState, Metrics]: ...
+
+    def actor_params(self, state: LearnerState) -> Params: ...

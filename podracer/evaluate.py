@@ -129,7 +129,6 @@ class ActingRule:
         action, _, carry = agent.act(params, carry, timestep, act_keys, self.policy == "sampled")
         if not self.epsilon:
             return action, carry
-        assert agent.spec is not None
         assert isinstance(agent.spec.action, Discrete)
         # The action is the best one of these values, so that epsilon-greedy replaces it.
         values = jax.nn.one_hot(action, agent.spec.action.num_actions)

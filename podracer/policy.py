@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, policy_params, require_spec
+from podracer.agent import Agent, policy_params
 from podracer.evaluate import ActingRule
 from podracer.types import (
     ActionSpace,
@@ -44,7 +44,7 @@ class Policy:
         `seed`. Raises `ConfigError` for an agent that learns no policy.
         """
         params = policy_params(agent, state)
-        self.spec = require_spec(agent.spec)
+        self.spec = agent.spec
         self._initial_memory = agent.carry
         act = partial(_act, agent, ActingRule("sampled" if sampled else "greedy"))
         self._act, self._params = jax.jit(act), params
@@ -160,7 +160,7 @@ def _act(
     call: jax.Array,
 ) -> tuple[jax.Array, Carry]:
     """Return actions `[B, ...]` and the new memory; all arrays lead with B but `key`, `call`."""
-    specs = require_spec(agent.spec).observation
+    specs = agent.spec.observation
     timestep = TimeStep(
         observation=from_start(
             specs, jax.tree.map(lambda spec, x: x.astype(spec.dtype), specs, observation)
@@ -172,7 +172,7 @@ def _act(
     )
     indices = jnp.arange(len(first), dtype=jnp.uint32)
     actions, memory = rule.act(agent, params, memory, timestep, key, indices, call)
-    return add_start(require_spec(agent.spec).action, actions), memory
+    return add_start(agent.spec.action, actions), memory
 
 
 def _changes_memory(

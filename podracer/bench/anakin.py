@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint, build_agent
 from podracer.bench.machine import machine
 from podracer.drivers.anakin import AnakinConfig, check, make_chunk
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
@@ -83,7 +83,7 @@ def prepare(program: Program, state: PyTree, calls: int = 1) -> Prepared:
 
 
 def training(
-    agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh
+    agent: Blueprint, env: Environment, config: AnakinConfig, mesh: Mesh
 ) -> tuple[Program, TrainState]:
     """Return one chunk of the whole program, and its initial state."""
     chunk = partial(make_chunk(env, mesh, config), place_agent(agent, mesh))
@@ -98,10 +98,11 @@ def training(
 
 
 def acting(
-    agent: Agent, env: Environment, config: AnakinConfig, *, act: bool
+    blueprint: Blueprint, env: Environment, config: AnakinConfig, *, act: bool
 ) -> tuple[Program, PyTree]:
     """Return a program of the environment with acting, or alone, and its state, on one device."""
-    state = init_state(agent, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
+    state = init_state(blueprint, env, make_mesh(jax.devices()[:1]), config, jax.random.key(0))
+    agent = build_agent(blueprint)
     params = agent.actor_params(state.learner)
     want = action_struct(env.spec)
     shape = (config.num_envs, *want.shape)

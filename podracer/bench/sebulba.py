@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
-from podracer.agent import Agent
+from podracer.agent import Blueprint, Context, build_agent
 from podracer.agents.impala import Impala
 from podracer.bench.machine import machine
 from podracer.drivers.common import Request, TrainState, init_state, place_agent, request_array
@@ -54,7 +54,7 @@ from podracer.types import (
 class Setup:
     """Agent, environment, devices and configuration to measure."""
 
-    agent: Agent
+    agent: Blueprint
     env: HostEnvironments
     config: SebulbaConfig
     split: DeviceSplit
@@ -64,9 +64,11 @@ class Setup:
         return init_state(self.agent, None, self.split.mesh, self.config, jax.random.key(0))
 
 
-def make_setup(agent: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setup:
-    """Make the agent for the environment, split the devices, and check everything."""
-    agent = dataclasses.replace(agent, spec=env.spec)
+def make_setup(settings: Any, env: HostEnvironments, config: SebulbaConfig, devices: Any) -> Setup:
+    """Return the setup of an agent's settings, or its blueprint, in an environment, checked."""
+    agent = settings
+    if not isinstance(settings, Blueprint):
+        agent = Blueprint(settings, env.spec, Context(config.rollout_length))
     split = split_devices(devices, config)
     check(agent, env, config, split)
     return Setup(agent, env, config, split)
@@ -125,7 +127,7 @@ def measure_acting(setup: Setup, seconds: float) -> float:
     config = dataclasses.replace(setup.config, policy_lag=None)
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            setup.agent, setup.env, setup.split, config, setup.state(),
+            build_agent(setup.agent), setup.env, setup.split, config, setup.state(),
             seed=0, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
         actors.start()
@@ -145,7 +147,7 @@ def measure_learning(setup: Setup, seconds: float) -> float:
     state, agent = setup.state(), place_agent(setup.agent, mesh)
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
         actors = make_actor_pool(
-            setup.agent, setup.env, setup.split, config, state,
+            build_agent(setup.agent), setup.env, setup.split, config, state,
             seed=0, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
         update = make_update(mesh, setup.split.threads, config.updates_per_batch)
@@ -182,7 +184,7 @@ def measure_training(setup: Setup, seconds: float) -> tuple[float, dict[str, Any
 
 def measure_plain_loop(setup: Setup, seconds: float, *, learn: bool) -> float:
     """Measure a simple loop: one thread, one batch of all environments, act, step, learn."""
-    agent, config = setup.agent, setup.config
+    agent, config = build_agent(setup.agent), setup.config
     act = jax.jit(lambda params, timestep, keys: agent.act(params, (), timestep, keys, True)[:2])
     update = jax.jit(
         lambda state, trajectory, key: agent.learn(state, trajectory, key, None), donate_argnums=0

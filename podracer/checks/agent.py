@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Agent, MetaLearner, NeedsRolloutLength, policy_params
+from podracer.agent import Agent, Blueprint, build_agent, policy_params
 from podracer.checks.errors import describe_error
 from podracer.environment import action_struct
 from podracer.io.sinks import group
@@ -43,13 +43,14 @@ def check_fields(agent: Any) -> None:
     if isinstance(agent, type):
         raise ConfigError(f"{agent.__name__} is a class: pass an instance, {agent.__name__}().")
     name = type(agent).__name__
-    missing = [m for m in ("init", "carry", "actor_params", "act", "learn")
-               if not callable(getattr(agent, m, None))]  # fmt: skip
+    is_built = callable(getattr(agent, "build", None))
+    methods = ("build",) if is_built else ("init", "carry", "actor_params", "act", "learn")
+    missing = [m for m in methods if not callable(getattr(agent, m, None))]
     if missing:
         raise ConfigError(f"{name} is not an agent: it lacks {', '.join(missing)}.")
     if jax.tree_util.all_leaves([agent]) or not dataclasses.is_dataclass(agent):
         raise ConfigError(f"{name} is not a tree of arrays: put @podracer.struct above its class.")
-    if "spec" not in (field.name for field in dataclasses.fields(agent)):
+    if not is_built and "spec" not in (field.name for field in dataclasses.fields(agent)):
         raise ConfigError(
             f"{name} has no field `spec`, which is filled in with the environment's: add "
             "spec: podracer.EnvironmentSpec | None = podracer.static(default=None)."
@@ -69,17 +70,20 @@ def check_agent(
     `num_envs` environments and rollouts of `length` steps on each of `num_devices` devices: by
     default of the agent's own `rollout_length`, or 16. Nothing is computed.
     """
-    check_fields(agent)
-    name = type(agent).__name__
-    if agent.spec is None:
-        raise ConfigError(f"{name} has no `spec`: make it for an environment first.")
-    if length is None:
-        length = int(getattr(agent, "rollout_length", None) or 16)
-        if isinstance(agent, NeedsRolloutLength):
-            agent = dataclasses.replace(cast(Any, agent), rollout_length=length)
+    settings = agent.settings if isinstance(agent, Blueprint) else agent
+    check_fields(settings)
+    if not isinstance(agent, Blueprint):
+        if length is None:
+            length = int(getattr(agent, "rollout_length", None) or 16)
+            if hasattr(agent, "rollout_length"):
+                agent = dataclasses.replace(agent, rollout_length=length)
+    elif length is None:
+        length = agent.context.rollout_length
+    built = build_agent(agent)
+    name = built.name
     key = jax.eval_shape(lambda: jax.random.key(0))
     # The agent itself is an argument: its float leaves must not steer Python control flow.
-    state = _trace(name, "init", lambda a, k: a.init(k, num_envs), agent, key)
+    state = _trace(name, "init", lambda a, k: build_agent(a).init(k, num_envs), agent, key)
     if not isinstance(state, LearnerState):
         raise ConfigError(f"{name}.init must return a LearnerState, not {_kind(state)}.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.local):
@@ -88,10 +92,10 @@ def check_agent(
                 f"{name}.init: local{jax.tree_util.keystr(path)} must lead with num_envs "
                 f"({num_envs}) or a number that divides it, but its shape is {leaf.shape}."
             )
-    trajectory = _check_act(agent, state, num_envs, length)
+    trajectory = _check_act(agent, built, state, num_envs, length)
 
-    def learn(agent: Any, *args: Any) -> tuple[LearnerState, Metrics]:
-        result = agent.learn(*args, None)
+    def learn(agent: Any, state: Any, trajectory: Any, key: Any) -> tuple[LearnerState, Metrics]:
+        result: Any = build_agent(agent).learn(state, trajectory, key, None)
         if not (isinstance(result, tuple) and len(result) == 2):
             raise ConfigError(f"{name}.learn must return the pair (state, metrics).")
         _check_metrics(f"{name}.learn", result[1])
@@ -101,8 +105,8 @@ def check_agent(
     if not isinstance(new_state, LearnerState):
         raise ConfigError(f"{name}.learn must return a LearnerState first, not {_kind(new_state)}.")
     _check_kept(f"{name}.learn", "state", state, new_state)
-    if num_devices > 1 and not _is_of_library(agent):
-        _check_reduces(agent, state, trajectory, key, num_devices)
+    if num_devices > 1 and not _is_of_library(settings):
+        _check_reduces(built, state, trajectory, key, num_devices)
 
 
 def _is_of_library(agent: Any) -> bool:
@@ -111,7 +115,7 @@ def _is_of_library(agent: Any) -> bool:
 
 
 def _check_reduces(
-    agent: Any, state: LearnerState, trajectory: Trajectory, key: Any, num_devices: int
+    agent: Agent, state: LearnerState, trajectory: Trajectory, key: Any, num_devices: int
 ) -> None:
     """Raise `ConfigError` if `learn` puts what one device alone knows into the shared state."""
 
@@ -122,7 +126,7 @@ def _check_reduces(
     program = jax.shard_map(
         learn, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False
     )
-    with _explain(f"{type(agent).__name__}.learn cannot be traced for several devices"):
+    with _explain(f"{agent.name}.learn cannot be traced for several devices"):
         jaxpr = jax.make_jaxpr(program)(state, trajectory, key).jaxpr
     differs = [
         group is not state.shared
@@ -133,7 +137,7 @@ def _check_reduces(
     different = [name for name, x in zip(names, _differing(jaxpr, differs), strict=True) if x]
     if different:
         raise ConfigError(
-            f"{type(agent).__name__}.learn puts into shared{different[0]} what each of the "
+            f"{agent.name}.learn puts into shared{different[0]} what each of the "
             f"{num_devices} devices has by itself, so that their states drift apart: take "
             "gradients with podracer.global_grad(loss, params, ..., axis=axis), other means with "
             "podracer.global_mean, or train with --devices 1."
@@ -197,26 +201,30 @@ def _differing_in_loop(body: Jaxpr, inputs: list[bool], end: int, num_carry: int
         inputs = [*inputs[: carry.start], *grown, *inputs[carry.stop :]]
 
 
-def _check_act(agent: Agent, state: LearnerState, num_envs: int, length: int) -> Trajectory:
+def _check_act(
+    agent: Any, built: Agent, state: LearnerState, num_envs: int, length: int
+) -> Trajectory:
     """Check how an agent acts, explores or not; return the abstract trajectory of a rollout."""
-    assert agent.spec is not None
-    name, is_meta = type(agent).__name__, isinstance(agent, MetaLearner)
-    carry = _trace(name, "carry", lambda a: a.carry(num_envs), agent)
+    name, learns_rule = built.name, built.rule is not None
+    carry = _trace(name, "carry", lambda a: build_agent(a).carry(num_envs), agent)
     _check_rows(f"{name}.carry", "carry", carry, num_envs)
     params = _trace(
         name,
         "actor_params",
-        (lambda a, s: a.actor_params(s)) if is_meta else policy_params,
+        lambda a, s: (
+            build_agent(a).actor_params(s) if learns_rule else policy_params(build_agent(a), s)
+        ),
         agent,
         state,
     )
-    timestep = jax.eval_shape(lambda: _blank_timestep(agent.spec, num_envs))
+    timestep = jax.eval_shape(lambda: _blank_timestep(built.spec, num_envs))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
     inputs = (params, carry, timestep, keys)
-    action, extras, new_carry = _act(agent, num_envs, inputs, explore=True)
+    action, extras, new_carry = _act(agent, built, num_envs, inputs, explore=True)
     # Nobody evaluates a meta-learner.
-    if not is_meta and not _is_of_library(agent):
-        _act(agent, num_envs, inputs, explore=False)
+    settings = agent.settings if isinstance(agent, Blueprint) else agent
+    if not learns_rule and not _is_of_library(settings):
+        _act(agent, built, num_envs, inputs, explore=False)
     _check_rows(f"{name}.act", "extras", extras, num_envs)
     step = Step(timestep, action, extras)
     steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype), step)
@@ -224,18 +232,27 @@ def _check_act(agent: Agent, state: LearnerState, num_envs: int, length: int) ->
 
 
 def _act(
-    agent: Agent, num_envs: int, inputs: tuple[Params, Carry, TimeStep, Any], *, explore: bool
+    agent: Any,
+    built: Agent,
+    num_envs: int,
+    inputs: tuple[Params, Carry, TimeStep, Any],
+    *,
+    explore: bool,
 ) -> tuple[Any, PyTree, Carry]:
     """Return what `act` returns, after a check of its parts."""
-    assert agent.spec is not None
-    name = type(agent).__name__
     method = "act" if explore else "act(explore=False)"
-    result = _trace(name, method, lambda a, *args: a.act(*args, explore), agent, *inputs)
-    where = f"{name}.{method}"
+    where = f"{built.name}.{method}"
+    result = _trace(
+        built.name,
+        method,
+        lambda a, p, c, t, k: build_agent(a).act(p, c, t, k, explore),
+        agent,
+        *inputs,
+    )
     if not (isinstance(result, tuple) and len(result) == 3):
         raise ConfigError(f"{where} must return the triple (actions, extras, carry).")
     action, _, new_carry = result
-    struct = action_struct(agent.spec)
+    struct = action_struct(built.spec)
     expected = jax.ShapeDtypeStruct((num_envs, *struct.shape), struct.dtype)
     if not isinstance(action, jax.ShapeDtypeStruct):
         raise ConfigError(

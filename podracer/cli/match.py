@@ -60,16 +60,19 @@ def match(arguments: Sequence[str]) -> int:
             players.append(matches.opponent_player(name))
             continue
         experiment = RunOptions(directory, options.recipe).reopen()
-        agent, env, state, _ = load_run(
+        run = load_run(
             directory,
             recipe=experiment,
             pod=pod,
             checkpoint=options.checkpoint,
             opponents="none",
         )
-        environments.append(env)
+        environments.append(run.env)
         sampled = options.policy == "sampled"
-        players.append(matches.trained_player(name, agent, env, state.learner, sampled=sampled))
+        player = matches.trained_player(
+            name, run.blueprint, run.env, run.state.learner, sampled=sampled
+        )
+        players.append(player)
     if not environments:
         raise ConfigError("a match needs at least one run, which knows the game.")
     table = matches.play_matches(matches.common_game(environments), players, games, seed)

@@ -81,11 +81,12 @@ def evaluate(arguments: Sequence[str]) -> int:
     experiment = options.reopen()
     require_in_range("--episodes", options.episodes, most=MAX_EPISODES)
     options.check_seed()
-    agent, env, state, pod = options.load(experiment)
+    run = options.load(experiment)
     acting = options.acting(experiment)
-    evaluator = make_evaluator(agent, env, options.episodes, **acting)
+    evaluator = make_evaluator(run.agent, run.env, options.episodes, **acting)
     result = evaluator(
-        policy_params(agent, state.learner), *options.key_and_update(experiment, state)
+        policy_params(run.agent, run.state.learner),
+        *options.key_and_update(experiment, run.state),
     )
     figures = {
         "episodes": options.episodes,
@@ -98,8 +99,8 @@ def evaluate(arguments: Sequence[str]) -> int:
         "length_mean": float(result.lengths.mean()),
         "unfinished": int(result.unfinished),
         **({"broken": result.broken} if result.broken else {}),
-        "updates": int(state.update),
-        **({} if pod is None else {"pod": pod}),
+        "updates": int(run.state.update),
+        **({} if run.pod is None else {"pod": run.pod}),
     }
     if options.json:
         print(json.dumps(figures))
@@ -144,20 +145,20 @@ def play(arguments: Sequence[str]) -> int:
     require_in_range("--episodes", options.episodes)
     require_in_range("--max-steps", options.max_steps, most=100_000)
     options.check_seed()
-    agent, env, state, pod = options.load(experiment)
+    run = options.load(experiment)
     acting = options.acting(experiment)
     frames, returns = record_frames(
-        agent,
-        env,
-        policy_params(agent, state.learner),
-        *options.key_and_update(experiment, state),
+        run.agent,
+        run.env,
+        policy_params(run.agent, run.state.learner),
+        *options.key_and_update(experiment, run.state),
         **acting,
         episodes=options.episodes,
         max_steps=options.max_steps,
     )
     write_video(frames, out, options.fps or (5 if len(frames) < 100 else 30))
     returns_text = ", ".join(f"{r:g}" for r in returns) or "none"
-    of_pod = "" if pod is None else f" of pod {pod}"
+    of_pod = "" if run.pod is None else f" of pod {run.pod}"
     print(f"{out}: {len(frames)} frames{of_pod}, {acting_text(**acting)}, returns {returns_text}")
     return 0
 
@@ -249,18 +250,15 @@ def rule(arguments: Sequence[str]) -> int:
     options = parse(
         RuleOptions, "rule", arguments, about="Write the update rule that a run learned to a file."
     )
-    from podracer.agent import MetaLearner
     from podracer.io.run_directory import write_bytes
     from podracer.types import ConfigError
 
     experiment = options.reopen()
-    agent, env, state, _ = options.load(experiment)
-    if not isinstance(agent, MetaLearner):
-        raise ConfigError(
-            f"{options.run} learned no update rule: its agent is {type(agent).__name__}."
-        )
+    run = options.load(experiment)
+    if (learned := run.agent.rule) is None:
+        raise ConfigError(f"{options.run} learned no update rule: its agent is {run.agent.name}.")
     out = output_file(options.out, options.run / "rule.npz", (".npz",))
-    about = {"environment": env.spec.name, "updates": int(state.update)}
-    write_bytes(out, agent.export(state.learner, about))
+    about = {"environment": run.env.spec.name, "updates": int(run.state.update)}
+    write_bytes(out, learned.export(run.state.learner, about))
     print(f"{out}  use it: podracer train catch --update-rule {out}")
     return 0

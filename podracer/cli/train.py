@@ -230,7 +230,6 @@ def _reason(experiment: Experiment, result: Result) -> str:
 
 
 def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -> None:
-    from podracer.agent import MetaLearner
     from podracer.envs.catalog import imported_module
     from podracer.experiments.run_setup import build
     from podracer.reports.console import summarize
@@ -241,7 +240,7 @@ def _print_summary(experiment: Experiment, result: Result, recipe: str | None) -
     next_command = None
     with contextlib.suppress(PodracerError):  # such as for a file that is gone since
         next_command = "play" if is_drawable(build(experiment)[1]) else None
-    if isinstance(result.agent, MetaLearner):
+    if result.agent.rule is not None:
         next_command = "rule"
     if result.exit_code:
         next_command = "resume"

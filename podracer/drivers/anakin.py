@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from podracer import schedules
-from podracer.agent import Agent, FusedAgent
+from podracer.agent import Agent, Blueprint, Fused, build_agent
 from podracer.checks import check_agent, check_environment
 from podracer.drivers.common import (
     TRAIN_SPEC,
@@ -40,7 +39,7 @@ from podracer.drivers.common import (
 )
 from podracer.environment import Environment
 from podracer.host_memory import keep_on_host
-from podracer.means import Mean, pack, unpack
+from podracer.means import pack, unpack
 from podracer.mesh import (
     DATA,
     REPLICATED,
@@ -48,7 +47,6 @@ from podracer.mesh import (
     check_divisible,
     check_program_memory,
     fetch,
-    global_grad_and_mean,
 )
 from podracer.rollout import (
     ActorState,
@@ -59,7 +57,6 @@ from podracer.rollout import (
 )
 from podracer.types import (
     ConfigError,
-    LearnerState,
     Metrics,
     Params,
     Trajectory,
@@ -92,33 +89,23 @@ class AnakinConfig:
         return self.num_envs * self.rollout_length
 
 
-def check(agent: Agent, env: Environment, config: AnakinConfig, num_devices: int) -> None:
+def check(blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devices: int) -> None:
     """Raise `ConfigError` if the configuration cannot run, before anything is compiled."""
     check_ranges(config, "driver")
     check_divisible("num_envs", config.num_envs, num_devices)
     check_environment(env)
     share = config.num_envs // num_devices
-    check_agent(agent, num_envs=share, length=config.rollout_length, num_devices=num_devices)
-    if config.fused and not isinstance(agent, FusedAgent):
+    check_agent(blueprint, num_envs=share, length=config.rollout_length, num_devices=num_devices)
+    built = build_agent(blueprint)
+    if config.fused and not isinstance(built.learn, Fused):
         raise ConfigError(
-            f"{type(agent).__name__} has no fused form: its loss needs more than `act` computes. "
-            "Run it with --no-fused."
+            f"{built.name} has no fused form: its loss needs more than `act` computes. Run it with "
+            "--no-fused."
         )
-    if config.fused and _definer(agent, "learn") < _definer(agent, "loss"):
-        raise ConfigError(
-            f"{type(agent).__name__} overrides learn, which the fused form does not call: it calls "
-            "loss and apply_gradients. Override these too, or run it with --no-fused."
-        )
-
-
-def _definer(agent: Agent, method: str) -> int:
-    """Return which class defines a method: 0 the agent's own, 1 its base, and so on."""
-    kinds = enumerate(type(agent).__mro__)
-    return next((i for i, kind in kinds if method in vars(kind)), 0)
 
 
 def anakin(
-    agent: Agent,
+    blueprint: Blueprint,
     env: Environment,
     mesh: Mesh,
     config: AnakinConfig,
@@ -142,11 +129,11 @@ def anakin(
     Raises `NonFiniteError` with the number of the update; neither it nor a later one was applied.
     """
     yield from run_chunks(
-        compile or (lambda: lower_chunk(agent, env, mesh, config, state)()),
+        compile or (lambda: lower_chunk(blueprint, env, mesh, config, state)()),
         state,
         mesh,
         config,
-        partial(to_progress, agent=agent, shared=state.learner.shared),
+        partial(to_progress, spec=blueprint.spec, shared=state.learner.shared),
         num_updates=num_updates,
         request=request,
         boundary=boundary,
@@ -157,15 +144,15 @@ def anakin(
 
 
 def lower_chunk(
-    agent: Agent, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
+    blueprint: Blueprint, env: Environment, mesh: Mesh, config: AnakinConfig, state: TrainState
 ) -> Callable[[], Program]:
     """Trace the program for a state, or its shapes and shardings; return a function to compile it.
 
     The returned function raises `ConfigError` if the program's memory exceeds that of the mesh.
     """
-    agent = place_agent(agent, mesh)
-    lowered = make_chunk(env, mesh, config).lower(agent, state, abstract_request(mesh))
-    return lambda: partial(check_program_memory(lowered.compile(), mesh), agent)
+    blueprint = place_agent(blueprint, mesh)
+    lowered = make_chunk(env, mesh, config).lower(blueprint, state, abstract_request(mesh))
+    return lambda: partial(check_program_memory(lowered.compile(), mesh), blueprint)
 
 
 def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages.Wrapped:
@@ -187,7 +174,7 @@ def make_chunk(env: Environment, mesh: Mesh, config: AnakinConfig) -> jax.stages
 
 
 def chunk(
-    agent: Agent,
+    blueprint: Blueprint,
     env: Environment,
     config: AnakinConfig,
     axis: str | None,
@@ -196,15 +183,16 @@ def chunk(
 ) -> tuple[TrainState, Metrics]:
     """Run one shard's chunk: many updates, then one reduction of their metrics."""
     request, num_updates = request[0]
-    update = jax.jit(partial(_update, env=env, config=config, axis=axis))  # is traced once
+    agent = build_agent(blueprint)
+    update = jax.jit(partial(_update, agent, env=env, config=config, axis=axis))  # is traced once
 
     def body(_: jax.Array, loop: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, (frames, sums) = loop
-        state, metrics = update(agent, state)
+        state, metrics = update(state)
         return state, (frames + metrics["frames"], sums + pack(metrics))
 
     state = keep_on_host(state)
-    like = jax.eval_shape(update, agent, state)[1]
+    like = jax.eval_shape(update, state)[1]
     zeros = jnp.int32(0), jnp.zeros(len(jax.tree.leaves(like)))
     state, (frames, sums) = jax.lax.fori_loop(0, num_updates, body, (state, zeros))
     metrics = {**unpack(sums, jax.tree.structure(like)), "frames": frames}
@@ -219,13 +207,16 @@ def _update(
 ) -> tuple[TrainState, Metrics]:
     """Roll out, learn, and apply the update: one shard."""
     act_keys, step_keys = _rollout_keys(state, config.rollout_length, axis)
-    params = agent.actor_params(state.learner)
-    if config.fused:
-        learner, actor, trajectory, metrics = _rollout_and_learn(
-            cast(FusedAgent, agent), env, params, state, act_keys, step_keys, axis
-        )
-    else:
+
+    def play(params: Params) -> tuple[Trajectory, ActorState]:
         actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
+        return trajectory, actor
+
+    if config.fused:
+        step = cast(Fused, agent.learn).step(state.learner, play, axis, reuse=True)
+        learner, metrics, (trajectory, actor) = step
+    else:
+        trajectory, actor = play(agent.actor_params(state.learner))
         learner, metrics = agent.learn(state.learner, trajectory, learn_key(state, axis), axis)
     state, metrics = apply_unless_fault(agent, state, learner, trajectory, metrics, axis)
     return dataclasses.replace(state, actor=actor), metrics
@@ -240,28 +231,6 @@ def _rollout_keys(state: TrainState, length: int, axis: str | None) -> tuple[jax
     act_keys = environment_keys(purpose_key(state.key, Purpose.ACT), indices, steps)
     step_keys = environment_keys(purpose_key(state.key, Purpose.STEP), indices, steps)
     return act_keys, step_keys
-
-
-def _rollout_and_learn(
-    agent: FusedAgent,
-    env: Environment,
-    params: Params,
-    state: TrainState,
-    act_keys: jax.Array,
-    step_keys: jax.Array,
-    axis: str | None,
-) -> tuple[LearnerState, ActorState, Trajectory, Metrics]:
-    """Differentiate through the rollout, whose forward pass is that of the loss."""
-
-    def loss(params: Params) -> tuple[jax.Array | Mean, tuple[jax.Array, Any]]:
-        actor, trajectory = rollout(agent, env, params, state.actor, act_keys, step_keys)
-        value, metrics = agent.loss(params, state.learner, trajectory, reuse=True)
-        return value, (schedules.valid_share(trajectory), (actor, trajectory, metrics))
-
-    grads, share, (actor, trajectory, metrics) = global_grad_and_mean(loss, params, axis=axis)
-    num_frames = schedules.frames_of(trajectory.valid(), share, axis)
-    learner, gradient_metrics = agent.apply_gradients(state.learner, grads, num_frames)
-    return learner, actor, trajectory, {**metrics, **gradient_metrics}
 
 
 # --- the loop around it ---------------------------------------------------------------------------

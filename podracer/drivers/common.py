@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.agent import Agent, require_spec
+from podracer.agent import Agent, Blueprint, build_agent
 from podracer.environment import Environment
 from podracer.host_memory import host_leaves, pin, without_host_memory, zeros_in_host_memory
 from podracer.means import Mean
@@ -34,6 +34,7 @@ from podracer.types import (
     NO_ACTION,
     ConfigError,
     EnvironmentFault,
+    EnvironmentSpec,
     LearnerState,
     Metrics,
     NonFiniteError,
@@ -106,15 +107,15 @@ class HasNumEnvs(Protocol):
 
 
 def init_state(
-    agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs, key: jax.Array
+    blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
     """Return the state before the first update, sharded over the mesh.
 
     Without an environment its `actor` is (): acting then begins with a reset.
     """
-    like = without_host_memory(placed := abstract_state(agent, env, mesh, config))
+    like = without_host_memory(placed := abstract_state(blueprint, env, mesh, config))
     program = jax.jit(
-        lambda key: without_host_memory(make_initial_state(agent, env, config, key)),
+        lambda key: without_host_memory(make_initial_state(blueprint, env, config, key)),
         out_shardings=jax.tree.map(lambda x: x.sharding, like),
     )
     return zeros_in_host_memory(program(key), placed)
@@ -135,12 +136,12 @@ def place_agent(agent: Any, mesh: Mesh) -> Any:
 
 
 def abstract_state(
-    agent: Agent, env: Environment | None, mesh: Mesh, config: HasNumEnvs
+    blueprint: Blueprint, env: Environment | None, mesh: Mesh, config: HasNumEnvs
 ) -> TrainState:
     """Return shape, dtype and sharding of every leaf of a state, to restore one."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return with_shardings(
-        jax.eval_shape(partial(make_initial_state, agent, env, config), key), mesh, TRAIN_SPEC
+        jax.eval_shape(partial(make_initial_state, blueprint, env, config), key), mesh, TRAIN_SPEC
     )
 
 
@@ -153,17 +154,18 @@ def with_shardings(state: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
     )
 
 
-def uses_host_memory(agent: Agent, num_envs: int) -> bool:
+def uses_host_memory(blueprint: Blueprint, num_envs: int) -> bool:
     """Return whether a part of the agent's state is in host memory."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda agent, key: agent.init(key, num_envs), agent, key)
+    state = jax.eval_shape(lambda b, key: build_agent(b).init(key, num_envs), blueprint, key)
     return bool(host_leaves(state.local))
 
 
 def make_initial_state(
-    agent: Agent, env: Environment | None, config: HasNumEnvs, key: jax.Array
+    blueprint: Blueprint, env: Environment | None, config: HasNumEnvs, key: jax.Array
 ) -> TrainState:
     """Return the state before the first update, for tracing; `init_state` also shards it."""
+    agent = build_agent(blueprint)
     indices = jnp.arange(config.num_envs, dtype=jnp.uint32)
     start = jnp.zeros(1, jnp.uint32)
     reset_keys = environment_keys(purpose_key(key, Purpose.RESET), indices, start)[0]
@@ -274,7 +276,6 @@ def _fault_bits(
     passed = [(flag, _all_finite(leaf)) for flag, _, leaf in leaves]
     passed.append((Fault.RESTART, restarts))
     if (mask := action_mask(steps.observation)) is not None:
-        assert agent.spec is not None
         allowed = allows_action(agent.spec.action, mask)
         passed.append((Fault.ACTION_MASK, jnp.all(allowed | steps.last)))
     failures = 1.0 - jnp.stack([x for _, x in passed]).astype(jnp.float32)
@@ -361,7 +362,7 @@ def reduce_metrics(
     }
 
 
-def to_progress(updates: int, values: Any, agent: Agent, shared: PyTree) -> Progress:
+def to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree) -> Progress:
     """Return the report on a chunk from the output of `reduce_metrics`, on the host.
 
     If an update had a `Fault`, raises `NonFiniteError`, `ConfigError` for an environment that does
@@ -370,7 +371,7 @@ def to_progress(updates: int, values: Any, agent: Agent, shared: PyTree) -> Prog
     """
     bits, failed_update = (int(x) for x in values["fault"])
     if bits:
-        observation = require_spec(agent.spec).observation
+        observation = spec.observation
         names = [
             name for _, name, _ in _checked_leaves([observation] * 2, (), values["mean"], shared)
         ]

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint, build_agent
 from podracer.drivers import anakin
 from podracer.drivers import common as driver
 from podracer.drivers.anakin import AnakinConfig
@@ -47,7 +47,7 @@ from podracer.host_memory import host_leaves
 from podracer.io.names import nearest
 from podracer.means import Mean
 from podracer.mesh import POD, Device, check_program_memory, make_mesh
-from podracer.types import ConfigError, Metrics, PyTree
+from podracer.types import ConfigError, EnvironmentSpec, Metrics, PyTree
 
 PODS = PartitionSpec(POD)
 
@@ -71,7 +71,13 @@ class Pod:
 
 
 def with_hyperparameters(agent: Any, values: Mapping[str, Any]) -> Any:
-    """Return the agent with other float leaves. Raises `ConfigError` for an unknown name."""
+    """Return settings, or a blueprint, with other float leaves.
+
+    Raises `ConfigError` for an unknown name.
+    """
+    if isinstance(agent, Blueprint):
+        settings = with_hyperparameters(agent.settings, values)
+        return dataclasses.replace(agent, settings=settings)
     defaults = hyperparameters(agent)
     for name in values:
         if name not in defaults:
@@ -84,17 +90,19 @@ def with_hyperparameters(agent: Any, values: Mapping[str, Any]) -> Any:
 
 
 def hyperparameters(agent: Any) -> dict[str, float]:
-    """Return the float leaves of an agent by name; a schedule's start has the schedule's name."""
+    """Return the float leaves of settings by name; a schedule's start has the schedule's name."""
+    agent = agent.settings if isinstance(agent, Blueprint) else agent
     return {
         jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".start"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(agent)
     }
 
 
-def stack_agents(agent: Agent, pods: Sequence[Pod]) -> Any:
+def stack_agents(blueprint: Blueprint, pods: Sequence[Pod]) -> Any:
     """Return one agent with the pods' hyperparameters as leaves f32 `[P]`."""
     agents = [
-        with_hyperparameters(agent, {h.name: h.value for h in pod.hyperparameters}) for pod in pods
+        with_hyperparameters(blueprint, {h.name: h.value for h in pod.hyperparameters})
+        for pod in pods
     ]
     return jax.tree.map(lambda *leaves: np.asarray(leaves, np.float32), *agents)
 
@@ -118,7 +126,7 @@ def population_mesh(devices: Sequence[Device], num_pods: int) -> Mesh:
 
 
 def abstract_states(
-    agent: Agent,
+    blueprint: Blueprint,
     pods: Sequence[Pod],
     env: Any,
     mesh: Mesh,
@@ -131,7 +139,7 @@ def abstract_states(
     """
     keys = jax.eval_shape(lambda: run_keys(pods))
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
-    states = jax.eval_shape(make_states, stack_agents(agent, pods), keys)
+    states = jax.eval_shape(make_states, stack_agents(blueprint, pods), keys)
     if host_leaves(states):
         raise ConfigError(
             "the pods of a population sample in one program, which reads host memory for one "
@@ -141,7 +149,7 @@ def abstract_states(
 
 
 def init_states(
-    agent: Agent,
+    blueprint: Blueprint,
     pods: Sequence[Pod],
     env: Environment,
     mesh: Mesh,
@@ -149,10 +157,10 @@ def init_states(
     exchange: Exchange | None = None,
 ) -> TrainState:
     """Return the states `[P, ...]` before the first update, sharded over the mesh."""
-    abstract = abstract_states(agent, pods, env, mesh, config, exchange)
+    abstract = abstract_states(blueprint, pods, env, mesh, config, exchange)
     target = jax.tree.map(lambda x: x.sharding, abstract)
     make_states = partial(_make_initial_states, pods, env, mesh, config, exchange)
-    return jax.jit(make_states, out_shardings=target)(stack_agents(agent, pods), run_keys(pods))
+    return jax.jit(make_states, out_shardings=target)(stack_agents(blueprint, pods), run_keys(pods))
 
 
 def _make_initial_states(
@@ -164,8 +172,8 @@ def _make_initial_states(
     agents: Any,
     keys: jax.Array,
 ) -> TrainState:
-    def make_state(agent: Agent, key: jax.Array) -> TrainState:
-        return driver.make_initial_state(agent, env, config, key)
+    def make_state(blueprint: Blueprint, key: jax.Array) -> TrainState:
+        return driver.make_initial_state(blueprint, env, config, key)
 
     # One after another on a CPU, where batched QR decompositions (orthogonal weights) of a network
     # that is not built in could deadlock, see `networks.layers.orthogonal`. An accelerator would
@@ -188,7 +196,7 @@ def current_agents(agents: Any, states: TrainState) -> Any:
 
 
 def population(
-    agent: Agent,
+    blueprint: Blueprint,
     pods: Sequence[Pod],
     env: Environment,
     mesh: Mesh,
@@ -210,7 +218,7 @@ def population(
     """
 
     def to_progress(updates: int, values: Any) -> Progress:
-        progress = _to_progress(updates, values, agent, state.learner.shared)
+        progress = _to_progress(updates, values, blueprint.spec, state.learner.shared)
         if not isinstance(exchange, Selection):
             return progress
         if not is_due(exchange.every, updates - int(values["updates"][0])):
@@ -218,7 +226,7 @@ def population(
         return dataclasses.replace(progress, pods={**(progress.pods or {}), **values["selection"]})
 
     yield from anakin.run_chunks(
-        compile or (lambda: lower_chunk(agent, pods, env, mesh, config, state, exchange)()),
+        compile or (lambda: lower_chunk(blueprint, pods, env, mesh, config, state, exchange)()),
         state,
         mesh,
         config,
@@ -230,7 +238,7 @@ def population(
 
 
 def lower_chunk(
-    agent: Agent,
+    blueprint: Blueprint,
     pods: Sequence[Pod],
     env: Environment,
     mesh: Mesh,
@@ -239,7 +247,7 @@ def lower_chunk(
     exchange: Exchange | None = None,
 ) -> Callable[[], anakin.Program]:
     """Trace the program of all pods and return what compiles it, as `anakin.lower_chunk`."""
-    agents = jax.device_put(stack_agents(agent, pods), NamedSharding(mesh, PODS))
+    agents = jax.device_put(stack_agents(blueprint, pods), NamedSharding(mesh, PODS))
     program = make_chunk(env, mesh, config, exchange)
     lowered = program.lower(agents, states, abstract_request(mesh))
     return lambda: partial(check_program_memory(lowered.compile(), mesh), agents)
@@ -259,9 +267,9 @@ def make_chunk(
     def pods(agents: Any, states: TrainState, request: jax.Array) -> tuple[TrainState, Metrics]:
         agents = current_agents(agents, states)
 
-        def chunk(pod: tuple[Agent, TrainState]) -> tuple[TrainState, Metrics]:
-            agent, state = pod
-            return anakin.chunk(agent, env, config, None, state, request)
+        def chunk(pod: tuple[Blueprint, TrainState]) -> tuple[TrainState, Metrics]:
+            blueprint, state = pod
+            return anakin.chunk(blueprint, env, config, None, state, request)
 
         batch_size = _pods_per_batch(mesh, config, states.update.shape[0])
         return _run_batches(chunk, agents, states, batch_size)
@@ -277,7 +285,7 @@ def make_chunk(
 
 
 def _run_batches(
-    chunk: Callable[[tuple[Agent, TrainState]], tuple[TrainState, Metrics]],
+    chunk: Callable[[tuple[Blueprint, TrainState]], tuple[TrainState, Metrics]],
     agents: Any,
     states: TrainState,
     batch_size: int,
@@ -324,7 +332,7 @@ def _is_accelerator(mesh: Mesh) -> bool:
 
 
 def make_evaluator(
-    agent: Agent,
+    blueprint: Blueprint,
     pods: Sequence[Pod],
     env: Environment,
     mesh: Mesh,
@@ -339,10 +347,10 @@ def make_evaluator(
     `evaluate.make_evaluator` does.
     """
     rule.check(env.spec)
-    agents = stack_agents(agent, pods)
+    agents = stack_agents(blueprint, pods)
 
-    def evaluate_pod(agent: Agent, state: TrainState) -> Episodes:
-        agent = current_agents(agent, state)
+    def evaluate_pod(blueprint: Blueprint, state: TrainState) -> Episodes:
+        agent = build_agent(current_agents(blueprint, state))
         params, update = agent.actor_params(state.learner), jnp.uint32(0) if fixed else state.update
         return play_episodes(agent, env, rule, episodes, MAX_STEPS, params, state.key, update)
 
@@ -354,12 +362,12 @@ def make_evaluator(
     return lambda state: to_evaluation(run(agents, state))
 
 
-def _to_progress(updates: int, values: Any, agent: Agent, shared: PyTree) -> Progress:
+def _to_progress(updates: int, values: Any, spec: EnvironmentSpec, shared: PyTree) -> Progress:
     """Return the report on a chunk of all pods; metrics of a pod without a value are NaN."""
     failed = values["fault"][:, 0] != 0
     if failed.all():
         first = jax.tree.map(lambda x: x[0], values)
-        driver.to_progress(updates, first, agent, shared)  # raises the fault
+        driver.to_progress(updates, first, spec, shared)  # raises the fault
     num_episodes = np.where(values["episodes"] > 0, values["episodes"], np.nan)
     metrics = {
         "episodes": values["episodes"],

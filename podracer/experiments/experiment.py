@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import tyro
 
-from podracer.agent import Agent
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.exchange import check_period
 from podracer.drivers.population import Exchange, Hyperparameter, Pod, with_hyperparameters
@@ -39,7 +38,7 @@ class Experiment:
     environment: str | Environment | HostEnvironments
     """Environment to train in; `podracer list environments` names them. With another one than
     the recipe's its target return is dropped; one of the host implies Sebulba."""
-    agent: Agent
+    agent: Any
     """Agent and its hyperparameters."""
     driver: AnakinConfig | SebulbaConfig
     """Architecture and its settings."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 
-from podracer.agent import Agent
+from podracer.agent import Agent, Blueprint, build_agent
 from podracer.drivers import population
 from podracer.drivers.common import TrainState, abstract_state
 from podracer.drivers.selection import SelectionState
@@ -28,13 +29,19 @@ from podracer.types import ConfigError, LearnerState
 Opponents = Literal["all", "evaluation", "planned", "none"]
 
 
-class LoadedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
     """A run at a checkpoint."""
 
-    agent: Agent
+    blueprint: Blueprint
     env: Environment | HostEnvironments
     state: TrainState  # `actor` is (), and `learner.local` where it was not asked for
     pod: int | None  # of a population, whose agent and state these are
+
+    @functools.cached_property
+    def agent(self) -> Agent:
+        """Agent, built."""
+        return build_agent(self.blueprint)
 
 
 def load(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import envs
-from podracer.agent import Agent, policy_params
+from podracer.agent import Blueprint, build_agent, policy_params
 from podracer.environment import AutoReset, AutoResetState, auto_reset
 from podracer.envs.model import WithModel
 from podracer.envs.opponents import find_opponent
@@ -35,7 +35,7 @@ Move = Callable[[PyTree, jax.Array, Any, PyTree], jax.Array]
 """A function of parameters, a key, a game of pgx and its state that returns a legal action."""
 
 
-def trained_move(name: str, agent: Agent, env: Any, *, sampled: bool) -> Move:
+def trained_move(name: str, blueprint: Blueprint, env: Any, *, sampled: bool) -> Move:
     """Return the moves of an agent, called `name`, that learned in `env`.
 
     The first raises `ConfigError` for an agent with memory: a player sees a position only. An agent
@@ -44,7 +44,8 @@ def trained_move(name: str, agent: Agent, env: Any, *, sampled: bool) -> Move:
     game_name, shows_state = find_game_name(env), isinstance(env, WithModel)
     if shows_state:
         spec = WithModel(auto_reset(SelfPlay(game_name))).spec
-        agent = dataclasses.replace(agent, spec=spec)  # type: ignore[type-var]
+        blueprint = dataclasses.replace(blueprint, spec=spec)
+    agent = build_agent(blueprint)
 
     def move(params: PyTree, key: jax.Array, game: Any, position: PyTree) -> jax.Array:
         observation = observe(game_name, position)
@@ -110,7 +111,7 @@ def _read(opponent: TrainedOpponent) -> _Policy:
     directory, recipe = Path(opponent.directory), opponent.recipe
     if recipe is not None and recipe.recipe != recipe_name(directory):
         recipe = None
-    agent, env, state, _ = load_run(
+    run = load_run(
         directory,
         recipe=recipe,
         pod=opponent.pod,
@@ -118,9 +119,9 @@ def _read(opponent: TrainedOpponent) -> _Policy:
         opponents="none",
     )
     # On the host: constants of a program on any devices.
-    params = jax.tree.map(np.asarray, policy_params(agent, state.learner))
-    move = trained_move(opponent.directory, agent, env, sampled=True)
-    return _Policy(find_game_name(env), move, params)
+    params = jax.tree.map(np.asarray, policy_params(run.agent, run.state.learner))
+    move = trained_move(opponent.directory, run.blueprint, run.env, sampled=True)
+    return _Policy(find_game_name(run.env), move, params)
 
 
 def make_environment(name: str, recipe: Any = None) -> Any:

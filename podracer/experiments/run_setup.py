@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from podracer.agent import Agent, NeedsFile, NeedsRolloutLength, check_policy, policy_params
+from podracer.agent import Blueprint, Context, ReadsFile, build_agent, check_policy, policy_params
 from podracer.checks import check_environment, check_fields, check_jax_settings, check_spec
 from podracer.drivers import anakin, population, sebulba
 from podracer.drivers.common import Progress, TrainState, abstract_state, init_state
@@ -55,31 +55,31 @@ from podracer.types import CheckpointError, ConfigError, EnvironmentSpec
 T = TypeVar("T")
 
 
-def build(experiment: Experiment) -> tuple[Agent, Environment | HostEnvironments]:
-    """Return the agent, made for its environment, and the environment."""
+def build(experiment: Experiment) -> tuple[Blueprint, Environment | HostEnvironments]:
+    """Return the blueprint of the agent for its environment, and the environment."""
     check_jax_settings()
     check_fields(experiment.agent)
     env = experiment.environment
     remember_secrets(to_json(experiment))
     if isinstance(env, str):
         env = make_environment(env, experiment)
-    agent = cast(Any, over_run(experiment.agent, experiment.num_steps))  # a dataclass, of any class
-    agent = dataclasses.replace(agent, spec=check_spec(env))
-    if isinstance(agent, NeedsRolloutLength):
-        length = experiment.driver.rollout_length
-        agent = dataclasses.replace(cast(Any, agent), rollout_length=length)
-    if isinstance(agent, NeedsFile):
-        agent = agent.with_data(_content(agent))
-    return agent, env
+    settings = over_run(experiment.agent, experiment.num_steps)
+    data = None
+    if isinstance(settings, ReadsFile):
+        data = settings.read(_content(settings))
+    elif hasattr(settings, "with_data"):
+        settings = settings.with_data(_content(settings))
+    context = Context(experiment.driver.rollout_length, data)
+    return Blueprint(settings, check_spec(env), context), env
 
 
-def _content(agent: NeedsFile) -> bytes:
+def _content(settings: Any) -> bytes:
     try:
-        return read_limited(user_path(agent.data_file), LARGE_FILE)
+        return read_limited(user_path(settings.data_file), LARGE_FILE)
     except (OSError, CheckpointError) as error:
         raise ConfigError(
-            f"{type(agent).__name__} needs the file {agent.data_file!r}, which cannot be read: "
-            f"{getattr(error, 'strerror', None) or error}."
+            f"{type(settings).__name__} needs the file {settings.data_file!r}, which cannot be "
+            f"read: {getattr(error, 'strerror', None) or error}."
         ) from error
 
 
@@ -120,7 +120,7 @@ class Drive(Protocol):
 class RunSetup:
     """Everything that a run needs on this machine, checked."""
 
-    agent: Agent
+    agent: Blueprint
     env: Environment | HostEnvironments
     mesh: Mesh  # the learners
     num_devices: int  # of the learners, and under Sebulba of the actors
@@ -168,7 +168,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
         env = _on_device(env)
         anakin.check(agent, env, config, len(devices))
         if experiment.evaluations:
-            check_policy(agent, "take --evaluations 0")
+            check_policy(build_agent(agent), "take --evaluations 0")
         saved_env, split, mesh = env, None, make_mesh(devices)
         like = abstract_state(agent, env, mesh, config)
         program = CompileInThread(partial(anakin.lower_chunk, agent, env, mesh, config, like))
@@ -187,8 +187,9 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
             sebulba.sebulba, agent, host, split, config,
             seed=experiment.seed, compile=lambda: program().result(),
         )  # fmt: skip
+    built = build_agent(agent)
     play = make_evaluator(
-        agent,
+        built,
         env,
         experiment.evaluation_episodes,
         policy=experiment.evaluation_policy,
@@ -197,7 +198,7 @@ def make_run_setup(experiment: Experiment, saved_devices: int = 0) -> RunSetup:
 
     def evaluate(state: TrainState) -> Evaluation:
         update = 0 if experiment.fixed_evaluation else state.update
-        return play(policy_params(agent, state.learner), state.key, update)
+        return play(policy_params(built, state.learner), state.key, update)
 
     return RunSetup(
         agent=agent,
@@ -252,7 +253,7 @@ def _find_devices(count: int, saved: int) -> list[Device]:
 
 def _population_setup(
     experiment: Experiment,
-    agent: Agent,
+    agent: Blueprint,
     env: Environment | HostEnvironments,
     devices: Sequence[Device],
 ) -> RunSetup:
@@ -269,7 +270,7 @@ def _population_setup(
     for pod in pods:
         experiment.of_pod(pod).check()
     anakin.check(agent, env, config, 1)
-    check_policy(agent, "train it alone, not in a population")
+    check_policy(build_agent(agent), "train it alone, not in a population")
     if isinstance(experiment.exchange, Selection) and env.spec.takes_turns:
         raise ConfigError(
             "selection ranks pods by their training returns, which in self-play say nothing of "

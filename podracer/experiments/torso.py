@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from podracer.agent import Blueprint
 from podracer.experiments.experiment import Experiment
 from podracer.networks import CNN, MLP, ResNet, TorsoNetwork
 
@@ -37,12 +38,12 @@ def with_torso(experiment: Experiment, kind: TorsoKind) -> Experiment:
     return dataclasses.replace(experiment, agent=dataclasses.replace(agent, network=network))
 
 
-def flattened_images(agent: Any) -> list[str]:
+def flattened_images(blueprint: Blueprint) -> list[str]:
     """Return a sentence on images that the agent's network flattens, none where it has none."""
-    network = getattr(agent, "network", None)
+    network = getattr(blueprint.settings, "network", None)
     if not isinstance(network, TorsoNetwork) or not isinstance(network.torso, MLP):
         return []
-    shapes = [leaf.shape for leaf in jax.tree.leaves(agent.spec.observation)]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(blueprint.spec.observation)]
     images = [x for x in shapes if len(x) == 3 and min(x[:2]) >= _SMALLEST_IMAGE]
     if not images:
         return []

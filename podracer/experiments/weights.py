@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.agent import Agent, MetaLearner, NeedsFile
+from podracer.agent import Blueprint, build_agent
 from podracer.drivers.common import TrainState
 from podracer.experiments.experiment import Experiment
 from podracer.experiments.records import Totals
@@ -131,15 +131,17 @@ def recorded_begin(run: Path, setup: RunSetup, experiment: Experiment) -> Begin 
     return weights
 
 
-def _without_new(agent: Agent, leaves: dict[str, Any]) -> dict[str, Any]:
-    return {name: leaf for name, leaf in leaves.items() if not _is_new(agent, name)}
-
-
-def _is_new(agent: Agent, name: str) -> bool:
-    """Return whether a leaf of the learner's shared state begins anew."""
-    if isinstance(agent, MetaLearner):
-        return name in _FRAMES or name.startswith(_OF_LIFETIMES)
-    return name in _FRAMES or (isinstance(agent, NeedsFile) and name.startswith(_OF_FILE))
+def _without_new(agent: Blueprint, leaves: dict[str, Any]) -> dict[str, Any]:
+    """Return the leaves of the learner's shared state that do not begin anew."""
+    learns_rule = build_agent(agent).rule is not None
+    prefixes = _OF_LIFETIMES if learns_rule else ()
+    if not learns_rule and hasattr(type(agent.settings), "data_file"):
+        prefixes = (_OF_FILE,)
+    return {
+        name: leaf
+        for name, leaf in leaves.items()
+        if not (name in _FRAMES or name.startswith(prefixes))
+    }
 
 
 def _check_same(run: Path, old: dict[str, Any], new: dict[str, Any], num_pods: int) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from podracer.agent import Agent, policy_params, require_spec
+from podracer.agent import Agent, policy_params
 from podracer.export.inline import Inliner
 from podracer.policy import add_start, from_start
 from podracer.types import (
@@ -74,7 +74,7 @@ def make_decision(agent: Agent, state: LearnerState, *, sampled: bool = False) -
     Each row acts as the first environment does where agents explore differently in each. Raises
     `ConfigError` for an agent that learns no policy.
     """
-    params, spec = policy_params(agent, state), require_spec(agent.spec)
+    params, spec = policy_params(agent, state), agent.spec
     memory = jax.tree.map(lambda x: np.asarray(x[0]), agent.carry(1))
     initial_memory = named_leaves("memory", memory)
     structs = named_leaves("observation", spec.observation) | initial_memory
@@ -111,7 +111,7 @@ def _act(
     constant_memory: set[str],
 ) -> dict[str, jax.Array]:
     """Return the named outputs of one row; add the names of memory that stays the same."""
-    spec = require_spec(agent.spec)
+    spec = agent.spec
     observation = _from_names("observation", spec.observation, arrays)
     observation = from_start(spec.observation, observation)
     timestep = TimeStep(

@@ -86,15 +86,18 @@ def export_policy(
     experiment = reopen(directory, recipe, environment)
     if format == "html":
         check_page(experiment.environment, sampled)
-    agent, env, state, pod = load_run(
+    run = load_run(
         directory, recipe=experiment, pod=pod, checkpoint=checkpoint, opponents="evaluation"
     )
-    decision = make_decision(agent, state.learner, sampled=sampled)
-    about = describe(decision, env.spec) | _origin(directory, experiment, int(state.update), pod)
+    env, learner = run.env, run.state.learner
+    decision = make_decision(run.agent, learner, sampled=sampled)
+    about = describe(decision, env.spec) | _origin(
+        directory, experiment, int(run.state.update), run.pod
+    )
     is_jax = format == "stablehlo"
     data = to_stablehlo(decision) if is_jax else to_onnx(decision, about)
     runner = stablehlo_runner(data) if is_jax else onnx_runner(data)
-    proof = prove(decision, runner, agent, env, state.learner)
+    proof = prove(decision, runner, run.agent, env, learner)
     if not proof.holds:
         raise PodracerError(
             f"the file would decide otherwise than the agent: {proof.different_actions} of "

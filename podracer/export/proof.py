@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, policy_params, require_spec
+from podracer.agent import Agent, policy_params
 from podracer.environment import Environment, HostEnvironments, evaluation_environment
 from podracer.export.decision import Arrays, Decision, named_leaves
 from podracer.ops.action_masks import action_mask
@@ -133,7 +133,7 @@ def _reference(
             action, carry = act(carry, *x)
             return carry, (x[0], action, carry)
 
-        timesteps = draw_timesteps(require_spec(agent.spec), np.random.default_rng(0))
+        timesteps = draw_timesteps(agent.spec, np.random.default_rng(0))
         run = jax.jit(lambda: jax.lax.scan(step, carry, (timesteps, words))[1])
     else:
         played = evaluation_environment(env)
@@ -152,7 +152,7 @@ def _reference(
 
         run = jax.jit(run)
     timesteps, actions, carries = jax.device_get(run())
-    spec = require_spec(agent.spec)
+    spec = agent.spec
     observation = jax.tree.map(
         lambda leaf, x: x + x.dtype.type(leaf.start), spec.observation, timesteps.observation
     )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint, build_agent
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, make_initial_state
 from podracer.drivers.sebulba import SebulbaConfig
@@ -64,7 +63,7 @@ def size_of(tree: PyTree) -> int:
 
 
 def anakin_work(
-    agent: Agent, env: Environment, config: AnakinConfig, num_devices: int
+    blueprint: Blueprint, env: Environment, config: AnakinConfig, num_devices: int
 ) -> AnakinWork:
     """Count an update on one of `num_devices` devices, which share `config.num_envs`."""
     num_envs, length = config.num_envs // num_devices, config.rollout_length
@@ -72,9 +71,10 @@ def anakin_work(
     chunk = make_chunk(
         env, abstract_mesh(num_devices), dataclasses.replace(config, updates_per_chunk=1)
     )
-    state = jax.eval_shape(partial(make_initial_state, agent, env, config), keys_of())
-    total = count(chunk, agent, state, jax.ShapeDtypeStruct((num_devices, 2), jnp.int32))
-    local = jax.eval_shape(partial(make_initial_state, agent, env, one), keys_of())
+    state = jax.eval_shape(partial(make_initial_state, blueprint, env, config), keys_of())
+    total = count(chunk, blueprint, state, jax.ShapeDtypeStruct((num_devices, 2), jnp.int32))
+    local = jax.eval_shape(partial(make_initial_state, blueprint, env, one), keys_of())
+    agent = build_agent(blueprint)
     actor = jax.eval_shape(partial(init_actor, agent, env), keys_of(num_envs))
     params = jax.eval_shape(agent.actor_params, local.learner)
     keys = keys_of(length, num_envs)
@@ -85,15 +85,15 @@ def anakin_work(
     return AnakinWork(simulator, both - simulator, total - both)
 
 
-def agent_action(agent: Agent, params: PyTree, carry: PyTree, timestep: TimeStep) -> PyTree:
+def agent_action(agent: Any, params: PyTree, carry: PyTree, timestep: TimeStep) -> PyTree:
     """Return the shapes of the actions in a batch of environments."""
     keys = keys_of(timestep.reward.shape[0])
-    act: Callable[..., Any] = partial(agent.act, explore=True)
+    act: Any = partial(cast(Any, build_agent(agent).act), explore=True)
     return jax.eval_shape(act, params, carry, timestep, keys)[0]
 
 
 def sebulba_work(
-    agent: Agent,
+    agent: Blueprint,
     spec: EnvironmentSpec,
     config: SebulbaConfig,
     *,
@@ -109,7 +109,11 @@ def sebulba_work(
     num_envs = config.num_envs // hosts // threads
     shapes = thread_shapes(agent, spec, config, num_envs, learners)
     acting = count(
-        partial(infer, agent), shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
+        partial(infer, build_agent(agent)),
+        shapes.params,
+        shapes.buffer,
+        keys_of(num_envs),
+        *shapes.timestep,
     )
     shards = [map_over_rows(partial(_widen, num_learners), shapes.shard)] * threads
     update = make_update(abstract_mesh(num_learners), threads, config.updates_per_batch)
@@ -119,13 +123,13 @@ def sebulba_work(
     return SebulbaWork(acting, learning, size_of(shapes.timestep), size_of(shapes.shard))
 
 
-def learner_state(agent: Agent, config: SebulbaConfig) -> TrainState:
+def learner_state(agent: Blueprint, config: SebulbaConfig) -> TrainState:
     """Return the shapes of the training state without its actor."""
     return jax.eval_shape(partial(make_initial_state, agent, None, config), keys_of())
 
 
 def thread_shapes(
-    agent: Agent, spec: EnvironmentSpec, config: SebulbaConfig, num_envs: int, learners: int
+    agent: Blueprint, spec: EnvironmentSpec, config: SebulbaConfig, num_envs: int, learners: int
 ) -> ActorShapes:
     """Return the shapes of one actor thread with `num_envs` environments."""
     state = learner_state(agent, dataclasses.replace(config, num_envs=num_envs))

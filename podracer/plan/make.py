@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint
 from podracer.drivers import anakin
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
@@ -96,7 +96,7 @@ def make_plan(experiment: Experiment, machine: Machine, catalog: Catalog, second
     )
 
 
-def _anakin_target(experiment: Experiment, agent: Agent, env: Any, machine: Machine) -> Target:
+def _anakin_target(experiment: Experiment, agent: Blueprint, env: Any, machine: Machine) -> Target:
     if isinstance(env, HostEnvironments):
         raise ConfigError(f"{env.spec.name} runs on the host: take --arch sebulba.")
     config: Any = experiment.run_driver
@@ -121,7 +121,7 @@ def _anakin_target(experiment: Experiment, agent: Agent, env: Any, machine: Mach
 
 def _sebulba_target(
     experiment: Experiment,
-    agent: Agent,
+    agent: Blueprint,
     env: Environment | HostEnvironments,
     machine: Machine,
     catalog: Catalog,
@@ -162,7 +162,7 @@ def _sebulba_target(
 
 def _simulator_rate(
     experiment: Experiment,
-    agent: Agent,
+    agent: Blueprint,
     env: HostEnvironments,
     config: SebulbaConfig,
     catalog: Catalog,

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint
 from podracer.bench import sebulba as bench
 from podracer.bench.anakin import Program, acting, prepare, training
 from podracer.drivers.anakin import AnakinConfig
@@ -46,7 +46,7 @@ def load() -> float:
 
 
 def measure_anakin(
-    agent: Agent, env: Environment, config: AnakinConfig, mesh: Mesh, seconds: float
+    agent: Blueprint, env: Environment, config: AnakinConfig, mesh: Mesh, seconds: float
 ) -> Measurement:
     """Measure an update with all its parts, for about `seconds` after it was compiled."""
     before, share = load(), seconds / 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint, build_agent
 from podracer.drivers.anakin import AnakinConfig, make_chunk
 from podracer.drivers.common import TrainState, abstract_request, abstract_state, place_agent
 from podracer.drivers.sebulba import SebulbaConfig
@@ -42,7 +42,7 @@ class Memory:
 
 
 def anakin_memory(
-    agent: Agent, env: Environment, config: AnakinConfig, platform: str, devices: int = 1
+    agent: Blueprint, env: Environment, config: AnakinConfig, platform: str, devices: int = 1
 ) -> Memory:
     """Return the memory of each of a host's devices, with `config.num_envs` for itself."""
     mesh = make_mesh(jax.devices()[:1])
@@ -53,9 +53,10 @@ def anakin_memory(
         )
     temporary = _temporary(chunk)
     keys = keys_of(config.rollout_length, config.num_envs)
-    actor = jax.eval_shape(partial(init_actor, agent, env), keys_of(config.num_envs))
-    params = jax.eval_shape(agent.actor_params, state.learner)
-    _, trajectory = jax.eval_shape(partial(rollout, agent, env), params, actor, keys, keys)
+    built = build_agent(agent)
+    actor = jax.eval_shape(partial(init_actor, built, env), keys_of(config.num_envs))
+    params = jax.eval_shape(built.actor_params, state.learner)
+    _, trajectory = jax.eval_shape(partial(rollout, built, env), params, actor, keys, keys)
     kept, host_bytes = min(size_of(trajectory), temporary), _host_bytes(state, platform)
     parts = {
         "parameters and optimizer": size_of(state.learner.shared),
@@ -68,7 +69,7 @@ def anakin_memory(
 
 
 def sebulba_memory(
-    agent: Agent,
+    agent: Blueprint,
     spec: EnvironmentSpec,
     config: SebulbaConfig,
     platform: str,
@@ -92,7 +93,7 @@ def sebulba_memory(
         update = make_update(mesh, threads, config.updates_per_batch).lower(
             place_agent(agent, mesh), state, shards, abstract_request(mesh)
         )
-        act = jax.jit(partial(infer, agent), donate_argnums=1).lower(
+        act = jax.jit(partial(infer, build_agent(agent)), donate_argnums=1).lower(
             shapes.params, shapes.buffer, keys_of(num_envs), *shapes.timestep
         )
     host_bytes = _host_bytes(state, platform)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.sebulba import SebulbaConfig
 from podracer.environment import Environment
@@ -41,7 +41,7 @@ class Split:
 
 
 def model_anakin(
-    agent: Agent, env: Environment, config: AnakinConfig, machine: Machine, speeds: Speeds
+    agent: Blueprint, env: Environment, config: AnakinConfig, machine: Machine, speeds: Speeds
 ) -> Modeled:
     """Model an update under Anakin: one program, whose parts add up."""
     device = _device(machine)
@@ -59,7 +59,7 @@ def model_anakin(
 
 
 def model_sebulba(
-    agent: Agent,
+    agent: Blueprint,
     spec: EnvironmentSpec,
     config: SebulbaConfig,
     split: Split,

@@ -279,19 +279,18 @@ def _update_rule(run: RunRecords) -> str:
     has_tasks = any(key.startswith(TASK_REWARD) for record in run.records for key in record)
     if not has_tasks or not (run.path / "checkpoints").is_dir():
         return ""
-    from podracer.agent import MetaLearner  # imports JAX
-    from podracer.experiments.loading import load
+    from podracer.experiments.loading import load  # imports JAX
     from podracer.types import PodracerError
 
     try:
         agent, state = load(run.path)
     except PodracerError:  # no valid checkpoint: the report goes without this figure
         return ""
-    if not isinstance(agent, MetaLearner):
+    if (rule := agent.rule) is None:
         return ""
 
     def draw(figure: Figure) -> None:
-        agent.draw(state, figure)
+        rule.draw(state, figure)
         for axes in figure.axes:
             style_axes(axes, axes.get_title(loc="left"), axes.get_xlabel())
 

@@ -87,7 +87,7 @@ def load_model(
     )
     acting = Policy(run.agent, run.state.learner, sampled=policy == "sampled")
     name, updates = directory.resolve().name, int(run.state.update)
-    model = Model(name, updates, type(run.agent).__name__, acting.spec.name, acting, run.pod)
+    model = Model(name, updates, run.agent.name, acting.spec.name, acting, run.pod)
     prepare(model, (1,))
     return model
 

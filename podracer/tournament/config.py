@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from podracer.agent import MetaLearner
+from podracer.agent import build_agent, check_policy
 from podracer.drivers.population import Hyperparameter, Pod, with_hyperparameters
 from podracer.drivers.selection import Selection
 from podracer.envs.opponents import find_opponent
@@ -109,9 +109,6 @@ class Tournament:
         for experiment in self.experiments:
             check_types(experiment)
             experiment.check()
-            if isinstance(experiment.agent, MetaLearner):
-                name = type(experiment.agent).__name__
-                raise ConfigError(f"pods compete by their policies' returns: {name} has no policy.")
             self._check_round(experiment)
         if isinstance(self.selection, Generational):
             self._check_generations(self.selection)
@@ -328,7 +325,8 @@ def check_pods(tournament: Tournament, user_experiments: Sequence[Experiment]) -
                 f" which pods can import, or take the engine `inline`. ({error})"
             ) from error
     for experiment in tournament.experiments:
-        build(experiment)  # fails as in each pod
+        blueprint, _ = build(experiment)  # fails as in each pod
+        check_policy(build_agent(blueprint), "pods compete by their policies' returns")
 
 
 def _is_own(experiment: Experiment) -> bool:

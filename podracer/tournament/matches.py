@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.agent import Agent, policy_params
+from podracer.agent import Blueprint, build_agent, policy_params
 from podracer.envs.common import strongly_typed
 from podracer.envs.opponents import find_opponent
 from podracer.envs.pgx import load_game
@@ -47,21 +47,24 @@ class MatchResults(NamedTuple):
         return self.wins + 0.5 * self.draws
 
 
-def trained_player(name: str, agent: Agent, env: Any, state: Any, *, sampled: bool) -> Player:
+def trained_player(
+    name: str, blueprint: Blueprint, env: Any, state: Any, *, sampled: bool
+) -> Player:
     """Return the player of an agent at a learner's state, which it learned in `env`.
 
     Its first move raises `ConfigError` for an agent with memory: a player sees a position only.
     """
-    move = trained_move(name, agent, env, sampled=sampled)
-    return Player(name, move, policy_params(agent, state))
+    move = trained_move(name, blueprint, env, sampled=sampled)
+    return Player(name, move, policy_params(build_agent(blueprint), state))
 
 
-def check_player(name: str, agent: Agent, env: Any) -> None:
+def check_player(name: str, blueprint: Blueprint, env: Any) -> None:
     """Raise `ConfigError` if an agent that learns in `env` cannot play matches; compute nothing."""
     game, _ = load_game(find_game_name(env))
 
     def first_move(key: jax.Array) -> jax.Array:
-        player = trained_player(name, agent, env, agent.init(key, 1), sampled=True)
+        state = build_agent(blueprint).init(key, 1)
+        player = trained_player(name, blueprint, env, state, sampled=True)
         return player.move(player.params, key, game, game.init(key))
 
     jax.eval_shape(first_move, jax.random.key(0))

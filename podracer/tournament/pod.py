@@ -345,10 +345,9 @@ def _player(name: str, path: Path, user_experiments: Sequence[Experiment]) -> tu
     """Return the player of a checkpoint, and the environment that it has learned in."""
     directory = path.parents[1]
     recipe = next((e for e in user_experiments if e.recipe == recipe_name(directory)), None)
-    agent, env, state, _ = load_run(
-        directory, recipe=recipe, checkpoint=int(path.name), opponents="none"
-    )
-    return trained_player(name, agent, env, state.learner, sampled=True), env
+    run = load_run(directory, recipe=recipe, checkpoint=int(path.name), opponents="none")
+    player = trained_player(name, run.blueprint, run.env, run.state.learner, sampled=True)
+    return player, run.env
 
 
 def _verified(tournament: Path, parent: Parent) -> Path:

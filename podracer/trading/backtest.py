@@ -96,15 +96,15 @@ def backtest(directory: str | Path, *, checkpoint: Choice = "newest") -> Backtes
     for periods too short for metrics; `CheckpointError` if no checkpoint is valid.
     """
     directory = user_path(directory)
-    agent, env, state, _ = load_run(directory, checkpoint=checkpoint)
-    backtest_env = backtest_environment(env)  # first, because it rejects other environments
-    check_same_environment(directory, env)
-    params = agent.actor_params(state.learner)
+    run = load_run(directory, checkpoint=checkpoint)
+    backtest_env = backtest_environment(run.env)  # first, because it rejects other environments
+    check_same_environment(directory, run.env)
+    params = run.agent.actor_params(run.state.learner)
     validation_result, backtest_result = (
-        evaluate_policy(agent, trading, params, state.key)
+        evaluate_policy(run.agent, trading, params, run.state.key)
         for trading in (backtest_env.inner.for_evaluation(), backtest_env.inner)
     )
-    name, updates = directory.resolve().name, int(state.update)
+    name, updates = directory.resolve().name, int(run.state.update)
     return Backtest(name, updates, backtest_env.inner.periods, validation_result, backtest_result)
 
 

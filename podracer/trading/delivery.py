@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from podracer.envs.trading.environment import Trading, backtest_environment
-from podracer.experiments.loading import load_run
+from podracer.experiments.loading import LoadedRun, load_run
 from podracer.experiments.run_setup import check_same_environment
 from podracer.io.checkpoint import Choice
 from podracer.io.differences import differences
@@ -71,16 +71,17 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
     damaged.
     """
     models, run = user_path(models), user_path(run)
-    agent, env, state, _ = load_run(run, checkpoint=checkpoint)
+    loaded = load_run(run, checkpoint=checkpoint)
+    env = loaded.env
     backtest_environment(env)
     check_same_environment(run, env)
     validation: Trading = env.for_evaluation().inner  # type: ignore[union-attr]
-    updates = int(state.update)
+    updates = int(loaded.state.update)
     details: dict[str, Any] = {
         "run": run.resolve().name,
         "updates": updates,
         "window": tuple(date_range(validation.bars)),
-        "score": _validation_return(agent, validation, state),
+        "score": _validation_return(loaded, validation),
     }
     with RunLock(models, partial(_check_claim, models)):
         decisions = _read_and_repair(models)
@@ -89,8 +90,8 @@ def promote(models: str | Path, run: str | Path, *, checkpoint: Choice = "newest
             current = promotions[-1]
             verify(models, current)
             _check_comparable(models / current.model, run)
-            agent, _, state, _ = load_run(models / current.model, environment=env)
-            details["previous_score"] = _validation_return(agent, validation, state)
+            previous = load_run(models / current.model, environment=env)
+            details["previous_score"] = _validation_return(previous, validation)
             if not details["score"] > details["previous_score"]:
                 refusal = Decision("refuse", current.model, current.files, **details)
                 return _record(models, refusal)
@@ -122,9 +123,10 @@ def _check_claim(models: Path) -> None:
         raise ConfigError(f"{models} holds a tournament: choose another name.")
 
 
-def _validation_return(agent: Any, validation: Trading, state: Any) -> float:
+def _validation_return(run: LoadedRun, validation: Trading) -> float:
     """Return the return of a policy in the validation period: 0.1 is a gain of 10 %."""
-    equity = simulate(agent, validation, agent.actor_params(state.learner), state.key).equity
+    params = run.agent.actor_params(run.state.learner)
+    equity = simulate(run.agent, validation, params, run.state.key).equity
     return float(equity[-1] / equity[0] - 1)
 
 

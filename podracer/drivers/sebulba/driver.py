@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 import jax
 import numpy as np
 
-from podracer.agent import Agent, check_policy
+from podracer.agent import Blueprint, build_agent, check_policy
 from podracer.checks import check_agent
 from podracer.drivers.common import (
     Progress,
@@ -31,7 +31,7 @@ from podracer.types import ConfigError, check_ranges
 
 
 def check(
-    agent: Agent,
+    blueprint: Blueprint,
     env: HostEnvironments,
     config: SebulbaConfig,
     split: DeviceSplit,
@@ -61,9 +61,9 @@ def check(
             "updates: take a smaller one, or more --frames."
         )
     num_learners, length = (hosts or split).mesh.shape[DATA], config.rollout_length
-    check_agent(agent, num_envs=batch_size, length=length, num_devices=num_learners)
-    check_policy(agent, "take --arch anakin")
-    if config.updates_per_batch > 1 and uses_host_memory(agent, batch_size):
+    check_agent(blueprint, num_envs=batch_size, length=length, num_devices=num_learners)
+    check_policy(build_agent(blueprint), "take --arch anakin")
+    if config.updates_per_batch > 1 and uses_host_memory(blueprint, batch_size):
         raise ConfigError(
             f"updates_per_batch is {config.updates_per_batch}, but a replay in host memory takes "
             "whole rollouts: take --updates-per-batch 1, or --storage device."
@@ -89,7 +89,7 @@ def _check_memory(env: HostEnvironments, config: SebulbaConfig, split: DeviceSpl
 
 
 def sebulba(
-    agent: Agent,
+    blueprint: Blueprint,
     env: HostEnvironments,
     split: DeviceSplit,
     config: SebulbaConfig,
@@ -116,13 +116,14 @@ def sebulba(
     """
     start = time.perf_counter()
     with contextlib.ExitStack() as exit_stack, Supervisor(config.env_timeout_seconds) as supervisor:
+        built = build_agent(blueprint)
         actors = make_actor_pool(
-            agent, env, split, config, state,
+            built, env, split, config, state,
             seed=seed, supervisor=supervisor, exit_stack=exit_stack,
         )  # fmt: skip
-        program = (compile or lower_update(agent, env.spec, split, config, state))()
+        program = (compile or lower_update(blueprint, env.spec, split, config, state))()
         hosts = host_averaging(config, split)
-        learner = Learner(split, actors, program, request, hosts, agent, state.learner.shared)
+        learner = Learner(split, actors, program, request, hosts, env.spec, state.learner.shared)
         compile_seconds = time.perf_counter() - start
         actors.start()
         exit_stack.pop_all()  # from now on each thread closes its own environments

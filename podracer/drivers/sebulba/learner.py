@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Int64
 
-from podracer.agent import Agent
+from podracer.agent import Blueprint
 from podracer.drivers.common import (
     Progress,
     Request,
@@ -44,7 +44,7 @@ UpdateProgram = Callable[
 
 
 def lower_update(
-    agent: Agent,
+    blueprint: Blueprint,
     spec: EnvironmentSpec,
     split: DeviceSplit,
     config: SebulbaConfig,
@@ -56,18 +56,18 @@ def lower_update(
     """
     num_learners = len(split.learners)
     shapes = actor_shapes(
-        agent, spec, state.learner,
+        blueprint, spec, state.learner,
         num_envs=split.num_envs, length=config.rollout_length, num_learners=num_learners,
     )  # fmt: skip
     shard = abstract_on_mesh(split.mesh, shapes.shard)
     hosts = host_averaging(config, split)
     update = make_update(split.mesh, split.threads, config.updates_per_batch, hosts)
-    agent, state = place_agent(agent, split.mesh), dataclasses.replace(state, actor=())
+    blueprint, state = place_agent(blueprint, split.mesh), dataclasses.replace(state, actor=())
     if hosts:
         state = hosts.abstract(state)
     request = abstract_request(split.mesh)
-    lowered = update.lower(agent, state, [shard] * split.threads, request)
-    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), agent)
+    lowered = update.lower(blueprint, state, [shard] * split.threads, request)
+    return lambda: partial(check_program_memory(lowered.compile(), split.mesh), blueprint)
 
 
 class Learner:
@@ -80,11 +80,11 @@ class Learner:
         program: UpdateProgram,
         request: Callable[[], int],
         hosts: HostAveraging | None,
-        agent: Agent,
+        spec: EnvironmentSpec,
         shared: PyTree,
     ) -> None:
         """`shared` has the structure of the learner's shared state."""
-        self._agent, self._shared = agent, jax.tree.map(lambda _: 0, shared)
+        self._spec, self._shared = spec, jax.tree.map(lambda _: 0, shared)
         self._update, self._hosts = program, hosts
         self._split, self._actors, self._request = split, actors, request
         self._multi_host = jax.process_count() > 1
@@ -138,7 +138,7 @@ class Learner:
         self._fetched.append(values)
 
     def _report(self, updates: int, values: Any) -> Progress:
-        return to_progress(updates, values, self._agent, self._shared)
+        return to_progress(updates, values, self._spec, self._shared)
 
     def progress(self, updates: int) -> Progress:
         """Wait for all updates and return the report on those since the last report.

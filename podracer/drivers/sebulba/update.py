@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.agent import Agent
+from podracer.agent import Agent, Blueprint, build_agent
 from podracer.drivers.common import (
     TRAIN_SPEC,
     Axis,
@@ -67,11 +67,13 @@ def make_update(
 def _update_of_host(update: Callable[..., Any], hosts: HostAveraging) -> Callable[..., Any]:
     """Return the update of this host's part of the state, with averages of hosts when due."""
 
-    def program(agent: Agent, state: TrainState, *args: Any) -> tuple[TrainState, Params, Metrics]:
+    def program(
+        blueprint: Blueprint, state: TrainState, *args: Any
+    ) -> tuple[TrainState, Params, Metrics]:
         state = map_shared(host_part, state)
-        state, _, metrics = update(agent, state, *args)
+        state, _, metrics = update(blueprint, state, *args)
         state = hosts.average_if_due(state, metrics)
-        params = agent.actor_params(state.learner)
+        params = build_agent(blueprint).actor_params(state.learner)
         stacked = partial(jax.tree.map, lambda x: x[None])
         return map_shared(stacked, state), stacked(params), metrics
 
@@ -82,7 +84,7 @@ def _update(
     num_parts: int,
     axis: str | None,
     all_axes: Axis,
-    agent: Agent,
+    blueprint: Blueprint,
     state: TrainState,
     shards: list[TrajectoryShard],
     request: jax.Array,
@@ -91,6 +93,7 @@ def _update(
 
     Gradients are averaged over `axis`; faults and metrics are those over `all_axes`.
     """
+    agent = build_agent(blueprint)
     batch = map_over_rows(lambda axis, *rows: jnp.concatenate(rows, axis), *shards)
     learn = partial(_learn, agent, axis, all_axes)
     if num_parts == 1:  # without a scan, which would copy a replay
