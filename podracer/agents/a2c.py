@@ -10,13 +10,14 @@ RMSProp at one that falls to 0 (both are settings), and the advantages are gener
 from __future__ import annotations
 
 import jax
-import optax
 
 from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
 from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import ActorCritic, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean
-from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import generalized_advantages
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -53,47 +54,51 @@ class A2C:
     """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = actor_critic.init
-    carry = actor_critic.carry
-    actor_params = actor_critic.actor_params
-    act = actor_critic.act
-    learn = actor_critic.learn
-    apply_gradients = actor_critic.apply_gradients
-
-    def loss(
-        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[Mean, Metrics]:
-        """Return the actor-critic loss with generalized advantages, see `FusedAgent.loss`."""
-        policy, values = actor_critic.unroll(self, params, trajectory, reuse)
-        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
-        baseline = jax.lax.stop_gradient(values)
-        advantages = generalized_advantages(
-            baseline[:-1],
-            baseline[1:],
-            next_timesteps.reward,
-            self.discount * next_timesteps.discount,
-            valid,
-            self.gae_lambda,
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = actor_critic.build_network(
+            self.network, spec, state_dependent_std=self.state_dependent_std
         )
-        return actor_critic.loss(
-            policy.log_prob(trajectory.steps.extras["sample"]),
-            policy.entropy(),
-            values[:-1],
-            targets=baseline[:-1] + advantages,
-            advantages=advantages,
-            valid=valid,
-            value_cost=self.value_cost,
-            entropy_cost=schedules.value_at(self.entropy_cost, state.shared.frames),
+        model = ActorCritic(network, spec.action)
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
         )
 
-    @property
-    def _network(self) -> Network:
-        return actor_critic.build(
-            self.network, self.spec, state_dependent_std=self.state_dependent_std
-        )
+        def init(key: jax.Array, num_envs: int) -> LearnerState:
+            return LearnerState(optimizer.init(network.init(key)))
 
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)
+        def loss(
+            params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
+        ) -> tuple[Mean, Metrics]:
+            """Return the actor-critic loss with generalized advantages, see `Fused.loss`."""
+            policy, values = model.unroll(params, trajectory, reuse)
+            next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+            baseline = jax.lax.stop_gradient(values)
+            advantages = generalized_advantages(
+                baseline[:-1],
+                baseline[1:],
+                next_timesteps.reward,
+                self.discount * next_timesteps.discount,
+                valid,
+                self.gae_lambda,
+            )
+            return actor_critic.loss(
+                policy.log_prob(trajectory.steps.extras["sample"]),
+                policy.entropy(),
+                values[:-1],
+                targets=baseline[:-1] + advantages,
+                advantages=advantages,
+                valid=valid,
+                value_cost=self.value_cost,
+                entropy_cost=schedules.value_at(self.entropy_cost, state.shared.frames),
+            )
+
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=init,
+            act=model.act,
+            learn=Fused(loss, optimizer.apply_gradients),
+            carry=network.carry,
+        )

@@ -18,6 +18,7 @@ import optax
 
 from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, epochs, off_policy, planning, value_based
+from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.environment import Environment
 from podracer.means import Mean, with_share
@@ -125,7 +126,11 @@ class AlphaZero:
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
         batch = self._make_batch(state.shared.params, trajectory)
-        return epochs.fit(self, state, batch, key, axis)
+        items = epochs.shuffled_minibatches(
+            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
+        )
+        optimizer = ScheduledOptimizer(self._optimizer, self.learning_rate)
+        return epochs.fit(self._network, optimizer, self._loss, state, batch, items, axis)
 
     def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the timesteps of a rollout, with λ-returns of the searched values."""

@@ -20,8 +20,9 @@ import optax
 from jax.typing import ArrayLike
 
 from podracer import schedules
+from podracer.agent import require_spec
 from podracer.agents.common import actor_critic, meta
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.actor_critic import ActorCritic, CountedState
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.agents.impala import Impala
 from podracer.means import Mean, mean_of
@@ -112,7 +113,7 @@ class Frodo:
         )
         held_out = jax.tree.map(lambda x: x[-1], parts)
         return meta.learn(
-            self,
+            self.meta_learning_rate,
             learner,
             partial(self._inner_update, axis),
             partial(self._outer_loss, held_out),
@@ -156,7 +157,8 @@ class Frodo:
         self, trajectory: Trajectory, eta: Metaparams, learner: CountedState, aux: dict[str, Any]
     ) -> tuple[jax.Array, Metrics]:
         """Return V-trace's loss after the inner updates, plus the cost of inconsistent targets."""
-        loss, _ = self._outer_agent.vtrace_loss(learner.params, trajectory, learner.frames)
+        model = ActorCritic(self._network, require_spec(self.spec).action)
+        loss, _ = self._outer_agent.loss(model, learner.params, trajectory, learner.frames)
         metrics = jax.tree.map(jnp.mean, aux)
         outer_loss = loss.total + self.consistency_cost * metrics["inconsistency"].total
         return outer_loss, {**metrics, "outer_loss": Mean(outer_loss, loss.share)}
@@ -211,8 +213,6 @@ class Frodo:
             discount=self.discount,
             value_cost=self.value_cost,
             entropy_cost=self.entropy_cost,
-            network=self.network,
-            spec=self.spec,
         )
 
     @property

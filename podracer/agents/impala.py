@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import schedules
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
 from podracer.mesh import global_grad_and_mean
-from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.returns import vtrace
 from podracer.schedules import Schedule
 from podracer.types import (
@@ -59,36 +59,52 @@ class Impala:
     """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(64, 64))))
     """Network with the policy and value heads."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = actor_critic.init
-    carry = actor_critic.carry
-    actor_params = actor_critic.actor_params
-    act = actor_critic.act_with_log_prob
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = actor_critic.build_network(
+            self.network, spec, state_dependent_std=self.state_dependent_std
+        )
+        model = ActorCritic(network, spec.action)
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
+        )
 
-    def learn(
-        self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-    ) -> tuple[LearnerState, Metrics]:
-        """Update once from the rollout, which older parameters may have acted in."""
-        learner: CountedState = state.shared
+        def init(key: jax.Array, num_envs: int) -> LearnerState:
+            return LearnerState(optimizer.init(network.init(key)))
 
-        def loss(params: Params) -> tuple[Mean, tuple[jax.Array, Metrics]]:
-            mean, metrics = self.vtrace_loss(params, trajectory, learner.frames)
-            return mean, (mean.share, metrics)
+        def learn(
+            state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+        ) -> tuple[LearnerState, Metrics]:
+            """Update once from the rollout, which older parameters may have acted in."""
+            learner: CountedState = state.shared
 
-        grads, share, metrics = global_grad_and_mean(loss, learner.params, axis=axis)
-        num_frames = schedules.frames_of(trajectory.valid(), share, axis)
-        state, update_metrics = actor_critic.apply_gradients(self, state, grads, num_frames)
-        return state, {**metrics, **update_metrics}
+            def loss(params: Params) -> tuple[Mean, tuple[jax.Array, Metrics]]:
+                mean, metrics = self.loss(model, params, trajectory, learner.frames)
+                return mean, (mean.share, metrics)
 
-    def vtrace_loss(
-        self, params: Params, trajectory: Trajectory, frames: jax.Array
+            grads, share, metrics = global_grad_and_mean(loss, learner.params, axis=axis)
+            num_frames = schedules.frames_of(trajectory.valid(), share, axis)
+            state, update_metrics = optimizer.apply_gradients(state, grads, num_frames)
+            return state, {**metrics, **update_metrics}
+
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=init,
+            act=model.act_with_log_prob,
+            learn=learn,
+            carry=network.carry,
+        )
+
+    def loss(
+        self, model: ActorCritic, params: Params, trajectory: Trajectory, frames: jax.Array
     ) -> tuple[Mean, Metrics]:
         """Return V-trace's actor-critic loss, and metrics.
 
-        `frames`, u32 `[]`, are those of schedules.
+        `frames` (uint32 scalar) is the frame counter that schedules are evaluated at.
         """
-        policy, values = actor_critic.unroll(self, params, trajectory)
+        policy, values = model.unroll(params, trajectory)
         behavior, next_timesteps = trajectory.steps.extras, trajectory.next_timesteps()
         log_prob = policy.log_prob(behavior["sample"])
         ratio = jnp.exp(log_prob - behavior["log_prob"])
@@ -116,13 +132,3 @@ class Impala:
             entropy_cost=schedules.value_at(self.entropy_cost, frames),
         )
         return loss, {**metrics, "importance_ratio": mean_of(ratio, trajectory.valid())}
-
-    @property
-    def _network(self) -> Network:
-        return actor_critic.build(
-            self.network, self.spec, state_dependent_std=self.state_dependent_std
-        )
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)

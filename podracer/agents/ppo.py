@@ -11,18 +11,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from podracer import schedules
-from podracer.agent import require_spec
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
 from podracer.agents.common import actor_critic, epochs, normalization
-from podracer.agents.common.actor_critic import CountedState
+from podracer.agents.common.actor_critic import ActorCritic, CountedState, ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, with_share
-from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, NetworkBuilder, TorsoNetwork
 from podracer.ops.clipped_losses import clipped_surrogate, clipped_value_error, kl_estimate
 from podracer.ops.moments import Moments, init_moments, moments_of_each
 from podracer.ops.returns import generalized_advantages
@@ -112,20 +112,45 @@ class PPO:
     """Whether the network outputs the standard deviation of actions; else it is a parameter."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((64, 64), "tanh"), shared=False))
     """Network with the policy and value heads."""
-    spec: EnvironmentSpec | None = static(default=None)
+
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = actor_critic.build_network(
+            self.network, spec, state_dependent_std=self.state_dependent_std
+        )
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
+        )
+        agent = _PPO(self, spec, ActorCritic(network, spec.action), optimizer)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=network.carry,
+            actor_params=agent.actor_params,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _PPO:
+    settings: PPO
+    spec: EnvironmentSpec
+    model: ActorCritic
+    optimizer: ScheduledOptimizer
 
     def init(self, key: jax.Array, num_envs: int) -> LearnerState:
         """Return new parameters; local is the discounted sum of past rewards `[B]`, or `()`."""
-        learner = actor_critic.init_params(self._network, self._optimizer, key)
-        observation = require_spec(self.spec).observation
+        settings, observation = self.settings, self.spec.observation
         state = PPOState(
-            **vars(learner),
-            observation_moments=init_moments(observation) if self.normalize_observations else None,
-            return_moments=init_moments(jnp.zeros(())) if self.normalize_rewards else None,
+            **vars(self.optimizer.init(self.model.network.init(key))),
+            observation_moments=(
+                init_moments(observation) if settings.normalize_observations else None
+            ),
+            return_moments=init_moments(jnp.zeros(())) if settings.normalize_rewards else None,
         )
-        return LearnerState(state, jnp.zeros(num_envs) if self.normalize_rewards else ())
-
-    carry = actor_critic.carry
+        return LearnerState(state, jnp.zeros(num_envs) if settings.normalize_rewards else ())
 
     def actor_params(self, state: LearnerState) -> ActorParams:
         """Return the network's parameters and the moments of observations."""
@@ -136,12 +161,10 @@ class PPO:
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Sample actions; extras are `sample`, `log_prob`, `value`, normalized `observation`."""
         timestep = normalization.normalize_observation(params.observation_moments, timestep)
-        action, extras, carry = actor_critic.act(
-            self, params.params, carry, timestep, keys, explore
-        )
-        policy = actor_critic.make_policy(self, extras.pop("policy"))
+        action, extras, carry = self.model.act(params.params, carry, timestep, keys, explore)
+        policy = self.model.policy(extras.pop("policy"))
         extras["log_prob"] = policy.log_prob(extras["sample"])
-        if self.normalize_observations:
+        if self.settings.normalize_observations:
             extras["observation"] = timestep.observation
         return action, extras, carry
 
@@ -149,25 +172,25 @@ class PPO:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        learner: PPOState = state.shared
-        inputs = trajectory.steps.timestep.observation if self.normalize_observations else None
+        settings, learner = self.settings, cast(PPOState, state.shared)
+        inputs = trajectory.steps.timestep.observation if settings.normalize_observations else None
         trajectory = normalization.normalized_by_actor(learner.observation_moments, trajectory)
         trajectory, return_moments, reward_sums = normalization.scale_rewards(
-            learner.return_moments, state.local, trajectory, discount=self.discount, axis=axis
+            learner.return_moments, state.local, trajectory, discount=settings.discount, axis=axis
         )
-        batch = self._make_batch(learner.params, trajectory)
+        batch = self.make_batch(learner.params, trajectory)
         items = epochs.shuffled_minibatches(
-            key, batch.valid.shape[1], self.num_minibatches, self.num_epochs
+            key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
         )
         pair = (batch.advantage, batch.valid)
-        advantages, valid = epochs.advantage_groups(pair, items, self.advantage_normalization)
+        advantages, valid = epochs.advantage_groups(pair, items, settings.advantage_normalization)
         # Computed in one call, so in one reduction (docs/decisions/0012).
         arrays = (advantages, inputs, (batch.target, batch.advantage))
         weights = (valid, trajectory.valid().astype(jnp.float32), batch.valid)
         moments, observation_moments, value_moments = moments_of_each(arrays, axis, weights)
-        pairs = epochs.advantage_moments(moments, items, self.advantage_normalization)
+        pairs = epochs.advantage_moments(moments, items, settings.advantage_normalization)
         learner, metrics = epochs.scan_minibatches(
-            partial(self._update, batch, axis), learner, (items, *pairs), self.target_kl
+            partial(self.update, batch, axis), learner, (items, *pairs), settings.target_kl
         )
         moments = normalization.update_moments(learner.observation_moments, observation_moments)
         learner = dataclasses.replace(
@@ -178,15 +201,15 @@ class PPO:
         explained = 1.0 - error_variance / jnp.maximum(target_variance, 1e-12)
         return LearnerState(learner, reward_sums), {**metrics, "explained_variance": explained}
 
-    def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
+    def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their advantages and value targets."""
-        steps, behavior = trajectory.steps, trajectory.steps.extras
+        settings, steps, behavior = self.settings, trajectory.steps, trajectory.steps.extras
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
-        last_value = actor_critic.final_value(self, params, trajectory)
+        last_value = self.model.final_value(params, trajectory)
         values = jnp.concatenate([behavior["value"], last_value[None]])
-        discount = self.discount * next_timesteps.discount
+        discount = settings.discount * next_timesteps.discount
         advantage = generalized_advantages(
-            values[:-1], values[1:], next_timesteps.reward, discount, valid, self.gae_lambda
+            values[:-1], values[1:], next_timesteps.reward, discount, valid, settings.gae_lambda
         )
         batch = Batch(
             observation=steps.timestep.observation,
@@ -201,34 +224,35 @@ class PPO:
         )
         return epochs.to_items(batch)
 
-    def _update(
+    def update(
         self, batch: Batch, axis: str | None, learner: PPOState, minibatch: PyTree
     ) -> tuple[PPOState, Metrics]:
         """Take a step on items of the batch, whose advantages have the given mean and variance."""
         items, *moments = minibatch
-        loss = partial(self._loss, moments, learner.frames)
-        return epochs.fit_minibatch(self, loss, batch, axis, learner, items)
+        loss = partial(self.loss, moments, learner.frames)
+        network = self.model.network
+        return epochs.fit_minibatch(network, self.optimizer, loss, batch, axis, learner, items)
 
-    def _loss(
+    def loss(
         self, moments: Sequence[jax.Array], frames: jax.Array, params: Params, batch: Batch
     ) -> tuple[Mean, Metrics]:
         """Return the loss, equation 9 of Schulman et al. 2017; `moments` are of the advantages."""
-        epsilon = self.clip_epsilon
+        settings, epsilon = self.settings, self.settings.clip_epsilon
         carry = jax.tree.map(lambda x: x[0], batch.carry)
-        outputs, _ = self._network.apply(params, carry, batch.observation, batch.first)
-        policy = actor_critic.make_policy(self, outputs["policy"])
+        outputs, _ = self.model.network.apply(params, carry, batch.observation, batch.first)
+        policy = self.model.policy(outputs["policy"])
         value = outputs["value"][..., 0]
         advantage = normalization.standardize(batch.advantage, *moments)
         log_ratio = policy.log_prob(batch.sample) - batch.log_prob
         ratio = jnp.exp(log_ratio)
         value_error = (value - batch.target) ** 2
-        if self.clip_value:
+        if settings.clip_value:
             value_error = clipped_value_error(value, batch.value, batch.target, epsilon)
         policy_loss = -jnp.mean(batch.valid * clipped_surrogate(ratio, advantage, epsilon))
         value_loss = 0.5 * jnp.mean(batch.valid * value_error)
         entropy = jnp.mean(batch.valid * policy.entropy())
-        entropy_cost = schedules.value_at(self.entropy_cost, frames)
-        loss = policy_loss + self.value_cost * value_loss - entropy_cost * entropy
+        entropy_cost = schedules.value_at(settings.entropy_cost, frames)
+        loss = policy_loss + settings.value_cost * value_loss - entropy_cost * entropy
         metrics = {
             "loss": loss,
             "policy_loss": policy_loss,
@@ -238,13 +262,3 @@ class PPO:
             "clip_fraction": jnp.mean(batch.valid * (jnp.abs(ratio - 1.0) > epsilon)),
         }
         return Mean(loss, share := jnp.mean(batch.valid)), with_share(metrics, share)
-
-    @property
-    def _network(self) -> Network:
-        return actor_critic.build(
-            self.network, self.spec, state_dependent_std=self.state_dependent_std
-        )
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)

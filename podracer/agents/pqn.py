@@ -14,11 +14,15 @@ scaled; weights are initially orthogonal; an observation is divided by 255 only 
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer.agents.common import actor_critic, epochs, value_based
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context
+from podracer.agents.common import epochs, value_based
+from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
 from podracer.networks import MLP, Network, NetworkBuilder, TorsoNetwork
@@ -74,11 +78,34 @@ class PQN:
     """Number of equal minibatches that each epoch splits the rollout of a device into."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP((128, 128), layer_norm=True)))
     """Network with a value for each action; without layer normalization it may diverge."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = actor_critic.init
-    carry = actor_critic.carry
-    actor_params = value_based.actor_params
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        network = value_based.build_q_network(self.network, spec, 1, dueling=False)
+        optimizer = ScheduledOptimizer(
+            self.optimizer.build(self.max_gradient_norm), self.learning_rate
+        )
+        agent = _PQN(self, network, optimizer)
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=agent.init,
+            act=agent.act,
+            learn=agent.learn,
+            carry=network.carry,
+            actor_params=partial(value_based.exploring_params, self.epsilon),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _PQN:
+    settings: PQN
+    network: Network
+    optimizer: ScheduledOptimizer
+
+    def init(self, key: jax.Array, num_envs: int) -> LearnerState:
+        """Return new parameters."""
+        return LearnerState(self.optimizer.init(self.network.init(key)))
 
     def act(
         self,
@@ -90,7 +117,7 @@ class PQN:
     ) -> tuple[jax.Array, PyTree, Carry]:
         """Choose epsilon-greedy actions; extras are the `value` of the best ones, f32 `[B]`."""
         observation, first = jax.tree.map(lambda x: x[None], (timestep.observation, timestep.first))
-        q, carry = self._action_values(params.params, carry, observation, first)
+        q, carry = self.action_values(params.params, carry, observation, first)
         epsilon = params.epsilon if explore else jnp.zeros(())
         action = epsilon_greedy(q[0], action_mask(timestep.observation), keys, epsilon)
         return action, {"value": jnp.max(q[0], axis=-1)}, carry
@@ -99,23 +126,26 @@ class PQN:
         self, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
     ) -> tuple[LearnerState, Metrics]:
         """Update in `num_epochs` times `num_minibatches` optimizer steps."""
-        batch = self._make_batch(state.shared.params, trajectory)
-        return epochs.fit(self, state, batch, key, axis)
+        settings, batch = self.settings, self.make_batch(state.shared.params, trajectory)
+        items = epochs.shuffled_minibatches(
+            key, batch.valid.shape[1], settings.num_minibatches, settings.num_epochs
+        )
+        return epochs.fit(self.network, self.optimizer, self.loss, state, batch, items, axis)
 
-    def _make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
+    def make_batch(self, params: Params, trajectory: Trajectory) -> Batch:
         """Return the items of a rollout, with their λ-returns."""
-        steps, final = trajectory.steps, trajectory.final
+        settings, steps, final = self.settings, trajectory.steps, trajectory.final
         next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
         observation, first = jax.tree.map(lambda x: x[None], (final.observation, final.first))
-        final_q, _ = self._action_values(params, trajectory.final_carry, observation, first)
+        final_q, _ = self.action_values(params, trajectory.final_carry, observation, first)
         values = jnp.concatenate([steps.extras["value"], jnp.max(final_q, axis=-1)])
         target = lambda_returns(
             values[:-1],
             values[1:],
             next_timesteps.reward,
-            self.discount * next_timesteps.discount,
+            settings.discount * next_timesteps.discount,
             valid,
-            self.trace_lambda,
+            settings.trace_lambda,
         )
         batch = Batch(
             observation=steps.timestep.observation,
@@ -127,26 +157,18 @@ class PQN:
         )
         return epochs.to_items(batch)
 
-    def _loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
+    def loss(self, params: Params, batch: Batch) -> tuple[Mean, Metrics]:
         """Return half the mean squared error to the targets."""
         carry = jax.tree.map(lambda x: x[0], batch.carry)
-        values, _ = self._action_values(params, carry, batch.observation, batch.first)
+        values, _ = self.action_values(params, carry, batch.observation, batch.first)
         q = value_based.select_action(values, batch.action)
         loss = mean_of(0.5 * (batch.target - q) ** 2, batch.valid)
         return loss, {"loss": loss, "q": mean_of(q, batch.valid)}
 
-    def _action_values(
+    def action_values(
         self, params: Params, carry: Carry, observation: PyTree, first: jax.Array
     ) -> tuple[jax.Array, Carry]:
         """Return action values `[T, B, A]` of observations `[T, B, ...]`, and the new memory."""
-        heads, carry = self._network.apply(params, carry, observation, first)
+        heads, carry = self.network.apply(params, carry, observation, first)
         values = value_based.q_outputs(heads, size=1)[..., 0]
         return mask_logits(observation, values), carry
-
-    @property
-    def _network(self) -> Network:
-        return value_based.build_q_network(self.network, self.spec, 1, dueling=False)
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.max_gradient_norm)

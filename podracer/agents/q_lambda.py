@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from podracer.agent import require_spec
-from podracer.agents.common import actor_critic, value_based
+from podracer.agent import DEFAULT_CONTEXT, Agent, Context, Fused
+from podracer.agents.common import value_based
+from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.agents.common.optimizers import Optimizer, OptimizerBuilder
 from podracer.means import Mean, mean_of
-from podracer.networks import MLP, Head, Network, NetworkBuilder, TorsoNetwork
+from podracer.networks import MLP, Head, NetworkBuilder, TorsoNetwork
 from podracer.ops.action_masks import mask_logits
 from podracer.ops.returns import lambda_returns
 from podracer.schedules import Schedule
@@ -48,70 +48,70 @@ class QLambda:
     """Optimizer of the parameters."""
     network: NetworkBuilder = static(default=TorsoNetwork(MLP(hidden=(256,))))
     """Network with a value for each action."""
-    spec: EnvironmentSpec | None = static(default=None)
 
-    init = actor_critic.init
-    carry = actor_critic.carry
-    actor_params = actor_critic.actor_params
+    def build(self, spec: EnvironmentSpec, context: Context = DEFAULT_CONTEXT) -> Agent:
+        """Return the agent for an environment."""
+        num_actions = value_based.require_discrete(spec).num_actions
+        network = self.network.build(spec.observation, {"q": Head(num_actions)})
+        optimizer = ScheduledOptimizer(self.optimizer.build(), self.learning_rate)
 
-    def act(
-        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
-    ) -> tuple[jax.Array, PyTree, Carry]:
-        """Choose the best action, whether or not to explore; extras are the action values `q`."""
-        q, carry = self._action_values(params, carry, jax.tree.map(lambda x: x[None], timestep))
-        return jnp.argmax(q[0], axis=-1).astype(jnp.int32), {"q": q[0]}, carry
+        def init(key: jax.Array, num_envs: int) -> LearnerState:
+            return LearnerState(optimizer.init(network.init(key)))
 
-    learn = actor_critic.learn
-    apply_gradients = actor_critic.apply_gradients
+        def action_values(
+            params: Params, carry: Carry, timesteps: TimeStep
+        ) -> tuple[jax.Array, Carry]:
+            """Return action values `[T, B, A]` of timesteps `[T, B]`, and the new memory."""
+            outputs, carry = network.apply(params, carry, timesteps.observation, timesteps.first)
+            return mask_logits(timesteps.observation, outputs["q"]), carry
 
-    def loss(
-        self, params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
-    ) -> tuple[Mean, Metrics]:
-        """Return the mean squared error to the λ-returns, see `FusedAgent.loss`."""
-        q, q_final = self._unroll(params, trajectory, reuse)
-        q_tm1 = value_based.select_action(q, trajectory.steps.action)
-        v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
-        v = jax.lax.stop_gradient(v)
-        next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
-        # Acting is greedy, so the value of a state is that of the action taken there.
-        targets = lambda_returns(
-            v[:-1],
-            v[1:],
-            next_timesteps.reward,
-            self.discount * next_timesteps.discount,
-            valid,
-            self.trace_lambda,
+        def act(
+            params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+        ) -> tuple[jax.Array, PyTree, Carry]:
+            """Choose the best action, whether or not to explore; extras are the values `q`."""
+            q, carry = action_values(params, carry, jax.tree.map(lambda x: x[None], timestep))
+            return jnp.argmax(q[0], axis=-1).astype(jnp.int32), {"q": q[0]}, carry
+
+        def unroll(
+            params: Params, trajectory: Trajectory, reuse: bool
+        ) -> tuple[jax.Array, jax.Array]:
+            """Return action values of each step `[T, B, A]` and of the final one `[1, B, A]`.
+
+            With `reuse` the values of the steps are those that `act` stored in the extras.
+            """
+            if not reuse:
+                q, _ = action_values(params, trajectory.carry, trajectory.timesteps())
+                return q[:-1], q[-1:]
+            final = jax.tree.map(lambda x: x[None], trajectory.final)
+            q_final, _ = action_values(params, trajectory.final_carry, final)
+            return trajectory.steps.extras["q"], q_final
+
+        def loss(
+            params: Params, state: LearnerState, trajectory: Trajectory, reuse: bool
+        ) -> tuple[Mean, Metrics]:
+            """Return the mean squared error to the λ-returns, see `Fused.loss`."""
+            q, q_final = unroll(params, trajectory, reuse)
+            q_tm1 = value_based.select_action(q, trajectory.steps.action)
+            v = jnp.concatenate([jnp.max(q, axis=-1), jnp.max(q_final, axis=-1)])
+            v = jax.lax.stop_gradient(v)
+            next_timesteps, valid = trajectory.next_timesteps(), trajectory.valid()
+            # Acting is greedy, so the value of a state is that of the action taken there.
+            targets = lambda_returns(
+                v[:-1],
+                v[1:],
+                next_timesteps.reward,
+                self.discount * next_timesteps.discount,
+                valid,
+                self.trace_lambda,
+            )
+            error = mean_of((targets - q_tm1) ** 2, valid)
+            return error, {"loss": error, "q": mean_of(q_tm1, valid)}
+
+        return Agent(
+            name=type(self).__name__,
+            spec=spec,
+            init=init,
+            act=act,
+            learn=Fused(loss, optimizer.apply_gradients),
+            carry=network.carry,
         )
-        loss = mean_of((targets - q_tm1) ** 2, valid)
-        return loss, {"loss": loss, "q": mean_of(q_tm1, valid)}
-
-    def _unroll(
-        self, params: Params, trajectory: Trajectory, reuse: bool
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the action values of each step `[T, B, A]` and of the final timestep `[1, B, A]`.
-
-        With `reuse` the values of the steps are those that `act` stored in the extras.
-        """
-        if not reuse:
-            q, _ = self._action_values(params, trajectory.carry, trajectory.timesteps())
-            return q[:-1], q[-1:]
-        final = jax.tree.map(lambda x: x[None], trajectory.final)
-        q_final, _ = self._action_values(params, trajectory.final_carry, final)
-        return trajectory.steps.extras["q"], q_final
-
-    def _action_values(
-        self, params: Params, carry: Carry, timesteps: TimeStep
-    ) -> tuple[jax.Array, Carry]:
-        """Return action values `[T, B, A]` of timesteps `[T, B]`, and the new recurrent state."""
-        outputs, carry = self._network.apply(params, carry, timesteps.observation, timesteps.first)
-        return mask_logits(timesteps.observation, outputs["q"]), carry
-
-    @property
-    def _network(self) -> Network:
-        num_actions = value_based.require_discrete(self.spec).num_actions
-        spec = require_spec(self.spec)
-        return self.network.build(spec.observation, {"q": Head(num_actions)})
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer.build()

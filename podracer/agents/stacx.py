@@ -108,7 +108,7 @@ class Stacx:
         """
         num_frames, trajectory = schedules.count_frames(trajectory, axis)
         new_state, metrics = meta.learn(
-            self,
+            self.meta_learning_rate,
             state.shared,
             partial(self._inner_update, axis),
             partial(self._outer_loss, trajectory),

@@ -1,33 +1,25 @@
-"""Actor-critics: a network with policy and value heads, how it acts, and what it minimizes.
-
-Functions whose first parameter is `agent` also serve as methods:
-
-    class A2C:
-        carry = actor_critic.carry
-        act = actor_critic.act
-"""
+"""Actor-critics: a network with policy and value heads, how it acts, and what it minimizes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agent import FusedAgent, require_spec
+from podracer.agent import Fused, FusedAgent, require_spec
 from podracer.agents.common.optimizers import take_step
 from podracer.means import Mean, with_share
-from podracer.mesh import global_grad_and_mean, global_grad_in_blocks
 from podracer.networks import Head, Network, NetworkBuilder
 from podracer.ops.action_masks import action_mask, mask_logits
 from podracer.ops.distributions import ActionDistribution, num_outputs, policy, to_bounds
-from podracer.ops.minibatches import take
 from podracer.schedules import Schedule
 from podracer.types import (
+    ActionSpace,
     Carry,
     Continuous,
     EnvironmentSpec,
@@ -39,27 +31,6 @@ from podracer.types import (
     Trajectory,
     struct,
 )
-
-
-class ActorCritic(Protocol):
-    """Attributes of an agent that the functions below use; most need the heads of `build`."""
-
-    @property
-    def spec(self) -> EnvironmentSpec | None: ...
-
-    @property
-    def _network(self) -> Network: ...
-
-    @property
-    def _optimizer(self) -> optax.GradientTransformation: ...
-
-
-class ActorCriticLearner(ActorCritic, Protocol):
-    """Agent whose optimizer steps the functions below take."""
-
-    @property
-    def learning_rate(self) -> Schedule: ...
-
 
 # --- parameters ----------------------------------------------------------------------------------
 
@@ -82,22 +53,43 @@ class CountedState(ParamsState):
 State = TypeVar("State", bound=CountedState)
 
 
+@dataclasses.dataclass(frozen=True)
+class ScheduledOptimizer:
+    """Unscaled optimizer and the learning rate that multiplies its updates."""
+
+    optimizer: optax.GradientTransformation
+    learning_rate: Schedule
+
+    def init(self, params: Params) -> CountedState:
+        """Return the state of new parameters."""
+        return CountedState(params, self.optimizer.init(params), schedules.init_frames())
+
+    def step(self, state: State, grads: Params) -> tuple[State, Metrics]:
+        """Return a state whose parameters took one step, and the norm of the gradients."""
+        rate = schedules.value_at(self.learning_rate, state.frames)
+        params, optimizer_state = take_step(
+            self.optimizer, state.params, state.optimizer_state, grads, rate
+        )
+        state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
+        return state, {"gradient_norm": optax.tree.norm(grads)}
+
+    def apply_gradients(
+        self, state: LearnerState, grads: Params, num_frames: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        """Take one step with gradients that are averaged over the mesh.
+
+        They come from `num_frames` frames, which the state counts.
+        """
+        learner, metrics = self.step(state.shared, grads)
+        return LearnerState(count_frames(learner, num_frames)), metrics
+
+
 def init_params(
     network: Network, optimizer: optax.GradientTransformation, key: jax.Array
 ) -> CountedState:
     """Return new parameters of a network and the state of their optimizer."""
     params = network.init(key)
     return CountedState(params, optimizer.init(params), schedules.init_frames())
-
-
-def optimizer_step(agent: ActorCriticLearner, state: State, grads: PyTree) -> tuple[State, Metrics]:
-    """Return a state whose parameters took one optimizer step, and the norm of the gradients."""
-    rate = schedules.value_at(agent.learning_rate, state.frames)
-    params, optimizer_state = take_step(
-        agent._optimizer, state.params, state.optimizer_state, grads, rate
-    )
-    state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state)
-    return state, {"gradient_norm": optax.tree.norm(grads)}
 
 
 def count_frames(state: State, num_frames: jax.Array) -> State:
@@ -108,9 +100,9 @@ def count_frames(state: State, num_frames: jax.Array) -> State:
 # --- networks ------------------------------------------------------------------------------------
 
 
-def build(
+def build_network(
     network: NetworkBuilder,
-    spec: EnvironmentSpec | None,
+    spec: EnvironmentSpec,
     *,
     num_heads: int = 1,
     state_dependent_std: bool = False,
@@ -122,7 +114,7 @@ def build(
     an observation masks are very low. The logarithm of a Gaussian's scale, initially 0, is a
     parameter (Schulman et al. 2017, section 6.1), or with `state_dependent_std` an output.
     """
-    spec, suffixes = require_spec(spec), head_suffixes(num_heads)
+    suffixes = head_suffixes(num_heads)
     names = ["policy" + suffix for suffix in suffixes]
     free_std = isinstance(spec.action, Continuous) and not state_dependent_std
     size = num_outputs(spec.action) // (2 if free_std else 1)
@@ -179,150 +171,76 @@ def head_suffixes(num_heads: int) -> tuple[str, ...]:
 # --- acting --------------------------------------------------------------------------------------
 
 
-def init(agent: ActorCritic, key: jax.Array, num_envs: int) -> LearnerState:
-    """Return a learner state of parameters and the state of their optimizer only."""
-    return LearnerState(init_params(agent._network, agent._optimizer, key))
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+    """Network with the heads `policy` and `value`, for the actions of a space."""
 
+    network: Network
+    space: ActionSpace
 
-def carry(agent: ActorCritic, num_envs: int) -> Carry:
-    """Return the initial recurrent state of each environment, `[B, ...]`."""
-    return agent._network.carry(num_envs)
+    def policy(self, outputs: jax.Array) -> ActionDistribution:
+        """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
+        return policy(self.space, outputs)
 
+    def act(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
+        """Return an action for each environment `[B, ...]`, extras and the new recurrent state.
 
-def actor_params(agent: ActorCritic, state: LearnerState) -> Params:
-    """Return the parameters of the network."""
-    return state.shared.params
+        Extras are the outputs `policy` and `value` of the network and `sample`, the action before
+        it is scaled to the environment's bounds: log-probabilities are those of the sample. No
+        gradient flows through it.
+        """
+        observation = jax.tree.map(lambda x: x[None], timestep.observation)
+        outputs, carry = self.network.apply(params, carry, observation, timestep.first[None])
+        distribution = self.policy(outputs["policy"][0])
+        sample = distribution.sample(keys) if explore else distribution.mode()
+        sample = jax.lax.stop_gradient(sample)
+        extras = {
+            "policy": outputs["policy"][0],
+            "value": outputs["value"][0, :, 0],
+            "sample": sample,
+        }
+        return to_bounds(self.space, sample), extras, carry
 
+    def act_with_log_prob(
+        self, params: Params, carry: Carry, timestep: TimeStep, keys: jax.Array, explore: bool
+    ) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
+        """Act as `act` does; extras are `sample` and its `log_prob`, for importance ratios."""
+        action, extras, carry = self.act(params, carry, timestep, keys, explore)
+        log_prob = self.policy(extras["policy"]).log_prob(extras["sample"])
+        return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
 
-def act(
-    agent: ActorCritic,
-    params: Params,
-    carry: Carry,
-    timestep: TimeStep,
-    keys: jax.Array,
-    explore: bool,
-) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
-    """Return an action for each environment `[B, ...]`, extras and the new recurrent state.
+    def final_value(self, params: Params, trajectory: Trajectory) -> jax.Array:
+        """Return the value of the final timestep, `[B]`."""
+        final = trajectory.final
+        observation = jax.tree.map(lambda x: x[None], final.observation)
+        outputs, _ = self.network.apply(
+            params, trajectory.final_carry, observation, final.first[None]
+        )
+        return outputs["value"][0, :, 0]
 
-    Extras are the outputs `policy` and `value` of the network and `sample`, the action before it is
-    scaled to the environment's bounds: log-probabilities are those of the sample. No gradient
-    flows through it.
-    """
-    space = require_spec(agent.spec).action
-    observation = jax.tree.map(lambda x: x[None], timestep.observation)
-    outputs, carry = agent._network.apply(params, carry, observation, timestep.first[None])
-    distribution = policy(space, outputs["policy"][0])
-    sample = distribution.sample(keys) if explore else distribution.mode()
-    sample = jax.lax.stop_gradient(sample)
-    extras = {
-        "policy": outputs["policy"][0],
-        "value": outputs["value"][0, :, 0],
-        "sample": sample,
-    }
-    return to_bounds(space, sample), extras, carry
+    def unroll(
+        self, params: Params, trajectory: Trajectory, reuse: bool = False
+    ) -> tuple[ActionDistribution, jax.Array]:
+        """Return the policy of each step `[T, B]` and the values of all timesteps `[T+1, B]`.
 
-
-def act_with_log_prob(
-    agent: ActorCritic,
-    params: Params,
-    carry: Carry,
-    timestep: TimeStep,
-    keys: jax.Array,
-    explore: bool,
-) -> tuple[jax.Array, dict[str, jax.Array], Carry]:
-    """Act as `act` does; extras are `sample` and its `log_prob`, for importance ratios."""
-    action, extras, carry = act(agent, params, carry, timestep, keys, explore)
-    log_prob = make_policy(agent, extras["policy"]).log_prob(extras["sample"])
-    return action, {"sample": extras["sample"], "log_prob": log_prob}, carry
+        With `reuse` the outputs are those that `act` stored in the extras, and only the final
+        timestep has a forward pass; without it all T+1 timesteps have one.
+        """
+        if reuse:
+            extras = trajectory.steps.extras
+            last_value = self.final_value(params, trajectory)
+            values = jnp.concatenate([extras["value"], last_value[None]])
+            return self.policy(extras["policy"]), values
+        timesteps = trajectory.timesteps()
+        outputs, _ = self.network.apply(
+            params, trajectory.carry, timesteps.observation, timesteps.first
+        )
+        return self.policy(outputs["policy"][:-1]), outputs["value"][..., 0]
 
 
 # --- learning ------------------------------------------------------------------------------------
-
-
-def make_policy(agent: ActorCritic, outputs: jax.Array) -> ActionDistribution:
-    """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
-    return policy(require_spec(agent.spec).action, outputs)
-
-
-def final_value(agent: ActorCritic, params: Params, trajectory: Trajectory) -> jax.Array:
-    """Return the value of the final timestep, `[B]`."""
-    final = trajectory.final
-    observation = jax.tree.map(lambda x: x[None], final.observation)
-    outputs, _ = agent._network.apply(
-        params, trajectory.final_carry, observation, final.first[None]
-    )
-    return outputs["value"][0, :, 0]
-
-
-def unroll(
-    agent: ActorCritic, params: Params, trajectory: Trajectory, reuse: bool = False
-) -> tuple[ActionDistribution, jax.Array]:
-    """Return the policy of each step `[T, B]` and the values of all timesteps `[T+1, B]`.
-
-    With `reuse` the outputs are those that `act` stored in the extras, and only the final timestep
-    has a forward pass; without it all T+1 timesteps have one.
-    """
-    if reuse:
-        extras = trajectory.steps.extras
-        last_value = final_value(agent, params, trajectory)
-        values = jnp.concatenate([extras["value"], last_value[None]])
-        return make_policy(agent, extras["policy"]), values
-    timesteps = trajectory.timesteps()
-    outputs, _ = agent._network.apply(
-        params, trajectory.carry, timesteps.observation, timesteps.first
-    )
-    return make_policy(agent, outputs["policy"][:-1]), outputs["value"][..., 0]
-
-
-def learn(
-    agent: FusedAgent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
-) -> tuple[LearnerState, Metrics]:
-    """Take one optimizer step on the agent's loss of a rollout, with a second forward pass."""
-    params = agent.actor_params(state)
-
-    def loss(params: Params) -> tuple[Any, tuple[jax.Array, Metrics]]:
-        value, metrics = agent.loss(params, state, trajectory, False)
-        return value, (schedules.valid_share(trajectory), metrics)
-
-    grads, share, metrics = global_grad_and_mean(loss, params, axis=axis)
-    num_frames = schedules.frames_of(trajectory.valid(), share, axis)
-    state, update_metrics = agent.apply_gradients(state, grads, num_frames)
-    return state, {**metrics, **update_metrics}
-
-
-def minibatch_grad(
-    agent: ActorCritic,
-    loss: Callable[[Params, PyTree], tuple[jax.Array | Mean, Metrics]],
-    params: Params,
-    batch: PyTree,
-    items: jax.Array,
-    axis: str | None,
-) -> tuple[Params, Metrics]:
-    """Return the gradient of `loss(params, minibatch)`, a mean over items of a batch, and metrics.
-
-    The loss may be a `Mean`. Both are averaged over shards, in one reduction.
-    Leaves of the batch are `[T, N, ...]`, those of the minibatch `[T, len(items), ...]`.
-    """
-    length = max(x.shape[0] for x in jax.tree.leaves(batch))
-    return global_grad_in_blocks(
-        lambda params, items: loss(params, take(batch, items)),
-        params,
-        items,
-        indices_in_cache=agent._network.rows_in_cache // length,
-        axis=axis,
-    )
-
-
-def apply_gradients(
-    agent: ActorCriticLearner, state: LearnerState, grads: Params, num_frames: jax.Array
-) -> tuple[LearnerState, Metrics]:
-    """Take one optimizer step with gradients that are averaged over the mesh.
-
-    They are those of `num_frames` frames.
-    """
-    learner: CountedState = state.shared
-    learner, metrics = optimizer_step(agent, learner, grads)
-    return LearnerState(count_frames(learner, num_frames)), metrics
 
 
 def loss(
@@ -358,3 +276,75 @@ def loss(
     }
     share = jnp.mean(mask, axes)
     return Mean(total, share), with_share(parts, share)
+
+
+# --- of agents that are not built yet -------------------------------------------------------------
+
+
+def build(network: NetworkBuilder, spec: EnvironmentSpec | None, **options: Any) -> Network:
+    """Return the network of `build_network`."""
+    return build_network(network, require_spec(spec), **options)
+
+
+def _model(agent: Any) -> ActorCritic:
+    return ActorCritic(agent._network, require_spec(agent.spec).action)
+
+
+def init(agent: Any, key: jax.Array, num_envs: int) -> LearnerState:
+    """Return a learner state of parameters and the state of their optimizer only."""
+    return LearnerState(init_params(agent._network, agent._optimizer, key))
+
+
+def carry(agent: Any, num_envs: int) -> Carry:
+    """Return the initial recurrent state of each environment, `[B, ...]`."""
+    return agent._network.carry(num_envs)
+
+
+def actor_params(agent: Any, state: LearnerState) -> Params:
+    """Return the parameters of the network."""
+    return state.shared.params
+
+
+def act(agent: Any, *args: Any) -> Any:
+    """Act as `ActorCritic.act`."""
+    return _model(agent).act(*args)
+
+
+def act_with_log_prob(agent: Any, *args: Any) -> Any:
+    """Act as `ActorCritic.act_with_log_prob`."""
+    return _model(agent).act_with_log_prob(*args)
+
+
+def make_policy(agent: Any, outputs: jax.Array) -> ActionDistribution:
+    """Return the policy parameterized by the outputs `[*b, n]` of a policy head."""
+    return _model(agent).policy(outputs)
+
+
+def final_value(agent: Any, params: Params, trajectory: Trajectory) -> jax.Array:
+    """Return the value of the final timestep, `[B]`."""
+    return _model(agent).final_value(params, trajectory)
+
+
+def unroll(agent: Any, params: Params, trajectory: Trajectory, reuse: bool = False) -> Any:
+    """Return the policy and the values as `ActorCritic.unroll`."""
+    return _model(agent).unroll(params, trajectory, reuse)
+
+
+def optimizer_step(agent: Any, state: State, grads: PyTree) -> tuple[State, Metrics]:
+    """Take a step as `ScheduledOptimizer.step`."""
+    return ScheduledOptimizer(agent._optimizer, agent.learning_rate).step(state, grads)
+
+
+def apply_gradients(
+    agent: Any, state: LearnerState, grads: Params, num_frames: jax.Array
+) -> tuple[LearnerState, Metrics]:
+    """Take a step as `ScheduledOptimizer.apply_gradients`."""
+    optimizer = ScheduledOptimizer(agent._optimizer, agent.learning_rate)
+    return optimizer.apply_gradients(state, grads, num_frames)
+
+
+def learn(
+    agent: FusedAgent, state: LearnerState, trajectory: Trajectory, key: jax.Array, axis: str | None
+) -> tuple[LearnerState, Metrics]:
+    """Learn as `agent.Fused`."""
+    return Fused(agent.loss, agent.apply_gradients)(state, trajectory, key, axis)

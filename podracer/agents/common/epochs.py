@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from podracer import schedules
 from podracer.agents.common import actor_critic
+from podracer.agents.common.actor_critic import ScheduledOptimizer
 from podracer.means import Mean, pack, unpack
-from podracer.ops.minibatches import permutation
+from podracer.mesh import global_grad_in_blocks
+from podracer.networks import Network
+from podracer.ops.minibatches import permutation, take
 from podracer.ops.moments import Moments
 from podracer.types import ConfigError, LearnerState, Metrics, Params, PyTree
 
@@ -48,44 +51,45 @@ def shuffled_minibatches(
     return items.reshape(num_epochs * num_minibatches, -1)
 
 
-class EpochsLearner(actor_critic.ActorCriticLearner, Protocol):
-    """Agent whose loss of a batch is all that its optimizer steps need."""
-
-    @property
-    def num_epochs(self) -> int: ...
-
-    @property
-    def num_minibatches(self) -> int: ...
-
-    def _loss(self, params: Params, batch: Any) -> tuple[Mean, Metrics]: ...
-
-
 def fit(
-    agent: EpochsLearner,
+    network: Network,
+    optimizer: ScheduledOptimizer,
+    loss: Callable[[Params, Any], tuple[Mean, Metrics]],
     state: LearnerState,
     batch: Any,
-    key: jax.Array,
+    items: jax.Array,
     axis: str | None,
 ) -> tuple[LearnerState, Metrics]:
-    """Take `num_epochs` times `num_minibatches` optimizer steps on a batch of `to_items`."""
-    items = shuffled_minibatches(key, batch.valid.shape[1], agent.num_minibatches, agent.num_epochs)
-    update = partial(fit_minibatch, agent, agent._loss, batch, axis)
+    """Take an optimizer step on each minibatch of `items` `[K, n]` of a batch of `to_items`."""
+    update = partial(fit_minibatch, network, optimizer, loss, batch, axis)
     learner, metrics = scan_minibatches(update, state.shared, items, target_kl=None)
     num_frames = schedules.frames_of(batch.valid, metrics["loss"].share, axis)
     return LearnerState(actor_critic.count_frames(learner, num_frames)), metrics
 
 
 def fit_minibatch(
-    agent: actor_critic.ActorCriticLearner,
+    network: Network,
+    optimizer: ScheduledOptimizer,
     loss: Callable[[Params, Any], tuple[Mean, Metrics]],
     batch: Any,
     axis: str | None,
     learner: Counted,
     items: jax.Array,
 ) -> tuple[Counted, Metrics]:
-    """Take an optimizer step on the `loss(params, minibatch)` of items u32 `[n]` of a batch."""
-    grads, metrics = actor_critic.minibatch_grad(agent, loss, learner.params, batch, items, axis)
-    learner, update_metrics = actor_critic.optimizer_step(agent, learner, grads)
+    """Take an optimizer step on the `loss(params, minibatch)` of items u32 `[n]` of a batch.
+
+    Leaves of the batch are `[T, N, ...]`, those of the minibatch `[T, n, ...]`. The gradient of the
+    loss, a mean over items, and the metrics are averaged over shards, in one reduction.
+    """
+    length = max(x.shape[0] for x in jax.tree.leaves(batch))
+    grads, metrics = global_grad_in_blocks(
+        lambda params, items: loss(params, take(batch, items)),
+        learner.params,
+        items,
+        indices_in_cache=network.rows_in_cache // length,
+        axis=axis,
+    )
+    learner, update_metrics = optimizer.step(learner, grads)
     return learner, {**metrics, **update_metrics}
 
 

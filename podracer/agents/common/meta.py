@@ -8,14 +8,14 @@ Source: Xu et al. 2018, "Meta-Gradient Reinforcement Learning" (arXiv 1805.09801
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from podracer import schedules
-from podracer.agents.common.actor_critic import ActorCriticLearner, CountedState, count_frames
+from podracer.agents.common.actor_critic import CountedState, count_frames
 from podracer.agents.common.optimizers import OptimizerBuilder, take_step
 from podracer.mesh import global_mean
 from podracer.ops.dense import affine
@@ -27,13 +27,6 @@ META_OPTIMIZER = optax.scale_by_adam()
 
 Update = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 Objective = Callable[[PyTree, PyTree, PyTree], tuple[jax.Array, PyTree]]
-
-
-class MetaLearner(ActorCriticLearner, Protocol):
-    """Agent whose metaparameters the functions below train."""
-
-    @property
-    def meta_learning_rate(self) -> Schedule: ...
 
 
 @struct
@@ -50,7 +43,7 @@ def init_state(learner: CountedState, metaparams: PyTree) -> LearnerState:
 
 
 def learn(
-    agent: MetaLearner,
+    meta_learning_rate: Schedule,
     state: MetaState,
     update: Update,
     objective: Objective,
@@ -67,7 +60,7 @@ def learn(
     grads, (learner, metrics) = meta_grad(update, objective, state.metaparams, learner, batches)
     # Each shard has a part of the gradient, through the mean of all inner gradients.
     grads = global_mean(grads, axis)
-    rate = schedules.value_at(agent.meta_learning_rate, state.frames)
+    rate = schedules.value_at(meta_learning_rate, state.frames)
     meta = take_step(META_OPTIMIZER, state.metaparams, state.meta_optimizer_state, grads, rate)
     metrics = {**metrics, "meta_gradient_norm": optax.tree.norm(grads)}
     return LearnerState(_join(count_frames(learner, num_frames), *meta)), metrics

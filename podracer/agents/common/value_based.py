@@ -197,6 +197,10 @@ class EpsilonGreedy(Protocol):
 
 def actor_params(agent: EpsilonGreedy, state: LearnerState) -> ActorParams:
     """Return the parameters that `act` takes, from the learner's state."""
+    return exploring_params(agent.epsilon, state)
+
+
+def exploring_params(epsilon: Schedule, state: LearnerState) -> ActorParams:
+    """Return the parameters that `act` takes, with the present epsilon of a schedule."""
     shared: CountedState | TargetNetworkState = state.shared
-    epsilon = value_at(agent.epsilon, shared.frames)
-    return ActorParams(shared.params, jnp.asarray(epsilon, jnp.float32))
+    return ActorParams(shared.params, jnp.asarray(value_at(epsilon, shared.frames), jnp.float32))
