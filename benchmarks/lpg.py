@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 
 import podracer
 from podracer import envs
+from podracer.agent import Blueprint, Context, build_agent
 from podracer.agents.a2c import A2C
 from podracer.agents.disco import Disco, DiscoDiscovery, RuleSize
 from podracer.agents.disco import rule_file as disco_file
@@ -83,7 +84,7 @@ def life(agent: Any, env: Any, num_envs: int, T: int, updates: int, key: jax.Arr
 
 def lives(agent: Any, env: Any, options: argparse.Namespace) -> np.ndarray:
     """Return the same for several students `[lives, updates]`, one after another."""
-    agent = dataclasses.replace(agent, spec=env.spec)
+    agent = build_agent(Blueprint(agent, env.spec, Context(options.rollout)))
     one = partial(life, agent, env, options.envs, options.rollout, options.updates)
     keys = jax.random.split(jax.random.key(options.seed), options.lives)
     return np.asarray(jax.jit(partial(jax.lax.map, one))(keys))

@@ -36,6 +36,7 @@ from harness import (
 )
 
 from podracer import mesh
+from podracer.agent import Blueprint
 from podracer.agents.ppo import PPO
 from podracer.drivers.anakin import AnakinConfig
 from podracer.drivers.anakin import anakin as train
@@ -189,7 +190,7 @@ def _draw(position: jax.Array) -> jax.Array:
 def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     if title == "nature":
         env: Any = auto_reset(Pixels())
-        agent = PPO(num_minibatches=4, network=TorsoNetwork(CNN()), spec=env.spec)
+        agent = Blueprint(PPO(num_minibatches=4, network=TorsoNetwork(CNN())), env.spec)
         config = AnakinConfig(16, 2 if options.quick else 16, 1)
     else:
         network = TorsoNetwork(CNN((16,), (3,), (1,), (128,)))
@@ -230,14 +231,14 @@ def solve(seed: int, limit: int) -> dict[str, Any]:
     """Seconds and steps of the recipe `cartpole_ppo` until an evaluation is at 475, through the
     same driver as every run."""
     experiment = replace(recipes.find("cartpole_ppo"), seed=seed)
-    agent, env = build(experiment)
-    mesh = make_mesh(find_devices(1))
-    state = init_state(agent, env, mesh, experiment.run_driver, jax.random.key(seed))
+    blueprint, env = build(experiment)
+    agent, mesh = blueprint.build(), make_mesh(find_devices(1))
+    state = init_state(blueprint, env, mesh, experiment.run_driver, jax.random.key(seed))
     evaluate = make_evaluator(agent, env, EPISODES)
     evaluate(agent.actor_params(state.learner), state.key)
     compiling, score, steps, began = 0.0, 0.0, 0, time.perf_counter()
     for progress in train(
-        agent,
+        blueprint,
         env,
         mesh,
         experiment.run_driver,

@@ -60,10 +60,10 @@ class Agent:
     An agent lives as long as the program in which it was built: it may hold traced hyperparameters.
     """
 
-    name: str
-    """Name in messages, that of the settings' class."""
     spec: EnvironmentSpec
     """Environment that it was built for."""
+    name: str = "Agent"
+    """Name in messages, which a `Blueprint` makes that of the settings' class."""
     init: Callable[[jax.Array, int], LearnerState]
     """`(key, num_envs)`: Return the state before the first update.
 
@@ -213,7 +213,8 @@ class Blueprint:
 
     def build(self) -> Agent:
         """Return the agent."""
-        return self.settings.build(self.spec, self.context)
+        agent = self.settings.build(self.spec, self.context)
+        return dataclasses.replace(agent, name=self.name)
 
 
 @runtime_checkable
