@@ -208,8 +208,8 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
     about = {
         "environments": config.num_envs,
         "length": config.rollout_length,
-        "epochs": agent.num_epochs,
-        "minibatches": agent.num_minibatches,
+        "epochs": agent.settings.num_epochs,
+        "minibatches": agent.settings.num_minibatches,
         "devices": options.devices,
     }
     ours, *others = compare(f"ppo {title}", about, contenders, options)
@@ -219,7 +219,7 @@ def against_plain_convolutions(title: str, options: argparse.Namespace) -> None:
 
 
 def _convolutional(
-    name: str, agent: PPO, env: Any, config: AnakinConfig, options: argparse.Namespace
+    name: str, agent: Blueprint, env: Any, config: AnakinConfig, options: argparse.Namespace
 ) -> Contender:
     return anakin(name, agent, env, config, options.devices)
 
