@@ -89,6 +89,10 @@ class Agent:
     agent learns a `rule`."""
     rule: Rule | None = None
     """Update rule that the agent learns instead of a policy."""
+    warmup: int = 0
+    """Number of frames before the first update, such as those that a replay collects."""
+    unlearned_timesteps: int = 0
+    """Timesteps at the end of each rollout that no update learns from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +271,18 @@ def build_agent(agent: Any) -> Agent:
         carry=agent.carry,
         actor_params=agent.actor_params,
         rule=Rule(agent.export, agent.draw) if hasattr(agent, "export") else None,
+        warmup=agent.replay.warmup if hasattr(agent, "replay") else 0,
+        unlearned_timesteps=_unlearned(agent),
     )
+
+
+def _unlearned(agent: Any) -> int:
+    """Return the timesteps of a rollout that a recurrent agent of an older kind never learns."""
+    unroll = getattr(getattr(agent, "recurrence", agent), "unroll_length", None)
+    memory = getattr(getattr(agent, "network", None), "memory", None)
+    if unroll is None or memory == "none":
+        return 0
+    return max(0, agent.rollout_length - unroll)
 
 
 def require_spec(spec: EnvironmentSpec | None) -> EnvironmentSpec:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from agents import AGENTS, SMALL, environment_for
 from programs import collectives_by_computation, request
-from runs import anakin_setup, train_anakin
 
 from podracer import mesh as mesh_module
 from podracer.agents.a2c import A2C
@@ -20,6 +19,7 @@ from podracer.envs import make
 from podracer.io.checkpoint import fingerprint
 from podracer.rollout import Purpose, environment_keys, purpose_key
 from podracer.types import ConfigError, Continuous, NonFiniteError
+from runs import anakin_setup, train_anakin
 
 
 @pytest.mark.slow

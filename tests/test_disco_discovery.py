@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from child import records
 from jax.flatten_util import ravel_pytree
-from runs import anakin_setup, train_anakin
 from walk import close, doubled
 
 import podracer
@@ -45,6 +44,7 @@ from podracer.types import (
     TimeStep,
     Trajectory,
 )
+from runs import anakin_setup, train_anakin
 
 ENVS, T, K, LIFETIMES, STATES, ACTIONS = 2, 4, 2, 3, 6, 3
 B = LIFETIMES * ENVS

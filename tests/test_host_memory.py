@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents import SMALL
-from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 from podracer.agents.dqn import DQN
 from podracer.drivers import population
@@ -27,6 +26,7 @@ from podracer.plan.memory import _host_bytes, anakin_memory
 from podracer.plan.plan import _memory_lines
 from podracer.replay import Replay
 from podracer.types import ConfigError
+from runs import anakin_setup, sebulba_setup, train_anakin, train_sebulba
 
 ON_HOST = Replay(
     480, batch_size=16, updates_per_rollout=2, warmup=100, prioritized=True, storage="host"

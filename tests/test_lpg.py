@@ -13,7 +13,6 @@ import pytest
 from agents import AGENTS
 from child import records
 from programs import collectives_by_computation, request
-from runs import anakin_setup, train_anakin
 
 import podracer
 from podracer.agents.common import meta_training
@@ -43,6 +42,7 @@ from podracer.io.checkpoint import stored_fingerprint
 from podracer.networks import MLP, Table, TorsoNetwork
 from podracer.tournament.config import Tournament
 from podracer.types import ArraySpec, ConfigError, Discrete, EnvironmentSpec
+from runs import anakin_setup, train_anakin
 
 ENVS, T, K, LIVES, STATES = 2, 4, 2, 4, 6
 SMALL = LPG(

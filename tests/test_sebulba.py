@@ -12,7 +12,6 @@ import pytest
 from agents import AGENTS, SMALL, environment_for
 from hosts import SPEC, CounterBatch, Counters, slow
 from programs import collectives_by_computation, optimized
-from runs import actor_threads, sebulba_setup, train_sebulba
 
 from podracer import mesh
 from podracer.agents.impala import Impala
@@ -53,6 +52,7 @@ from podracer.types import (
     static,
     struct,
 )
+from runs import actor_threads, sebulba_setup, train_sebulba
 
 
 @pytest.fixture(autouse=True)

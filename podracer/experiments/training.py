@@ -44,7 +44,7 @@ from podracer.experiments.serialization import (
     update_config,
 )
 from podracer.experiments.sweep import RECORDS, read_run
-from podracer.experiments.torso import flattened_images
+from podracer.experiments.warnings import run_warnings
 from podracer.experiments.weights import Begin, Weights, describe_begin, recorded_begin
 from podracer.io.checkpoint import Checkpointer
 from podracer.io.crash import CRASH, retire_crash, write_crash
@@ -118,7 +118,10 @@ def train(
         experiment = dataclasses.replace(experiment, recipe=name)  # a run keeps its name
     setup = make_run_setup(experiment, saved)
     if jax.process_index() == 0:
-        for sentence in (*experiment.warnings, *flattened_images(setup.agent)):
+        for sentence in (
+            *run_warnings(experiment, build_agent(setup.agent)),
+            *flattened_images(setup.agent),
+        ):
             _LOG.warning(sentence)
     if jax.process_count() > 1:
         command = {"run_dir": run_dir, "resume": resume, "weights": [weights, checkpoint]}
